@@ -1,0 +1,66 @@
+"""The record of one model call, and of its judgement: the platform's one description of an experience."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+ROLLOUT_SCHEMA_VERSION = 1
+JUDGED_SCHEMA_VERSION = 1
+
+
+def row_id(run_id: str, step: int, choice: int = 0) -> str:
+    """Identity of a model call: the same run, step and choice always give the same id, so re-runs are idempotent."""
+    return hashlib.sha256(f"{run_id}/{step}/{choice}".encode()).hexdigest()[:32]
+
+
+@dataclass(slots=True)
+class RolloutRow:
+    """One model call, exactly as the engine saw it. Written once, never changed.
+
+    ``response_ids``, ``logprobs`` and ``loss_mask`` have equal length; ``logprobs`` are natural logarithms under the
+    sampling distribution (temperature applied). ``run_output`` and ``run_reward`` stand on the last row of a run only.
+    """
+
+    row_id: str
+    task_id: str
+    taskset: str
+    group_id: str  # runs of one task in one round
+    run_id: str  # one run of the workflow
+    step: int  # position of the call within its run, from 0
+    msg_id: str  # the id of the engine's answer
+    round: int
+    policy_version: int  # optimiser steps behind the weights that sampled
+    engine: str
+    template_hash: str  # digest of the chat template that rendered the prompt
+    prompt_ids: list[int]
+    response_ids: list[int]
+    logprobs: list[float]
+    loss_mask: list[bool]  # True where the token was sampled by the policy and may be trained on
+    temperature: float
+    top_p: float
+    top_k: int
+    finish_reason: str
+    truncated: bool
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    response: dict[str, Any]  # the assistant message
+    run_output: Any = None  # what the workflow returned for the judge, JSON-serialisable
+    run_reward: float | None = None  # the workflow's own reward, if it gave one
+    metrics: dict[str, float] = field(default_factory=dict)
+    created_at: float = 0.0  # seconds since the epoch
+    duration_s: float = 0.0
+
+
+@dataclass(slots=True)
+class JudgedRow:
+    """The judgement of one rollout row; joined to it by ``row_id``."""
+
+    row_id: str
+    group_id: str
+    run_id: str
+    step: int
+    reward: float
+    reward_parts: dict[str, float]
+    judge_version: str
+    advantage: float  # one value for all trainable tokens of the row
+    dropped_by: str | None = None  # the filter that keeps the row from training, if any

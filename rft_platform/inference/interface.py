@@ -1,0 +1,115 @@
+"""The policy engine: one interface, whatever serves the weights.
+
+The data plane is the OpenAI HTTP subset at ``base_url`` plus the token-in / token-out calls below; the control plane
+changes weights, pauses and reports. Ids are the policy tokenizer's; log-probs are natural logarithms under the
+sampling distribution.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+PauseMode = Literal["keep", "abort", "wait"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. ``top_k`` -1 and ``top_p`` 1.0 leave the distribution whole; temperature 0 is greedy."""
+
+    max_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Completion:
+    """One sampled continuation. ``token_ids`` and ``logprobs`` have equal length and include the end token."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+@dataclass(slots=True)
+class Generation:
+    """The ``n`` completions of one prompt."""
+
+    prompt_ids: list[int]
+    completions: list[Completion]
+    policy_version: int
+
+
+@dataclass(slots=True)
+class EngineStatus:
+    """What ``health`` answers."""
+
+    engine: str  # "transformers" or "vllm", with its version
+    model_path: str
+    policy_version: int
+    weights_digest: str
+    template_hash: str
+    paused: bool
+    dtype: str
+    max_model_len: int
+    pid: int
+    cpu_seconds: float  # processor time of the server since its start
+    capabilities: list[str] = field(default_factory=list)
+
+
+class PolicyEngine(Protocol):
+    """A running engine. Every method raises ``EngineError`` when the engine does not answer."""
+
+    @property
+    def base_url(self) -> str:
+        """Root of the OpenAI-compatible API, ending in ``/v1``."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """Health, identity and the policy version now served."""
+        ...
+
+    def render(
+        self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
+    ) -> list[list[int]]:
+        """Prompt ids of each conversation through the chat template, with the generation prompt."""
+        ...
+
+    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
+        """Sample ``sampling.n`` completions of every prompt, in one call, without detokenising."""
+        ...
+
+    def decode(self, sequences: Sequence[list[int]]) -> list[str]:
+        """Text of each sequence, special tokens left out."""
+        ...
+
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        ...
+
+    def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Swap the weights in place for the safetensors of ``folder`` (full weights or a LoRA adapter).
+
+        Answers to requests already running finish on the old weights; prefix caches are dropped.
+        """
+        ...
+
+    def pause(self, mode: PauseMode = "wait") -> None:
+        """Hold new requests; ``abort`` ends those running, ``wait`` lets them finish, ``keep`` freezes them."""
+        ...
+
+    def resume(self) -> None:
+        """Serve again after a pause."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start: requests, prompt_tokens, completion_tokens, generate_seconds, weight_updates."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the server process and remove its lease."""
+        ...

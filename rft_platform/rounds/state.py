@@ -1,0 +1,75 @@
+"""What a project's rounds have reached so far, and what may run next: the input and the output of ``plan_next``."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+ActionKind = Literal["warm_start", "explore", "sync"]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseState:
+    """One launchable piece of work (the warm start, a round's exploration, a round's training)."""
+
+    done: bool = False
+    running: bool = False
+    failures: int = 0  # launches that ended in failure
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """One round: exploration (rollouts and judgement), then sync (training, weight update, evaluation if due)."""
+
+    number: int
+    explore: PhaseState = PhaseState()
+    sync: PhaseState = PhaseState()
+    experiences: int = 0  # judged rows on disk
+    policy_version: int | None = None  # optimiser step of the checkpoint the round published
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectState:
+    """All rounds begun so far, in order from 1, and the settings that decide what comes next."""
+
+    rounds: tuple[RoundState, ...] = ()
+    rounds_budget: int = 1
+    experiences_needed: int = 1  # rows that let a round train before its exploration has ended
+    sync_offset: int = 0  # rounds that exploration may run ahead of training
+    warm_start: PhaseState | None = None  # None: the project has none
+    mode: Literal["both", "explore", "train"] = "both"
+    max_failures: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One launch: the sensor's run request, or the in-process driver's next job."""
+
+    kind: ActionKind
+    round: int  # 0 for the warm start
+    attempt: int
+
+    @property
+    def run_key(self) -> str:
+        """Identity of the launch: asked for twice, launched once. The attempt lets a failed launch be repeated."""
+        return f"{self.kind}:{round_key(self.round)}:{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to launch now, and in words what is waited for."""
+
+    actions: tuple[Action, ...] = ()
+    waiting: tuple[str, ...] = ()
+    finished: bool = False
+    failed: str | None = None
+
+
+def round_key(number: int) -> str:
+    """Partition key of a round: 3 -> ``r0003``."""
+    return f"r{number:04d}"
+
+
+def round_number(key: str) -> int:
+    """Round of a partition key: ``r0003`` -> 3."""
+    if len(key) < 5 or key[0] != "r" or not key[1:].isdigit():
+        raise ValueError(f"round key {key!r}: expected r followed by at least four digits, as in r0003")
+    return int(key[1:])

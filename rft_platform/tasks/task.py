@@ -1,0 +1,18 @@
+"""One task of a taskset."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A row of a dataset, with its mapped columns.
+
+    ``raw`` is the row as it was read: workflows and judges receive it as the ``task`` dictionary.
+    """
+
+    task_id: str  # digest of the row's content: equal rows have equal ids
+    taskset: str
+    prompt: str
+    answer: str | None
+    raw: dict[str, Any]

@@ -1,0 +1,88 @@
+"""What is said between the platform and the trainer group: commands in, events out, one JSON object a line."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """AdamW and its learning-rate schedule over global optimiser steps."""
+
+    lr: float = 1e-6
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    eps: float = 1e-8
+    clip_grad: float = 1.0
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    lr_warmup_steps: int = 0
+    total_steps: int | None = None  # end of the decay; needed by linear and cosine
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """A LoRA adapter to train in place of the full weights."""
+
+    rank: int = 32
+    alpha: int = 32
+    target_modules: str | tuple[str, ...] = "all-linear"
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSpec:
+    """Loss and aggregation by name (``rft_platform.algorithms``), with their arguments."""
+
+    policy_loss: str = "ppo"
+    policy_loss_args: dict[str, Any] = field(default_factory=dict)
+    loss_agg_mode: str = "token-mean"
+    beta: float = 0.0  # weight of the KL to the reference model; 0: no reference is loaded
+    entropy_coef: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainRequest:
+    """Train from one checkpoint on some files, and publish the result.
+
+    The worker reloads ``parent`` unless it already holds exactly that state, so a repeated request gives the same
+    weights whatever happened in between. ``rollouts`` and ``judged`` are Parquet files joined on ``row_id``;
+    ``demonstrations`` is a Parquet file of prompt / response messages for SFT (then the other two are empty).
+    """
+
+    parent: str  # folder of an HF model or of a checkpoint of ours
+    parent_version: int  # global optimiser steps behind ``parent``
+    output: str  # folder to publish: ``.../global_step_<n>`` is appended by the worker
+    algorithm: AlgorithmSpec
+    optimizer: OptimizerSpec
+    rollouts: tuple[str, ...] = ()
+    judged: tuple[str, ...] = ()
+    demonstrations: str | None = None
+    train_batch_size: int = 512  # experiences an optimiser step
+    max_steps: int | None = None  # stop after so many optimiser steps, else one pass over the rows
+    epochs: int = 1
+    data_position: int = 0  # rows of a demonstrations pass already used (restored from the parent's state if None)
+    max_tokens_per_pack: int = 16384
+    seed: int = 0
+    fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
+    lora: LoraSpec | None = None
+    lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """Progress: one optimiser step is done."""
+
+    step: int  # global optimiser step after the update
+    metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """The published checkpoint."""
+
+    checkpoint: str  # absolute folder
+    policy_version: int
+    weights_digest: str  # SHA-256 of model.safetensors (or of the adapter's)
+    steps: int  # optimiser steps done; 0 when no row carried a gradient (a recorded no-op)
+    metrics: dict[str, float]  # means over the steps
+    seconds: dict[str, float]  # load, data, forward_backward, optimizer, save
+    cpu_seconds: float  # processor time of the worker for this request
+    reused: bool = False  # an identical request had already published this checkpoint

@@ -1,0 +1,103 @@
+"""The loop's brain, alone: every launch and every wait follows from the state it is shown."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.state import Action, PhaseState, ProjectState, RoundState, round_key, round_number
+
+DONE, RUNNING = PhaseState(done=True), PhaseState(running=True)
+
+
+def project(*rounds: tuple[PhaseState, PhaseState], **settings: object) -> ProjectState:
+    states = tuple(RoundState(i + 1, explore, sync) for i, (explore, sync) in enumerate(rounds))
+    return ProjectState(rounds=states, **{"rounds_budget": 3, **settings})  # type: ignore[arg-type]
+
+
+def launches(state: ProjectState) -> list[tuple[str, int]]:
+    return [(action.kind, action.round) for action in plan_next(state).actions]
+
+
+def test_fresh_project_explores_round_one_first():
+    plan = plan_next(project())
+    assert plan.actions == (Action("explore", 1, 0),)
+    assert plan.waiting == ("r0001: 0/1 rows",)
+
+
+def test_warm_start_comes_before_everything():
+    assert launches(project(warm_start=PhaseState())) == [("warm_start", 0)]
+    assert plan_next(project(warm_start=RUNNING)).waiting == ("warm_start is running",)
+    assert launches(project(warm_start=DONE)) == [("explore", 1)]
+
+
+def test_without_offset_exploration_waits_for_training():
+    plan = plan_next(project((DONE, PhaseState())))
+    assert [a.run_key for a in plan.actions] == ["sync:r0001:0"]
+    assert plan.waiting == ("r0002 explores after r0001 is trained",)
+    assert launches(project((DONE, DONE))) == [("explore", 2)]
+
+
+def test_with_offset_one_exploration_and_training_overlap():
+    state = project((DONE, PhaseState()), sync_offset=1)
+    assert launches(state) == [("explore", 2), ("sync", 1)]
+    ahead = project((DONE, RUNNING), (DONE, PhaseState()), sync_offset=1)
+    assert plan_next(ahead).actions == ()
+    assert "r0003 explores after r0001 is trained" in plan_next(ahead).waiting
+
+
+def test_budget_ends_the_project():
+    assert plan_next(project(*[(DONE, DONE)] * 3)).finished
+    assert not plan_next(project(*[(DONE, DONE)] * 2)).finished
+
+
+def test_enough_rows_train_before_the_exploration_ends():
+    early = RoundState(1, explore=RUNNING, experiences=512)
+    state = ProjectState(rounds=(early,), rounds_budget=1, experiences_needed=512)
+    assert launches(state) == [("sync", 1)]
+    short = replace(state, rounds=(replace(early, experiences=312),))
+    assert plan_next(short).waiting == ("r0001 explore is running", "r0001: 312/512 rows")
+
+
+def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
+    once = project((PhaseState(failures=1), PhaseState()))
+    assert [a.run_key for a in plan_next(once).actions] == ["explore:r0001:1"]
+    given_up = plan_next(project((PhaseState(failures=3), PhaseState())))
+    assert given_up.actions == ()
+    assert given_up.failed is not None
+    assert given_up.failed.startswith("r0001 explore failed 3 times")
+
+
+def test_modes_leave_the_other_half_to_someone_else():
+    assert launches(project((DONE, PhaseState()), mode="explore")) == [("explore", 2)]
+    assert launches(project((DONE, PhaseState()), mode="train")) == [("sync", 1)]
+    assert plan_next(project((DONE, DONE), mode="train")).finished
+
+
+@given(offset=st.integers(0, 2), budget=st.integers(1, 6))
+def test_acting_on_the_plan_always_finishes_within_the_offset(offset: int, budget: int):
+    explored = synced = 0
+    for _ in range(2 * budget):
+        rounds = [
+            (DONE if i < explored else PhaseState(), DONE if i < synced else PhaseState()) for i in range(explored)
+        ]
+        plan = plan_next(project(*rounds, rounds_budget=budget, sync_offset=offset))
+        assert plan.actions
+        action = plan.actions[0]
+        if action.kind == "explore":
+            explored += 1
+            assert explored == action.round
+        else:
+            synced += 1
+            assert synced == action.round
+        assert explored - synced <= offset + 1
+    assert plan_next(project(*[(DONE, DONE)] * budget, rounds_budget=budget, sync_offset=offset)).finished
+
+
+def test_round_keys_round_trip_and_refuse_others():
+    assert round_key(3) == "r0003"
+    assert round_number("r0012") == 12
+    with pytest.raises(ValueError, match="r0003"):
+        round_number("12")
