@@ -1,0 +1,1 @@
+"""The ``rft`` command: one subcommand a file, thin over plain functions."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 PauseMode = Literal["keep", "abort", "wait"]
+FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Completion:
 
     token_ids: list[int]
     logprobs: list[float]
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: FinishReason
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Judging stored rollouts: judge functions, the rules that come with the platform, composition, versions."""

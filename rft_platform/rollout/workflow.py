@@ -1,10 +1,17 @@
-"""What a workflow is: user code that solves one task with the model it is handed."""
+"""What a workflow is: user code that solves one task with the model it is handed; and how one is named."""
 
-from collections.abc import Awaitable, Callable
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from rft_platform.errors import UserError
+from rft_platform.rollout.signature import check_workflow_function
 from rft_platform.tasks.task import Task
+
+if TYPE_CHECKING:
+    from rft_platform.rollout.model_handle import ModelHandle
 
 
 @dataclass(slots=True)
@@ -27,3 +34,71 @@ class SingleTurnWorkflow(Protocol):
     def messages(self, task: Task) -> list[dict[str, Any]]:
         """The conversation whose continuation is the answer."""
         ...
+
+
+@runtime_checkable
+class AgentWorkflow(Protocol):
+    """A workflow object that is handed the whole task (prompt and answer mapped) instead of the raw dictionary."""
+
+    async def run(
+        self, task: Task, model: "ModelHandle", auxiliary_models: Mapping[str, Any] | None = None
+    ) -> WorkflowOutput:
+        """Solve the task with ``model``, whose calls are recorded; auxiliary models are not."""
+        ...
+
+
+Workflow = WorkflowFunction | SingleTurnWorkflow | AgentWorkflow
+
+#: Workflows that come with the platform, by the name they have in a configuration.
+BUILT_IN = {
+    "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
+    "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
+}
+
+
+def resolve_workflow(
+    name: str, arguments: Mapping[str, Any] | None = None, system_prompt: str | None = None
+) -> Workflow:
+    """The workflow called ``name``: a built-in one, or ``package.module:attribute``.
+
+    The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or the class of one.
+    ``arguments`` are given to the class; ``system_prompt`` too, if it has a parameter of that name. Raises UserError.
+    """
+    target = _load(name)
+    if isinstance(target, type):
+        target = _instantiate(name, target, dict(arguments or {}), system_prompt)
+    elif arguments:
+        raise UserError(f"workflow {name!r}: workflow_args {sorted(arguments)} given, but only a class can take them")
+    if isinstance(target, SingleTurnWorkflow | AgentWorkflow):
+        return target
+    if not callable(target):
+        raise UserError(f"workflow {name!r}: is {type(target).__name__}, expected a function or a workflow object")
+    try:
+        check_workflow_function(target)
+    except ValueError as error:
+        raise UserError(f"workflow {name!r}: {error}") from error
+    return target
+
+
+def _load(name: str) -> Any:
+    module, separator, attribute = BUILT_IN.get(name, name).partition(":")
+    if not (separator and module and attribute):
+        known = ", ".join(sorted(BUILT_IN))
+        raise UserError(f"workflow {name!r}: unknown; expected one of {known}, or package.module:function")
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"workflow {name!r}: cannot import {module} ({error}); is it on PYTHONPATH?") from error
+    try:
+        return getattr(loaded, attribute)
+    except AttributeError as error:
+        raise UserError(f"workflow {name!r}: {module} has no {attribute!r}") from error
+
+
+def _instantiate(name: str, target: type, arguments: dict[str, Any], system_prompt: str | None) -> Any:
+    if system_prompt is not None and "system_prompt" in inspect.signature(target).parameters:
+        arguments.setdefault("system_prompt", system_prompt)
+    try:
+        return target(**arguments)
+    except TypeError as error:
+        raise UserError(f"workflow {name!r}: workflow_args {sorted(arguments)} do not fit ({error})") from error

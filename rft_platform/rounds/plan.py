@@ -6,7 +6,8 @@ Sensors (under the daemon) and the in-process driver both ask here, so a project
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
-from rft_platform.rounds.state import Action, ActionKind, PhaseState, Plan, ProjectState, RoundState, round_key
+from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.state import Action, ActionKind, PhaseState, Plan, ProjectState, RoundState
 
 #: What one part of the project does next: launch, wait for something (said in words), stop as failed; None: it is done.
 Step: TypeAlias = Action | str | Plan

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rft_platform.experience.rounds import round_key
+
 ActionKind = Literal["warm_start", "explore", "sync"]
 
 
@@ -61,15 +63,3 @@ class Plan:
     waiting: tuple[str, ...] = ()
     finished: bool = False
     failed: str | None = None
-
-
-def round_key(number: int) -> str:
-    """Partition key of a round: 3 -> ``r0003``."""
-    return f"r{number:04d}"
-
-
-def round_number(key: str) -> int:
-    """Round of a partition key: ``r0003`` -> 3."""
-    if len(key) < 5 or key[0] != "r" or not key[1:].isdigit():
-        raise ValueError(f"round key {key!r}: expected r followed by at least four digits, as in r0003")
-    return int(key[1:])

@@ -1,0 +1,1 @@
+"""Task datasets: reading, mapping and checking them, and selecting batches from them."""

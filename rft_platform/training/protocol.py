@@ -15,6 +15,7 @@ class OptimizerSpec:
     clip_grad: float = 1.0
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     lr_warmup_steps: int = 0
+    schedule_start: int = 0  # global step at which the schedule (warm-up, then decay) begins
     total_steps: int | None = None  # end of the decay; needed by linear and cosine
 
 
@@ -36,6 +37,10 @@ class AlgorithmSpec:
     loss_agg_mode: str = "token-mean"
     beta: float = 0.0  # weight of the KL to the reference model; 0: no reference is loaded
     entropy_coef: float = 0.0
+    kl_loss: str = "k2"  # estimator of that KL
+    loss_norm_length: int | None = None  # constant length that seq-mean-token-sum-norm divides by
+    token_mask: tuple[float, float] | None = None  # leave out tokens whose trainer / engine ratio is outside
+    row_mask: tuple[float, float] | None = None  # leave out rows whose geometric mean ratio is outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class TrainRequest:
 
     The worker reloads ``parent`` unless it already holds exactly that state, so a repeated request gives the same
     weights whatever happened in between. ``rollouts`` and ``judged`` are Parquet files joined on ``row_id``;
-    ``demonstrations`` is a Parquet file of prompt / response messages for SFT (then the other two are empty).
+    ``demonstrations`` is a Parquet file for SFT (then the other two are empty), with a column ``messages`` (JSON), or
+    with ``prompt``, ``response`` and perhaps ``system`` as text.
     """
 
     parent: str  # folder of an HF model or of a checkpoint of ours
@@ -56,13 +62,14 @@ class TrainRequest:
     judged: tuple[str, ...] = ()
     demonstrations: str | None = None
     train_batch_size: int = 512  # experiences an optimiser step
-    max_steps: int | None = None  # stop after so many optimiser steps, else one pass over the rows
-    epochs: int = 1
-    data_position: int = 0  # rows of a demonstrations pass already used (restored from the parent's state if None)
+    max_steps: int | None = None  # rollouts: at most so many steps; demonstrations: exactly so many, whatever epochs
+    epochs: int = 1  # passes over the rows
+    data_position: int | None = None  # demonstrations already used; None: go on where the parent stopped
     max_tokens_per_pack: int = 16384
     seed: int = 0
     fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
     lora: LoraSpec | None = None
+    reference: str | None = None  # folder of the frozen model that ``algorithm.beta`` measures the KL to
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
 
 
@@ -80,7 +87,7 @@ class TrainResult:
 
     checkpoint: str  # absolute folder
     policy_version: int
-    weights_digest: str  # SHA-256 of model.safetensors (or of the adapter's)
+    weights_digest: str  # as ``rft_platform.weights`` defines it
     steps: int  # optimiser steps done; 0 when no row carried a gradient (a recorded no-op)
     metrics: dict[str, float]  # means over the steps
     seconds: dict[str, float]  # load, data, forward_backward, optimizer, save

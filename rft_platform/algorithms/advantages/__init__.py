@@ -1,0 +1,1 @@
+"""Advantage functions, one a file: NumPy, pure, vectorised over rows."""

@@ -1,0 +1,42 @@
+"""Group-relative advantage (DeepSeekMath, arXiv 2402.03300; without the division: Dr.GRPO, arXiv 2503.20783)."""
+
+import numpy as np
+
+from rft_platform.algorithms.advantages.registry import advantage
+
+EPS = 1e-6
+
+
+@advantage("grpo")
+def grpo(
+    reward_N: np.ndarray,
+    group_N: np.ndarray,
+    run_N: np.ndarray,
+    step_N: np.ndarray,
+    *,
+    normalize_std: bool = True,
+    eps: float = EPS,
+) -> np.ndarray:
+    """``(R - mean) / (std + eps)`` within each group, every row counted; ``normalize_std=False`` only centres."""
+    return centre(reward_N, group_N, normalize_std=normalize_std, eps=eps)
+
+
+def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = True, eps: float = EPS) -> np.ndarray:
+    """Centre ``reward_N`` within groups and divide by the sample standard deviation.
+
+    A group whose rewards are all equal (a group of one too) gives exactly 0: there the mean may differ from the
+    rewards by rounding, and the division would blow that up.
+    """
+    count_G = np.bincount(group_N)
+    mean_G = np.bincount(group_N, weights=reward_N) / count_G
+    low_G, high_G = np.full(len(count_G), np.inf), np.full(len(count_G), -np.inf)
+    np.minimum.at(low_G, group_N, reward_N)
+    np.maximum.at(high_G, group_N, reward_N)
+    advantage_N = np.where((high_G > low_G)[group_N], reward_N - mean_G[group_N], 0.0)
+    return advantage_N / (sample_std(advantage_N, group_N) + eps)[group_N] if normalize_std else advantage_N
+
+
+def sample_std(centred_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
+    """Sample (n - 1) standard deviation of each group of centred values; 0 for a group of one."""
+    squares_G = np.bincount(group_N, weights=centred_N**2)
+    return np.sqrt(squares_G / np.maximum(np.bincount(group_N) - 1, 1))

@@ -1,0 +1,34 @@
+"""Group-relative advantage of multi-step runs: one outcome a run, broadcast to its steps."""
+
+import numpy as np
+
+from rft_platform.algorithms.advantages.grpo import EPS, centre, sample_std
+from rft_platform.algorithms.advantages.registry import advantage
+
+
+@advantage("step_wise_grpo")
+def step_wise_grpo(
+    reward_N: np.ndarray,
+    group_N: np.ndarray,
+    run_N: np.ndarray,
+    step_N: np.ndarray,
+    *,
+    normalize_std: bool = True,
+    eps: float = EPS,
+    step_norm: bool = False,
+    std_threshold: float | None = None,
+) -> np.ndarray:
+    """GRPO over runs: each run counts once, its outcome is the reward of its last step.
+
+    ``step_norm`` divides by the run's number of steps. ``std_threshold`` gives a group whose outcomes have a standard
+    deviation at or below it the advantage 0 throughout: it takes no part in training.
+    """
+    last_R = np.lexsort((step_N, run_N))[np.cumsum(np.bincount(run_N)) - 1]  # row of each run's last step
+    outcome_R, group_R = reward_N[last_R], group_N[last_R]
+    advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)
+    if std_threshold is not None:
+        std_G = sample_std(centre(outcome_R, group_R, normalize_std=False), group_R)
+        advantage_R = np.where((std_G > std_threshold)[group_R], advantage_R, 0.0)
+    if step_norm:
+        advantage_R = advantage_R / np.bincount(run_N)
+    return advantage_R[run_N]

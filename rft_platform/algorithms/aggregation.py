@@ -1,0 +1,45 @@
+"""How per-token losses become one number: a weight for every token and one global normaliser.
+
+    loss = sum over all tokens of weight * token loss / normaliser
+
+The weight depends on the token's own row alone and the normaliser is counted over all ranks and the whole accumulation
+window, so any split into micro-batches, packs or ranks gives the same loss and the same gradients.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rft_platform.algorithms.registry import unknown_name
+from rft_platform.errors import UserError
+
+MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """One of ``MODES``; ``norm_length`` is the constant length that ``seq-mean-token-sum-norm`` divides by."""
+
+    mode: str = "token-mean"
+    norm_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(unknown_name("loss_agg_mode", self.mode, MODES))
+        if self.mode == "seq-mean-token-sum-norm" and not self.norm_length:
+            raise UserError(
+                "loss_agg_mode 'seq-mean-token-sum-norm' divides by a constant length: give one, "
+                "for instance the largest number of response tokens"
+            )
+
+    def weights(self, tokens_R: np.ndarray) -> np.ndarray:
+        """Weight of each token of a row, from the rows' numbers of trainable tokens (each >= 1)."""
+        if self.mode == "seq-mean-token-mean":
+            return 1.0 / tokens_R
+        if self.mode == "seq-mean-token-sum-norm":
+            return np.full(len(tokens_R), 1.0 / (self.norm_length or 1))
+        return np.ones(len(tokens_R))
+
+    def normaliser(self, tokens: float, rows: float) -> float:
+        """The global divisor, from the GLOBAL numbers of trainable tokens and of rows that have any."""
+        return tokens if self.mode == "token-mean" else rows

@@ -1,0 +1,30 @@
+"""Clipped surrogate: PPO (arXiv 1707.06347), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729)."""
+
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.ratio import log_ratio
+
+
+@loss("ppo")
+def ppo(
+    tokens: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0
+) -> TokenLoss:
+    """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; for A < 0 at most ``-dual_clip * A``.
+
+    ``rho = exp(logp - behaviour_logp)``, the logarithm clamped to +-20. Metrics: tokens whose gradient was cut below,
+    above and by the dual clip; ``clip_fraction`` is their total.
+    """
+    assert tokens.behaviour_logp is not None, "the step checks this for every policy-gradient loss"
+    ratio = log_ratio(tokens.logp, tokens.behaviour_logp).exp()
+    value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+    with torch.no_grad():
+        cut_low = (ratio < 1 - clip_low) & (tokens.advantage < 0)
+        cut_high = (ratio > 1 + clip_high) & (tokens.advantage > 0)
+        metrics = {"clip_low": cut_low.sum(), "clip_high": cut_high.sum()}
+    if dual_clip is not None:
+        bound = torch.where(tokens.advantage < 0, -dual_clip * tokens.advantage, torch.inf)
+        metrics["clip_dual"] = (value.detach() > bound).sum()
+        value = torch.minimum(value, bound)
+    metrics["clip_fraction"] = torch.stack(list(metrics.values())).sum()
+    return TokenLoss(value, metrics)

@@ -1,0 +1,47 @@
+"""How far the trainer's probabilities are from the sampler's: diagnostics on every step, and masks against outliers.
+
+With ``r = pi / mu`` (trainer now over the policy that sampled) on sampled tokens. Everything here is detached float32.
+Masks: IcePop (arXiv 2510.18855) by token; by row through the GEOMETRIC mean of r, since a product drifts with length.
+"""
+
+import torch
+from torch import Tensor
+
+from rft_platform.algorithms.ratio import LOG_RATIO_CLAMP, log_ratio
+
+
+@torch.no_grad()
+def mismatch_sums(logp: Tensor, behaviour_logp: Tensor) -> dict[str, Tensor]:
+    """Sums over tokens [N]: k3 estimate of KL(mu || pi), |delta logp|, r outside 1 +- 10 %, r and r squared."""
+    delta = logp - behaviour_logp
+    excess = torch.expm1(delta.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))  # r - 1
+    ratio = excess + 1
+    return {
+        "mismatch_k3": (excess - delta).sum(),
+        "mismatch_abs": delta.abs().sum(),
+        "mismatch_outside": (excess.abs() > 0.1).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": (ratio * ratio).sum(),
+    }
+
+
+def effective_sample_share(ratio_sum: float, ratio_squared_sum: float, count: float) -> float:
+    """ESS / N = (sum r)^2 / (N sum r^2): 1 when all ratios are equal, towards 0 when few tokens carry all weight."""
+    return ratio_sum**2 / (count * ratio_squared_sum) if ratio_squared_sum > 0 else 1.0
+
+
+@torch.no_grad()
+def token_mask(logp: Tensor, behaviour_logp: Tensor, low: float, high: float) -> Tensor:
+    """1.0 where ``low <= r <= high``, else 0.0; [N]."""
+    ratio = log_ratio(logp, behaviour_logp).exp()
+    return ((ratio >= low) & (ratio <= high)).to(logp.dtype)
+
+
+@torch.no_grad()
+def row_mask(logp: Tensor, behaviour_logp: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
+    """1.0 on the tokens of rows whose geometric mean ratio lies in ``[low, high]``, else 0.0; [N]."""
+    delta = logp - behaviour_logp
+    total = delta.new_zeros(rows).index_add_(0, row, delta)
+    count = delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))
+    mean_ratio = (total / count.clamp(min=1)).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+    return ((mean_ratio >= low) & (mean_ratio <= high)).to(logp.dtype)[row]

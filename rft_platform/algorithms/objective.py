@@ -1,0 +1,67 @@
+"""The whole per-token objective: policy loss, mismatch masks, KL to the reference, entropy bonus."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft_platform.algorithms.kl import kl_estimator
+from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
+from rft_platform.algorithms.mismatch import mismatch_sums, row_mask, token_mask
+
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """``mask * policy_loss + beta * KL(policy, reference) - entropy_coef * entropy`` for each token."""
+
+    policy_loss: PolicyLoss
+    beta: float = 0.0
+    kl: str = "k2"
+    entropy_coef: float = 0.0
+    token_mask: Bounds | None = None  # ratio bounds; tokens outside are left out of the policy loss
+    row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
+
+    @classmethod
+    def build(cls, name: str, args: Mapping[str, Any], **settings: Any) -> "Objective":
+        """The objective around the policy loss called ``name``; UserError for an unknown name or option."""
+        objective = cls(bind(name, dict(args)), **settings)
+        kl_estimator(objective.kl)
+        return objective
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether all tokens of a row must be evaluated together."""
+        return self.policy_loss.whole_rows or self.row_mask is not None
+
+    @property
+    def zero_advantage_is_inert(self) -> bool:
+        """Whether a row of advantage 0 has loss 0 and gradient 0 whatever the policy is."""
+        return self.policy_loss.policy_gradient and self.beta == 0 and self.entropy_coef == 0
+
+    def __call__(self, tokens: TokenBatch) -> TokenLoss:
+        """Loss [N] of the tokens, and the sums of all metrics."""
+        out = self.policy_loss.function(tokens)
+        out.metrics["policy_loss"] = out.loss.detach().sum()
+        out.metrics["entropy"] = tokens.entropy.detach().sum()
+        if tokens.behaviour_logp is not None:
+            out.metrics |= mismatch_sums(tokens.logp, tokens.behaviour_logp)
+            self._mask(out, tokens)
+        if self.beta and tokens.reference_logp is not None:
+            divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logp)
+            out.metrics["kl"] = divergence.detach().sum()
+            out.loss = out.loss + self.beta * divergence
+        if self.entropy_coef:
+            out.loss = out.loss - self.entropy_coef * tokens.entropy
+        return out
+
+    def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
+        assert tokens.behaviour_logp is not None
+        if self.token_mask is not None:
+            keep = token_mask(tokens.logp, tokens.behaviour_logp, *self.token_mask)
+            out.metrics["token_masked"] = (1 - keep).sum()
+            out.loss = out.loss * keep
+        if self.row_mask is not None:
+            keep = row_mask(tokens.logp, tokens.behaviour_logp, tokens.row, tokens.rows, *self.row_mask)
+            out.metrics["row_masked"] = (1 - keep).sum()
+            out.loss = out.loss * keep

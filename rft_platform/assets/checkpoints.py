@@ -1,0 +1,46 @@
+"""Asset of training: a round's optimiser steps and the checkpoint they lead to, registered in MLflow."""
+
+import dagster as dg
+
+from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources.trainer import TrainerResource
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="training",
+    owners=OWNERS,
+    kinds={"pytorch", "safetensors", "mlflow"},
+    deps=["judged_experiences"],
+    pool=TRAINER_POOL,
+    check_specs=CHECKPOINT_CHECKS,
+)
+def policy_checkpoint(
+    context: dg.AssetExecutionContext,
+    project: ProjectResource,
+    trainer: TrainerResource,
+    registry: RegistryResource,
+) -> dg.MaterializeResult:
+    """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
+    from rft_platform.rounds.register import register
+    from rft_platform.rounds.train import train
+
+    opened, number = project.open(), round_of(context)
+    result, steps = train(opened, trainer.connect(), number, context.run_id)
+    policy = register(opened, registry.connect(), number, result, steps, context.run_id)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoint": path(policy.folder),
+            "policy_version": policy.policy_version,
+            "model_version": policy.model_version or "not registered",
+            "optimizer_steps": result.steps,
+            "no_op": result.steps == 0,
+            **numbers(result.metrics),
+            **{f"seconds/{name}": value for name, value in result.seconds.items()},
+        },
+        data_version=dg.DataVersion(policy.weights_digest),
+        check_results=checkpoint_results(result),
+    )

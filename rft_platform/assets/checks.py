@@ -1,0 +1,116 @@
+"""Asset checks: what blocks a round from training, and what a person should look at."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import dagster as dg
+
+from rft_platform.experience.quality import JudgedQuality, RolloutQuality
+from rft_platform.rounds.evaluate import RoundEvaluation
+from rft_platform.training.protocol import TrainResult
+
+EXPERIENCE_CHECKS = [
+    dg.AssetCheckSpec(
+        "rows_are_sound",
+        asset="judged_experiences",
+        blocking=True,
+        description="Equal lengths, finite log-probs, rewards and advantages, unique rows, every rollout judged once.",
+    ),
+    dg.AssetCheckSpec(
+        "groups_are_complete",
+        asset="judged_experiences",
+        blocking=True,
+        description="Every task has all its runs: a group algorithm compares within whole groups.",
+    ),
+    dg.AssetCheckSpec(
+        "one_policy_version",
+        asset="judged_experiences",
+        description="All rows of the round were sampled by one policy version.",
+    ),
+    dg.AssetCheckSpec(
+        "rewards_differ",
+        asset="judged_experiences",
+        description="Some group has differing rewards; without any the round is a no-op.",
+    ),
+]
+
+CHECKPOINT_CHECKS = [
+    dg.AssetCheckSpec(
+        "engine_agrees_with_trainer",
+        asset="policy_checkpoint",
+        description="Mean |delta log-prob| between the engine that sampled and the trainer is small.",
+    ),
+    dg.AssetCheckSpec(
+        "weights_changed",
+        asset="policy_checkpoint",
+        description="The round made at least one optimiser step.",
+    ),
+]
+
+EVALUATION_CHECKS = [
+    dg.AssetCheckSpec(
+        "gate",
+        asset="evaluation_report",
+        description="The evaluated policy is at least as good as the champion.",
+    ),
+]
+
+#: Mean |delta log-prob| in nats above which a person should look: far above rounding, below what misleads training.
+MISMATCH_WARNING = 0.05
+
+
+def experience_results(rollouts: RolloutQuality, judged: JudgedQuality) -> list[dg.AssetCheckResult]:
+    """Results of ``EXPERIENCE_CHECKS``."""
+    details = {**asdict(rollouts), **asdict(judged)}
+    sound = {name: value for name, value in details.items() if isinstance(value, tuple) and name != "policy_versions"}
+    return [
+        _result("rows_are_sound", rollouts.sound and judged.sound, dg.AssetCheckSeverity.ERROR, sound),
+        _result(
+            "groups_are_complete",
+            not rollouts.incomplete_groups,
+            dg.AssetCheckSeverity.ERROR,
+            {"incomplete_groups": rollouts.incomplete_groups},
+        ),
+        _result(
+            "one_policy_version",
+            len(rollouts.policy_versions) == 1,
+            dg.AssetCheckSeverity.WARN,
+            {"policy_versions": rollouts.policy_versions},
+        ),
+        _result(
+            "rewards_differ",
+            judged.zero_variance_share < 1.0,
+            dg.AssetCheckSeverity.WARN,
+            {"zero_variance_share": judged.zero_variance_share},
+        ),
+    ]
+
+
+def checkpoint_results(result: TrainResult) -> list[dg.AssetCheckResult]:
+    """Results of ``CHECKPOINT_CHECKS``."""
+    mismatch = result.metrics.get("mismatch_abs", 0.0)
+    return [
+        _result(
+            "engine_agrees_with_trainer",
+            mismatch <= MISMATCH_WARNING,
+            dg.AssetCheckSeverity.WARN,
+            {"mean_abs_delta_logprob": mismatch, "limit": MISMATCH_WARNING},
+        ),
+        _result("weights_changed", result.steps > 0, dg.AssetCheckSeverity.WARN, {"optimizer_steps": result.steps}),
+    ]
+
+
+def evaluation_results(evaluation: RoundEvaluation) -> list[dg.AssetCheckResult]:
+    """Results of ``EVALUATION_CHECKS``: a round that was not evaluated passes."""
+    passed = evaluation.promoted or not evaluation.results
+    return [_result("gate", passed, dg.AssetCheckSeverity.WARN, {"decision": evaluation.gate})]
+
+
+def _result(
+    name: str, passed: bool, severity: dg.AssetCheckSeverity, details: Mapping[str, Any]
+) -> dg.AssetCheckResult:
+    metadata = {
+        key: dg.MetadataValue.json(list(value)) if isinstance(value, tuple) else value for key, value in details.items()
+    }
+    return dg.AssetCheckResult(check_name=name, passed=passed, severity=severity, metadata=metadata)

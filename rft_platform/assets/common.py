@@ -1,0 +1,52 @@
+"""What the asset definitions share: the round partitions, groups, owner, and small metadata builders."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from rft_platform.experience.rounds import round_number
+
+#: One partition a sync round, added as rounds begin: r0001, r0002, ...
+rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")
+
+OWNERS = ["team:rft"]
+ENGINE_POOL = "engine"
+TRAINER_POOL = "trainer"
+
+
+def round_of(context: dg.AssetExecutionContext) -> int:
+    """Number of the round this run works on."""
+    return round_number(context.partition_key)
+
+
+def numbers(values: dict[str, Any]) -> dict[str, float]:
+    """The plain numbers of a report: Dagster draws each as a plot over the rounds."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def columns_of(schema: Any) -> dg.TableSchema:
+    """Dagster's description of an Arrow schema."""
+    return dg.TableSchema(columns=[dg.TableColumn(name=field.name, type=str(field.type)) for field in schema])
+
+
+def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:
+    """One row a small dataclass, its fields as columns."""
+    return dg.MetadataValue.table(
+        [dg.TableRecord({key: _cell(value) for key, value in asdict(report).items()}) for report in reports]
+    )
+
+
+def path(folder_or_file: str | Path) -> dg.PathMetadataValue:
+    """A path that the UI can copy."""
+    return dg.MetadataValue.path(str(folder_or_file))
+
+
+def _cell(value: Any) -> str | int | float | bool | None:
+    return value if isinstance(value, str | int | float | bool | None) else ", ".join(map(str, value))

@@ -1,0 +1,49 @@
+"""Asset of evaluation: held-out pass rates, the gate, promotion, and a report that a person can read."""
+
+import dagster as dg
+from pydantic import Field
+
+from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
+from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, rft_rounds, round_of
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.registry import RegistryResource
+
+
+class EvaluationConfig(dg.Config):
+    """How to evaluate in this run."""
+
+    force: bool = Field(default=False, description="Evaluate even where the configured interval says not yet.")
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="evaluation",
+    owners=OWNERS,
+    kinds={"report", "mlflow"},
+    deps=["policy_checkpoint", "eval_task_dataset"],
+    pool=ENGINE_POOL,
+    check_specs=EVALUATION_CHECKS,
+)
+def evaluation_report(
+    context: dg.AssetExecutionContext,
+    config: EvaluationConfig,
+    project: ProjectResource,
+    engine: EngineResource,
+    registry: RegistryResource,
+) -> dg.MaterializeResult:
+    """The round's policy on held-out tasks, against the champion; the engine serves it from here on."""
+    from rft_platform.rounds.evaluate import evaluate_round
+
+    opened, number = project.open(), round_of(context)
+    summary = evaluate_round(opened, engine.connect(), registry.connect(), number, force=config.force)
+    return dg.MaterializeResult(
+        metadata={
+            "report": dg.MetadataValue.md(summary.markdown),
+            "gate": summary.gate,
+            "promoted": summary.promoted,
+            **({"picture": path(summary.picture)} if summary.picture else {}),
+            **numbers(summary.metrics),
+        },
+        check_results=evaluation_results(summary),
+    )

@@ -1,0 +1,77 @@
+"""Assets of the policy: the weights the project starts from, and those that a round explores with."""
+
+import dagster as dg
+
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources.trainer import TrainerResource
+
+base_model = dg.AssetSpec(
+    "base_model",
+    description="The model the project starts from: a folder, a hub name, or a version of the registry.",
+    group_name="policy",
+    owners=OWNERS,
+    kinds={"huggingface"},
+)
+
+
+@dg.asset(
+    group_name="policy",
+    owners=OWNERS,
+    kinds={"pytorch", "safetensors"},
+    deps=[base_model, "task_dataset", "eval_task_dataset"],
+    pool=TRAINER_POOL,
+)
+def warm_start_checkpoint(
+    context: dg.AssetExecutionContext,
+    project: ProjectResource,
+    engine: EngineResource,
+    trainer: TrainerResource,
+    registry: RegistryResource,
+) -> dg.MaterializeResult:
+    """The starting policy: the base model, fine-tuned on demonstrations where configured; then measured as it is."""
+    from rft_platform.rounds.evaluate import evaluate_round
+    from rft_platform.rounds.warm_start import make_starting_policy
+
+    opened = project.open()
+    policy = make_starting_policy(opened, engine.connect, trainer.connect, context.run_id)
+    evaluation = evaluate_round(opened, engine.connect(), registry.connect(), policy.round)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoint": path(policy.folder),
+            "weights_digest": policy.weights_digest,
+            "report": dg.MetadataValue.md(evaluation.markdown),
+            **numbers(evaluation.metrics),
+        },
+        data_version=dg.DataVersion(policy.weights_digest),
+    )
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="policy",
+    owners=OWNERS,
+    kinds={"safetensors"},
+    deps=[base_model, warm_start_checkpoint],
+)
+def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
+    """Which weights this round explores with: the newest policy that ``sync_offset`` permits, read at run time.
+
+    The edge back from ``policy_checkpoint`` is not declared: an asset graph has no circles, a training loop is one.
+    """
+    from rft_platform.rounds.policy import explorer_of
+
+    opened = project.open()
+    policy = explorer_of(opened.store, round_of(context), opened.config.synchronizer.sync_offset)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoint": path(policy.folder),
+            "policy_version": policy.policy_version,
+            "from_round": policy.round,
+            "model_version": policy.model_version or "not registered",
+            "weights_digest": policy.weights_digest,
+        },
+        data_version=dg.DataVersion(policy.weights_digest),
+    )

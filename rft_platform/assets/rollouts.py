@@ -1,0 +1,37 @@
+"""Asset of exploration: what the policy did on a round's tasks, one row a model call."""
+
+import dagster as dg
+
+from rft_platform.assets.common import ENGINE_POOL, OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="rollouts",
+    owners=OWNERS,
+    kinds={"parquet", "vllm"},
+    deps=["policy_snapshot", "task_dataset"],
+    pool=ENGINE_POOL,
+)
+def rollout_batches(
+    context: dg.AssetExecutionContext, project: ProjectResource, engine: EngineResource
+) -> dg.MaterializeResult:
+    """Runs of the workflow on this round's tasks: token ids, behaviour log-probs, messages. Written once."""
+    from rft_platform.experience.schema import ROLLOUT_SCHEMA
+    from rft_platform.rounds.explore import explore
+    from rft_platform.rounds.policy import explorer_of
+
+    opened, number = project.open(), round_of(context)
+    policy = explorer_of(opened.store, number, opened.config.synchronizer.sync_offset)
+    summary = explore(opened, engine.connect(), policy, number)
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": summary["rows"],
+            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
+            "folder": path(opened.store.rollout_files(number)[0].parent),
+            **numbers(summary),
+        },
+        data_version=dg.DataVersion(opened.store.digest(number)),
+    )

@@ -1,0 +1,54 @@
+"""Assets of the tasks: what is explored, and what is held out."""
+
+import dagster as dg
+
+from rft_platform.assets.common import OWNERS, path, report_table
+from rft_platform.resources.project import ProjectResource
+
+
+@dg.asset(group_name="tasks", owners=OWNERS, kinds={"dataset"})
+def task_dataset(project: ProjectResource) -> dg.MaterializeResult:
+    """Tasks to explore: read, mapped, checked for empty and duplicate rows. Its data version is its content."""
+    opened = project.open()
+    dataset = opened.tasks
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": len(dataset.tasks),
+            "source": path(dataset.report.source),
+            "report": report_table([dataset.report]),
+            "sample": dg.MetadataValue.json([task.raw for task in dataset.tasks[:3]]),
+        },
+        data_version=dg.DataVersion(dataset.digest),
+    )
+
+
+@dg.asset(
+    group_name="tasks",
+    owners=OWNERS,
+    kinds={"dataset"},
+    deps=[task_dataset],
+    check_specs=[dg.AssetCheckSpec("no_leaks", asset="eval_task_dataset", description="No held-out task is explored.")],
+)
+def eval_task_dataset(project: ProjectResource) -> dg.MaterializeResult:
+    """Held-out tasks, and whether any of them is also explored (a leak)."""
+    from rft_platform.tasks.leaks import find_leaks
+
+    opened = project.open()
+    datasets = [dataset for _, dataset in opened.eval_tasks]
+    leaks = [task for dataset in datasets for task in find_leaks(opened.tasks.tasks, dataset.tasks)]
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": sum(len(dataset.tasks) for dataset in datasets),
+            "leaks": len(leaks),
+            "report": report_table([dataset.report for dataset in datasets]),
+        },
+        data_version=dg.DataVersion("+".join(dataset.digest for dataset in datasets) or "none"),
+        check_results=[
+            dg.AssetCheckResult(
+                check_name="no_leaks",
+                passed=not leaks,
+                severity=dg.AssetCheckSeverity.WARN,
+                metadata={"leaked_prompts": dg.MetadataValue.json([task.prompt for task in leaks[:10]])},
+            )
+        ],
+    )

@@ -1,0 +1,34 @@
+"""The consoles that commands print to. Colour only on a terminal, and never with NO_COLOR."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PLAIN_WIDTH = 160  # a pipe has no width; tables are not to be cut for the lack of one
+
+
+def output() -> "Console":
+    """The console of results: standard output."""
+    return _console(stderr=False)
+
+
+def notes() -> "Console":
+    """The console of progress and remarks: standard error, so that results can be piped."""
+    return _console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document to standard output."""
+    import json
+
+    import typer
+
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _console(stderr: bool) -> "Console":
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False)
+    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)

@@ -1,0 +1,67 @@
+"""What a failure tells the user and the shell: one clear line for what is known, a traceback for what is not.
+
+Exit codes: 1 an error of the platform or of user code, 2 bad input or surroundings (nothing was started),
+130 interrupted.
+"""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+from rft_platform.errors import RftError, UserError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+_DISK = {
+    errno.ENOSPC: "no space left on the disk: make room, or point RFT_HOME at another disk",
+    errno.EDQUOT: "the disk quota is used up: make room, or point RFT_HOME at another disk",
+    errno.EROFS: "the file system is read-only: point RFT_HOME at a folder that can be written",
+    errno.EACCES: "permission denied: see who owns it, or point RFT_HOME at a folder of your own",
+    errno.EPERM: "permission denied: see who owns it, or point RFT_HOME at a folder of your own",
+}
+_SQLITE = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE_CANTOPEN": errno.EACCES}
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn errors into a message on stderr and an exit code; an unexpected exception keeps its traceback."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except RftError as error:
+        complain(str(error))
+        raise typer.Exit(BAD_INPUT if isinstance(error, UserError) else FAILED) from None
+    except Exception as error:
+        trouble = disk_trouble(error)
+        if trouble is None:
+            raise
+        complain(trouble)
+        raise typer.Exit(BAD_INPUT) from None
+
+
+def complain(message: str) -> None:
+    """Print ``error: ...`` to stderr; a message of several lines holds a problem a line."""
+    for line in message.splitlines():
+        if line.strip():
+            typer.echo(f"error: {line}", err=True)
+
+
+def disk_trouble(error: BaseException) -> str | None:
+    """What is wrong with the disk, if that is what ``error`` (or what caused it) is about."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _DISK:
+            return f"{cause.filename or 'writing'}: {_DISK[cause.errno]}"
+        if isinstance(cause, sqlite3.OperationalError):
+            name = str(getattr(cause, "sqlite_errorname", ""))
+            for code, number in _SQLITE.items():
+                if name.startswith(code):
+                    return f"{cause}: {_DISK[number]}"
+        cause = cause.__cause__ or cause.__context__
+    return None

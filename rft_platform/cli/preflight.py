@@ -1,0 +1,65 @@
+"""Everything that can be found wrong before a run starts: settings, files, data, judge, workflow, room on the disk."""
+
+import os
+import shutil
+from pathlib import Path
+
+from rft_platform.cli.machine import cpu_count, gpu_count
+from rft_platform.config.checks import check_config
+from rft_platform.config.home import Home
+from rft_platform.config.plan import RunPlan, resolved_plan
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+_LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
+_COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
+_DRIVEN_MODES = ("both", "explore", "train")
+
+
+def check_run(home: Home, config: RftConfig) -> RunPlan:
+    """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing."""
+    from rft_platform.algorithms.presets import preset
+    from rft_platform.rounds.project import Project
+
+    if config.mode not in _DRIVEN_MODES:
+        raise UserError(f"mode {config.mode}: `rft run` drives the modes {', '.join(_DRIVEN_MODES)}; set one of them")
+    chosen = preset(config.algorithm.algorithm_type)
+    check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
+    project = Project(home, config)
+    task_count = None
+    if config.buffer.explorer_input.taskset is not None:
+        _check_tasks(project)
+        task_count = len(project.tasks.tasks)
+    check_writable(home)
+    check_room(home, Path(config.model.model_path))
+    return resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
+
+
+def check_writable(home: Home) -> None:
+    """Raise UserError where the project's folder cannot be made or written."""
+    folder = nearest_folder(home.root)
+    if not folder.is_dir():
+        raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
+
+
+def check_room(home: Home, model: Path) -> None:
+    """Raise UserError where the disk has no room for a few checkpoints of ``model``."""
+    free = shutil.disk_usage(nearest_folder(home.root)).free
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    needed = max(_LEAST_FREE, _COPIES * weights)
+    if free < needed:
+        raise UserError(
+            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for rows "
+            "and checkpoints; make room, or point RFT_HOME at another disk"
+        )
+
+
+def nearest_folder(path: Path) -> Path:
+    """``path``, or the nearest of its parents that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _check_tasks(project: "Project") -> None:  # type: ignore[name-defined]  # noqa: F821
+    """Data can be read, workflows and judges exist; nothing of it is kept but what ``project`` caches."""

@@ -1,0 +1,70 @@
+"""The arithmetic from tasks to optimiser steps, in one place."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rft_platform.config.schema import RftConfig
+
+
+class PresetFacts(Protocol):
+    """What the configuration needs to know of an algorithm's preset."""
+
+    @property
+    def advantage(self) -> str | None:
+        """Name of the advantage; None for algorithms that follow no policy gradient."""
+        ...
+
+    @property
+    def min_group(self) -> int:
+        """Fewest runs of a task."""
+        ...
+
+    @property
+    def repeat_times(self) -> int:
+        """Runs of a task where the configuration gives no number."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """How tasks become experiences and experiences become optimiser steps.
+
+    ``exact`` says that every run is one experience; a workflow of several model calls gives at least the experiences
+    that are counted here, and so at least the steps.
+    """
+
+    batch_size: int  # tasks an explore batch
+    repeat_times: int  # runs of a task
+    batches_a_round: int
+    experiences_a_round: int
+    train_batch_size: int  # experiences an optimiser step
+    steps_a_round: int
+    exact: bool
+    rounds: int | None  # None: it takes the number of tasks to know
+    total_steps: int | None  # optimiser steps of the whole run
+
+
+def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = None) -> BatchPlan:
+    """The arithmetic of a configuration. ``task_count`` is needed where the run's length is given in epochs."""
+    buffer, taskset = config.buffer, config.buffer.explorer_input.taskset
+    repeat_times = config.algorithm.repeat_times or preset.repeat_times
+    batches = config.synchronizer.sync_interval
+    experiences = buffer.batch_size * repeat_times * batches
+    train_batch_size = buffer.train_batch_size or buffer.batch_size * repeat_times
+    steps = -(-experiences // train_batch_size)
+    known = buffer.total_steps is not None or task_count is not None
+    rounds = config.rounds_budget(task_count) if known else None
+    total = None if rounds is None else rounds * steps
+    if config.trainer.total_steps is not None:
+        total = min(total or config.trainer.total_steps, config.trainer.total_steps)
+    return BatchPlan(
+        batch_size=buffer.batch_size,
+        repeat_times=repeat_times,
+        batches_a_round=batches,
+        experiences_a_round=experiences,
+        train_batch_size=train_batch_size,
+        steps_a_round=steps,
+        exact=taskset is None or taskset.workflow == "single_turn",
+        rounds=rounds,
+        total_steps=total,
+    )

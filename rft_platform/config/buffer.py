@@ -1,0 +1,136 @@
+"""Section ``buffer``: which tasks are explored, how they are judged, and how experiences become batches."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, Discriminator, Field, NonNegativeFloat, PositiveInt, Tag
+
+from rft_platform.config.section import Section
+
+
+class TaskFormat(Section):
+    """Which columns of a dataset hold what."""
+
+    prompt_key: str = "question"
+    """Column with the prompt."""
+    response_key: str | None = "answer"
+    """Column with the reference answer; null: the tasks have none."""
+    system_prompt: str | None = None
+    """Put before every prompt as the system message."""
+
+
+class RolloutArgs(Section):
+    """Sampling of one taskset; what is not given comes from section ``model`` (``n``: ``algorithm.repeat_times``)."""
+
+    temperature: NonNegativeFloat | None = None
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    max_tokens: PositiveInt | None = None
+    n: PositiveInt | None = None
+    """Runs of a task."""
+
+
+class TaskSelector(Section):
+    """In which order tasks are explored; the order depends on the seed and the step number alone."""
+
+    selector_type: Literal["sequential", "shuffle", "random"] = "shuffle"
+    """``shuffle``: a new permutation each epoch. ``random``: drawn with replacement."""
+    seed: int | None = None
+    """Default: the top-level ``seed``."""
+
+
+class WeightedJudge(Section):
+    """One judge of a weighted sum."""
+
+    judge: str
+    """Built-in name, or ``package.module:function``."""
+    weight: float = 1.0
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+JudgeChoice = Annotated[
+    Annotated[str, Tag("name")] | Annotated[list[WeightedJudge], Tag("weighted")],
+    Discriminator(lambda value: "weighted" if isinstance(value, list) else "name"),
+]
+
+
+class Taskset(Section):
+    """A dataset, the workflow that solves its tasks and the judge that rewards the runs."""
+
+    name: str | None = None
+    """Default: the stem of ``path``, with the split."""
+    storage_type: Literal["file"] = "file"
+    path: str
+    """A JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
+    split: str = "train"
+    subset_name: str | None = None
+    format: TaskFormat = TaskFormat()
+    rollout_args: RolloutArgs = RolloutArgs()
+    workflow: str = Field(
+        default="single_turn", validation_alias=AliasChoices("workflow", "default_workflow_type", "workflow_type")
+    )
+    """Built-in name, or ``package.module:function``."""
+    workflow_args: dict[str, Any] = Field(default_factory=dict)
+    judge: JudgeChoice | None = Field(
+        default="exact_match", validation_alias=AliasChoices("judge", "default_reward_fn_type", "reward_fn_type")
+    )
+    """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow rewards itself."""
+    judge_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of a single judge; in a list each entry has its own ``args``."""
+    task_selector: TaskSelector = TaskSelector()
+    limit: PositiveInt | None = None
+    """Use the first so many tasks only."""
+
+
+class ExplorerInput(Section):
+    """Tasks for exploration and for evaluation."""
+
+    taskset: Taskset | None = None
+    eval_tasksets: list[Taskset] = Field(default_factory=list)
+
+
+class PriorityArgs(Section):
+    """Arguments of ``priority_fn``."""
+
+    decay: NonNegativeFloat = 2.0
+    """Priority = model_version - decay * use_count; the highest is served first."""
+
+
+class ReplayBuffer(Section):
+    """Serving experiences more than once."""
+
+    enable: bool = False
+    priority_fn: Literal["linear_decay"] = "linear_decay"
+    priority_fn_args: PriorityArgs = PriorityArgs()
+    reuse_cooldown_time: NonNegativeFloat | None = None
+    """Seconds before an experience may be served again."""
+
+
+class ExperienceBuffer(Section):
+    """Where explorer and trainer services of one project exchange experiences."""
+
+    name: str = "experience_buffer"
+    storage_type: Literal["sql", "file", "queue"] = "file"
+    path: str | None = None
+    """A database URL or a file; default: inside the checkpoint folder of the project."""
+    replay_buffer: ReplayBuffer = ReplayBuffer()
+
+
+class TrainerInput(Section):
+    """What the trainer reads."""
+
+    experience_buffer: ExperienceBuffer = ExperienceBuffer()
+
+
+class Buffer(Section):
+    """Batch sizes, the length of the run, and its inputs."""
+
+    batch_size: PositiveInt = 32
+    """Tasks an explore batch."""
+    train_batch_size: PositiveInt | None = None
+    """Experiences an optimiser step; default: batch_size * repeat_times."""
+    total_epochs: PositiveInt = 1
+    """Passes over the taskset, where ``total_steps`` is not given."""
+    total_steps: PositiveInt | None = None
+    """Explore batches of the whole run; a round is ``synchronizer.sync_interval`` of them."""
+    explorer_input: ExplorerInput = ExplorerInput()
+    trainer_input: TrainerInput = TrainerInput()

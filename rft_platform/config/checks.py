@@ -1,0 +1,125 @@
+"""Faults that the types cannot show: found before anything starts, all of them at once, each with its fix."""
+
+from collections.abc import Callable, Iterator
+
+from rft_platform.config.batches import PresetFacts, batch_plan
+from rft_platform.config.checks_local import local_problems
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+_EXPLORING = ("both", "explore", "colocate")
+
+
+def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_count: int) -> None:
+    """Raise ``UserError`` with one line for each problem.
+
+    Args:
+        config: as loaded.
+        preset: facts of ``algorithm.algorithm_type``.
+        cpu_count: processors of this machine.
+        gpu_count: CUDA devices of this machine.
+    """
+    problems = [
+        *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
+        *_input_problems(config),
+        *_batch_problems(config, preset),
+        *_sampling_problems(config, preset),
+        *_schedule_problems(config, preset),
+        *_unbuilt_problems(config),
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _input_problems(config: RftConfig) -> Iterator[str]:
+    inputs = config.buffer.explorer_input
+    if config.mode in _EXPLORING and inputs.taskset is None:
+        yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
+    if config.mode == "bench" and not inputs.eval_tasksets:
+        yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
+    names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"buffer.explorer_input.eval_tasksets: two are called {name!r}; give each a name of its own"
+    if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
+        yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
+
+
+def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    if config.mode == "train" and config.buffer.train_batch_size is None:
+        yield "buffer.train_batch_size is not set: mode train explores nothing that it could be taken from; set it"
+    if config.mode not in _EXPLORING:
+        return
+    plan = batch_plan(config, preset)
+    if plan.repeat_times < preset.min_group:
+        yield (
+            f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs of a "
+            f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
+        )
+    if config.synchronizer.sync_style != "fixed" or not plan.exact:
+        return
+    product = (
+        f"batch_size {plan.batch_size} * repeat_times {plan.repeat_times} * sync_interval {plan.batches_a_round} "
+        f"= {plan.experiences_a_round}"
+    )
+    if plan.train_batch_size > plan.experiences_a_round:
+        yield (
+            f"buffer.train_batch_size {plan.train_batch_size} can never fill: a round has {product} experiences; "
+            f"set it to {plan.experiences_a_round} or a divisor of that"
+        )
+    elif plan.experiences_a_round % plan.train_batch_size:
+        yield (
+            f"buffer.train_batch_size {plan.train_batch_size} does not divide the experiences of a round, {product}: "
+            f"the last step would be short; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
+        )
+
+
+def _divisor(total: int, near: int) -> int:
+    """The divisor of ``total`` nearest to ``near``."""
+    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - near))
+
+
+def _sampling_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    if preset.advantage is None or config.mode == "bench":
+        return
+    taskset = config.buffer.explorer_input.taskset
+    for name, (is_whole, wanted) in _WHOLE_DISTRIBUTION.items():
+        key, value = f"model.{name}", getattr(config.model, name)
+        if taskset is not None and getattr(taskset.rollout_args, name) is not None:
+            key, value = f"buffer.explorer_input.taskset.rollout_args.{name}", getattr(taskset.rollout_args, name)
+        if not is_whole(value):
+            yield (
+                f"{key} is {value}: {config.algorithm.algorithm_type} needs log-probs under the distribution that the "
+                f"trainer computes, and the engine would sample from another; set it to {wanted}"
+            )
+
+
+_WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: value > 0, "1.0"),
+    "top_p": (lambda value: value == 1.0, "1.0"),
+    "top_k": (lambda value: value <= 0, "-1"),
+}
+
+
+def _schedule_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    optimizer = config.algorithm.optimizer
+    needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
+    if needs_end and batch_plan(config, preset).total_steps is None:
+        yield (
+            f"algorithm.optimizer.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
+            "algorithm.optimizer.total_steps, trainer.total_steps or buffer.total_steps"
+        )
+    end = optimizer.total_steps or batch_plan(config, preset).total_steps
+    if end is not None and optimizer.lr_warmup_steps > end:
+        yield f"algorithm.optimizer.lr_warmup_steps {optimizer.lr_warmup_steps} is beyond the {end} steps of the run"
+    if len(config.evaluation.schedule.split()) != 5:
+        yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
+
+
+def _unbuilt_problems(config: RftConfig) -> Iterator[str]:
+    if config.trainer.ulysses_sequence_parallel_size > 1:
+        yield (
+            f"trainer.ulysses_sequence_parallel_size is {config.trainer.ulysses_sequence_parallel_size}: sequences are "
+            "not split over GPUs; set it to 1"
+        )
+    if len(config.model.lora_configs) > 1:
+        yield f"model.lora_configs has {len(config.model.lora_configs)} entries: one adapter is trained at a time"

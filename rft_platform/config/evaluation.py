@@ -1,0 +1,56 @@
+"""Sections ``evaluation``, ``registry`` and ``monitor``: how a policy is measured, and where results are kept."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
+
+from rft_platform.config.section import Section
+
+
+class Gate(Section):
+    """When an evaluated policy becomes champion."""
+
+    metric: str = "sampled_pass"
+    min_delta: float = 0.0
+    """Least gain over the champion on the same tasks."""
+    min_value: float | None = None
+    """Least value of its own."""
+
+
+class Evaluation(Section):
+    """Evaluation on the held-out tasksets."""
+
+    sampled_n: PositiveInt = 1
+    """Sampled runs of a task, where the taskset's ``rollout_args.n`` says nothing else."""
+    greedy: bool = True
+    """A greedy run of every task beside the sampled ones."""
+    every: PositiveInt = 1
+    """Rounds between two evaluations; the last round is always evaluated."""
+    gate: Gate = Gate()
+    schedule: str = "0 3 * * *"
+    """Cron expression of the nightly evaluation of the champion."""
+    bootstrap_seed: NonNegativeInt = 42
+    """Seed of the best@k and worst@k estimates."""
+
+
+class Registry(Section):
+    """The model registry."""
+
+    tracking_uri: str | None = None
+    """MLflow server; default: a SQLite store below ``RFT_HOME``."""
+    model_name: str | None = None
+    """Registered model; default: ``<project>-<name>``."""
+
+
+MonitorType = Literal["tensorboard", "mlflow", "wandb"]
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class Monitor(Section):
+    """Where step metrics are written."""
+
+    monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow",)
+    """One name or a list."""

@@ -1,0 +1,111 @@
+"""What a run will do, worked out before it starts: processes, devices, batch arithmetic, what waits for what."""
+
+import importlib.util
+from dataclasses import dataclass
+
+from rft_platform.config.batches import BatchPlan, PresetFacts, batch_plan
+from rft_platform.config.notices import config_notices
+from rft_platform.config.schema import RftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A long-lived process (or group of them) that a run needs."""
+
+    name: str
+    what: str
+    device: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The resolved plan of a run."""
+
+    title: str
+    processes: tuple[ProcessPlan, ...]
+    batches: BatchPlan | None  # None: nothing is explored
+    waits: tuple[str, ...]
+    notices: tuple[str, ...]
+
+
+def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, task_count: int | None = None) -> RunPlan:
+    """The plan of a configuration on a machine with ``gpu_count`` GPUs."""
+    exploring = config.mode in ("both", "explore", "colocate")
+    algorithm, model = config.algorithm.algorithm_type, config.model.model_path
+    return RunPlan(
+        title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
+        processes=tuple(_processes(config, gpu_count)),
+        batches=batch_plan(config, preset, task_count) if exploring else None,
+        waits=tuple(_waits(config)),
+        notices=tuple(config_notices(config, gpu_count)),
+    )
+
+
+def render_plan(plan: RunPlan) -> str:
+    """The plan as text for a terminal."""
+    lines = [plan.title, "", "processes"]
+    lines += [f"  {process.name:<10} {process.what}, {process.count} x {process.device}" for process in plan.processes]
+    if plan.batches is not None:
+        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches))]
+    lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
+    if plan.notices:
+        lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
+    return "\n".join(lines) + "\n"
+
+
+def _processes(config: RftConfig, gpu_count: int) -> list[ProcessPlan]:
+    device = "cuda" if gpu_count else "cpu"
+    processes = []
+    if config.mode != "train":
+        kind = config.engine.kind
+        if kind == "auto":
+            kind = "vllm" if gpu_count and importlib.util.find_spec("vllm") else "transformers"
+        serving = config.explorer.rollout_model
+        count = serving.engine_num * serving.tensor_parallel_size if kind == "vllm" else 1
+        engine_device = device if config.engine.device == "auto" else config.engine.device
+        processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+    if config.mode in ("both", "train", "colocate"):
+        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc))
+    if config.mode == "serve":
+        address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
+        processes.append(ProcessPlan("service", f"explorer service at {address}", "cpu", 1))
+    return processes
+
+
+def _batch_lines(batches: BatchPlan) -> list[str]:
+    least = "" if batches.exact else "at least "
+    rounds = "as many as the tasks give" if batches.rounds is None else str(batches.rounds)
+    total = "" if batches.total_steps is None else f", {least}{batches.total_steps} optimiser steps in all"
+    return [
+        f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
+        f"{least}{batches.experiences_a_round} experiences a round",
+        f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = "
+        f"{least}{batches.steps_a_round} optimiser steps a round",
+        f"rounds: {rounds}{total}",
+    ]
+
+
+def _waits(config: RftConfig) -> list[str]:
+    sync = config.synchronizer
+    if config.mode == "serve":
+        return [f"the service looks for a new checkpoint every {config.explorer.service_status_check_interval:g} s"]
+    if config.mode == "train":
+        return [f"a step waits for {config.buffer.train_batch_size} experiences"]
+    if config.mode == "bench":
+        return ["evaluation waits for the engine"]
+    waits = ["round 1 explores when the warm start has ended"] if config.warm_start else []
+    ahead = sync.offset_rounds
+    waits.append(
+        "round k explores when round k-1 has trained"
+        if ahead == 0
+        else f"round k explores when round k-{1 + ahead} has trained: {ahead} round(s) ahead of training"
+    )
+    if config.mode != "explore":
+        waits.append(
+            "round k trains when its exploration has ended and round k-1 has trained"
+            if sync.sync_style == "fixed"
+            else "round k trains as soon as a batch of its experiences has landed and round k-1 has trained"
+        )
+        waits.append(f"every {config.evaluation.every} round(s), and after the last, the new policy is evaluated")
+    return waits

@@ -1,0 +1,177 @@
+"""The whole configuration file as one typed, frozen object."""
+
+import math
+from copy import deepcopy
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from rft_platform.config.buffer import Buffer
+from rft_platform.config.evaluation import Evaluation, Monitor, Registry
+from rft_platform.config.explorer import Engine, Explorer
+from rft_platform.config.section import Section
+from rft_platform.config.trainer import Algorithm, Trainer, WarmStart
+
+Mode = Literal["both", "explore", "train", "serve", "bench", "colocate"]
+
+_SYNC_METHODS = {"online": "nccl", "offline": "checkpoint"}
+_SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dynamic_by_trainer"}
+
+
+class LoraConfig(Section):
+    """A LoRA adapter to train in place of the full weights."""
+
+    name: str = "lora"
+    path: str | None = None
+    """An adapter to start from."""
+    lora_rank: PositiveInt = 32
+    lora_alpha: PositiveInt = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+class Model(Section):
+    """The policy and the limits of its sequences, in tokens."""
+
+    model_path: str = ""
+    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry. Every run needs it."""
+    critic_model_path: str | None = None
+    max_model_len: PositiveInt | None = None
+    """Prompt and response together; default: the model's own limit."""
+    max_prompt_tokens: PositiveInt | None = None
+    max_response_tokens: PositiveInt | None = None
+    temperature: NonNegativeFloat = 1.0
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    custom_chat_template: str | None = None
+    """A Jinja file, or the template itself."""
+    lora_configs: list[LoraConfig] = Field(default_factory=list)
+
+    @property
+    def response_limit(self) -> int:
+        """Most tokens a response may have: as given, else half of ``max_model_len``, else 1024."""
+        return self.max_response_tokens or (self.max_model_len or 2048) // 2
+
+
+class Cluster(Section):
+    """The machines."""
+
+    node_num: PositiveInt = 1
+    gpu_per_node: NonNegativeInt | None = None
+    """Default: what the machine has."""
+
+
+class Synchronizer(Section):
+    """When the explorer takes new weights, and how they travel. A version is an optimiser step."""
+
+    sync_method: Annotated[
+        Literal["nccl", "memory", "checkpoint"], BeforeValidator(lambda value: _SYNC_METHODS.get(value, value))
+    ] = "checkpoint"
+    """``online`` is an alias of nccl, ``offline`` of checkpoint."""
+    sync_style: Annotated[
+        Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"],
+        BeforeValidator(lambda value: _SYNC_STYLES.get(value, value)),
+    ] = "fixed"
+    """``explorer_driven`` and ``trainer_driven`` are aliases of the dynamic styles."""
+    sync_interval: PositiveInt = 1
+    """Explore batches between two synchronisations: the size of a round."""
+    sync_offset: NonNegativeInt = 0
+    """Explore batches that the explorer may run ahead of the trainer."""
+    sync_timeout: PositiveFloat = 3600.0
+    """Seconds to wait for the other side."""
+
+    @property
+    def offset_rounds(self) -> int:
+        """Rounds that exploration may begin ahead of training: ``sync_offset`` in whole rounds, rounded up."""
+        return math.ceil(self.sync_offset / self.sync_interval)
+
+
+class RftConfig(Section):
+    """Everything a run depends on."""
+
+    mode: Mode = "both"
+    project: str = Field(default="rft", min_length=1)
+    group: str = ""
+    """Groups the runs of related experiments."""
+    name: str = Field(default="default", min_length=1)
+    """The experiment."""
+    checkpoint_root_dir: str | None = None
+    """Checkpoints go to ``<here>/<project>/<name>``; default: ``checkpoints`` below ``RFT_HOME``."""
+    continue_from_checkpoint: bool = True
+    seed: NonNegativeInt = 42
+    model: Model = Model()
+    algorithm: Algorithm = Algorithm()
+    cluster: Cluster = Cluster()
+    buffer: Buffer = Buffer()
+    explorer: Explorer = Explorer()
+    trainer: Trainer = Trainer()
+    synchronizer: Synchronizer = Synchronizer()
+    monitor: Monitor = Monitor()
+    engine: Engine = Engine()
+    warm_start: WarmStart | None = None
+    evaluation: Evaluation = Evaluation()
+    registry: Registry = Registry()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_place_a_setting(cls, data: Any) -> Any:
+        """Fold keys that name the same setting twice into the one that the platform reads."""
+        return _fold_synonyms(data) if isinstance(data, dict) else data
+
+    def rounds_budget(self, task_count: int | None = None) -> int:
+        """Rounds of the whole run. ``task_count`` is needed where ``buffer.total_steps`` is not given."""
+        batches = self.buffer.total_steps
+        if batches is None:
+            if task_count is None:
+                raise ValueError("rounds_budget: buffer.total_steps is not set, so the number of tasks is needed")
+            batches = math.ceil(self.buffer.total_epochs * task_count / self.buffer.batch_size)
+        return math.ceil(batches / self.synchronizer.sync_interval)
+
+
+def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which each setting stands where the platform reads it; what is malformed is left for validation."""
+    data = deepcopy(data)
+    buffer = data.get("buffer")
+    if isinstance(buffer, dict) and "eval_tasksets" in buffer:
+        _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
+
+    interval, batches = _get(data, "synchronizer.sync_interval", 1), _get(data, "explorer.eval_interval")
+    if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
+        _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
+
+    _same_setting(data, "trainer.grad_clip", "algorithm.optimizer.clip_grad")
+    _same_setting(data, "buffer.explorer_input.taskset.rollout_args.n", "algorithm.repeat_times")
+    return data
+
+
+def _same_setting(data: dict[str, Any], synonym: str, key: str) -> None:
+    value = _get(data, synonym)
+    if value is None:
+        return
+    *parents, last = key.split(".")
+    section = data
+    for parent in parents:
+        section = _section(section, parent)
+    if section.get(last) is None:
+        section[last] = value
+    elif section[last] != value:
+        raise ValueError(f"{synonym} {value} and {key} {section[last]} are the same setting: give one of them")
+
+
+def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
+    if data.get(name) is None:
+        data[name] = {}
+    return data[name] if isinstance(data[name], dict) else {}
+
+
+def _get(data: Any, key: str, default: Any = None) -> Any:
+    for name in key.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return default if data is None else data

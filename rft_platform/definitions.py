@@ -1,0 +1,39 @@
+"""Everything Dagster serves, in one object: assets, jobs, sensors, schedules and the resources they use."""
+
+import dagster as dg
+
+from rft_platform.assets import checkpoints, evaluation, experiences, policy, rollouts, tasks
+from rft_platform.jobs.jobs import ALL_JOBS
+from rft_platform.jobs.schedules import nightly_evaluation
+from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources.trainer import TrainerResource
+
+project = ProjectResource()
+
+defs = dg.Definitions(
+    assets=[
+        tasks.task_dataset,
+        tasks.eval_task_dataset,
+        policy.base_model,
+        policy.warm_start_checkpoint,
+        policy.policy_snapshot,
+        rollouts.rollout_batches,
+        experiences.judged_experiences,
+        checkpoints.policy_checkpoint,
+        evaluation.evaluation_report,
+    ],
+    jobs=ALL_JOBS,
+    sensors=[next_round_sensor, experience_threshold_sensor],
+    schedules=[nightly_evaluation],
+    resources={
+        "project": project,
+        "engine": EngineResource(project=project),
+        "trainer": TrainerResource(project=project),
+        "registry": RegistryResource(project=project),
+    },
+    # Heavy work lives in the engine and trainer processes: a process a step would only add seconds to every round.
+    executor=dg.in_process_executor,
+)

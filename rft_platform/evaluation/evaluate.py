@@ -1,0 +1,138 @@
+"""Measuring a policy on held-out tasks, with the workflow and the judge that training uses."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
+from rft_platform.evaluation.results import GREEDY, SAMPLED, EvaluationResult, RunScore, result_of, tasks_digest
+from rft_platform.evaluation.transcripts import Transcript, choose, transcript
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.judging.apply import judge_runs
+from rft_platform.judging.compose import JudgeSpec
+from rft_platform.rollout.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.workflow import Workflow
+from rft_platform.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Bounds on runs of workflows that call the model themselves."""
+
+    concurrency: int = 32
+    timeout_s: float = 1800.0
+    max_retries: int = 2
+
+
+_DEFAULT_LIMITS = RunLimits()
+
+
+def evaluate(
+    engine: PolicyEngine,
+    tasks: Sequence[Task],
+    *,
+    workflow: Workflow,
+    judge: JudgeSpec | None,
+    sampled_n: int,
+    greedy: bool,
+    sampling: SamplingParams,
+    seed: int,
+    round: int,
+    pass_threshold: float = 1.0,
+    bootstrap_seed: int = BOOTSTRAP_SEED,
+    limits: RunLimits = _DEFAULT_LIMITS,
+    transcripts: int = 6,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Run every task ``sampled_n`` times as ``sampling`` says, and once more at temperature 0 if ``greedy``.
+
+    A run passes when its reward reaches ``pass_threshold``. Runs that fail, and runs that the judge fails on, are
+    counted and left out. ``judge`` None takes the workflow's own reward. Raises ``EngineError`` when the weights
+    changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
+    """
+    started = perf_counter()
+    passes = [
+        _judge(
+            mode,
+            run_rollouts(
+                engine,
+                tasks,
+                workflow,
+                round=round,
+                batch=batch,
+                repeat_times=repeat_times,
+                sampling=how,
+                seed=seed,
+                group_policy="partial",
+                on_progress=on_progress,
+                **asdict(limits),
+            ),
+            {task.task_id: task for task in tasks},
+            judge,
+        )
+        for batch, (mode, repeat_times, how) in enumerate(_modes(tasks, sampled_n, greedy, sampling))
+    ]
+    report = RolloutReport.merge([done.report for done in passes])
+    return result_of(
+        [score for done in passes for score in done.scores],
+        pass_threshold,
+        bootstrap_seed,
+        round=round,
+        policy_version=_one_version(report),
+        tasks=len({task.task_id for task in tasks}),
+        tasks_digest=tasks_digest(task.task_id for task in tasks),
+        sampled_n=sampled_n,
+        temperature=sampling.temperature,
+        seed=seed,
+        failed_runs=report.failed + sum(done.unjudged for done in passes),
+        completion_tokens=report.completion_tokens,
+        truncated_share=report.truncated_share,
+        seconds=perf_counter() - started,
+        transcripts=choose(passes[0].transcripts, transcripts, pass_threshold),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """The runs of one mode, judged."""
+
+    scores: list[RunScore]
+    transcripts: list[Transcript]
+    unjudged: int
+    report: RolloutReport
+
+
+def _modes(
+    tasks: Sequence[Task], sampled_n: int, greedy: bool, sampling: SamplingParams
+) -> list[tuple[str, int, SamplingParams]]:
+    if not tasks:
+        raise UserError("evaluation: the held-out taskset is empty; name one with tasks in eval_tasksets")
+    modes = [(SAMPLED, sampled_n, sampling)] if sampled_n > 0 else []
+    if greedy:
+        modes.append((GREEDY, 1, replace(sampling, temperature=0.0)))
+    if not modes:
+        raise UserError("evaluation: nothing to run; set sampled_n to at least 1, or greedy to true")
+    return modes
+
+
+def _judge(mode: str, rollouts: RolloutBatch, tasks: Mapping[str, Task], judge: JudgeSpec | None) -> _Pass:
+    last = {row.run_id: row for row in rollouts.rows}  # rows of a run come in step order
+    runs = judge_runs(rollouts.rows, tasks, judge)
+    judged = [run for run in runs if run.error is None]
+    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # that part is the reward
+    scores, read = [], []
+    for run in judged:
+        row = last[run.run_id]
+        parts = {**row.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
+        scores.append(RunScore(row.taskset, run.task_id, mode, run.reward, parts))
+        read.append(transcript(row, tasks[run.task_id], mode, run.reward))
+    return _Pass(scores, read, len(runs) - len(judged), rollouts.report)
+
+
+def _one_version(report: RolloutReport) -> int:
+    if len(report.policy_versions) != 1:
+        versions = ", ".join(map(str, report.policy_versions))
+        raise EngineError(f"the weights changed during the evaluation (policy versions {versions}): evaluate again")
+    return report.policy_versions[0]

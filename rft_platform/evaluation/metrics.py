@@ -1,0 +1,109 @@
+"""Scores of an evaluation: mean@n, std@n, best@k, worst@k, and pass rates with their confidence intervals.
+
+A score table maps each task to the scores of its runs. Tasks may have different numbers of runs (a failed run leaves no
+score); NumPy shapes are named T (tasks), N (runs of a task), B (bootstrap draws).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+BOOTSTRAP_SEED = 42
+BOOTSTRAP_DRAWS = 1000
+_CHUNK = 4_000_000  # draws held in memory at once
+
+Scores = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class PassRate:
+    """A share of passed runs (mean over tasks of each task's share) and its 95 % bootstrap interval over tasks."""
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+    runs: int
+
+
+def pass_rate(scores: Scores, threshold: float = 1.0, seed: int = BOOTSTRAP_SEED) -> PassRate:
+    """Share of runs whose score reaches ``threshold``. Tasks, not runs, are resampled: runs of a task are alike."""
+    import numpy as np
+
+    if not scores:
+        raise ValueError("pass rate of no tasks: at least one scored run is needed")
+    shares_T = np.array([np.mean(np.asarray(runs) >= threshold - 1e-9) for runs in scores.values()])
+    low, high = np.quantile(_resampled_means(shares_T, np.random.default_rng(seed)), [0.025, 0.975])
+    runs = sum(len(runs) for runs in scores.values())
+    return PassRate(float(shares_T.mean()), float(low), float(high), len(shares_T), runs)
+
+
+def run_metrics(scores: Scores, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
+    """mean@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each the mean over tasks.
+
+    n is the largest number of runs of a task; std is the population's. best@k (worst@k) is the expected maximum
+    (minimum) of k runs drawn with replacement from a task's runs, by bootstrap.
+    """
+    import numpy as np
+
+    if not scores:
+        return {}
+    n = max(len(runs) for runs in scores.values())
+    tables = _tables(scores)
+    total = len(scores)
+    metrics = {f"mean@{n}": float(sum(table_TN.mean(axis=1).sum() for table_TN in tables) / total)}
+    if n == 1:
+        return metrics
+    metrics[f"std@{n}"] = float(sum(table_TN.std(axis=1).sum() for table_TN in tables) / total)
+    for k in _powers_of_two(n):
+        best = worst = 0.0
+        for table_TN in tables:
+            draws_Bk = np.random.default_rng(seed).integers(table_TN.shape[1], size=(BOOTSTRAP_DRAWS, k))
+            best += _expected(table_TN, draws_Bk.max(axis=1))
+            worst += _expected(table_TN, draws_Bk.min(axis=1))
+        metrics[f"best@{k}"] = best / total
+        metrics[f"worst@{k}"] = worst / total
+    return metrics
+
+
+def named(taskset: str, metric: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    """``mean@4`` of ``metric`` on ``taskset`` becomes ``eval/<taskset>/<metric>/mean@4``."""
+    return {f"eval/{taskset}/{metric}/{name}": value for name, value in metrics.items()}
+
+
+def _tables(scores: Scores) -> "list[np.ndarray]":
+    """The scores as one [T, N] table a number of runs, each row in ascending order."""
+    import numpy as np
+
+    by_count: dict[int, list[Sequence[float]]] = {}
+    for runs in scores.values():
+        by_count.setdefault(len(runs), []).append(runs)
+    return [np.sort(np.asarray(rows, dtype=np.float64), axis=1) for _, rows in sorted(by_count.items())]
+
+
+def _expected(table_TN: "np.ndarray", ranks_B: "np.ndarray") -> float:
+    """Sum over tasks of the mean score at the drawn ranks: in a sorted row the largest rank is the best score."""
+    import numpy as np
+
+    weights_N = np.bincount(ranks_B, minlength=table_TN.shape[1]) / len(ranks_B)
+    return float((table_TN @ weights_N).sum())
+
+
+def _powers_of_two(n: int) -> list[int]:
+    powers = [2**power for power in range(1, n.bit_length()) if 2**power < n]
+    return [*powers, n]
+
+
+def _resampled_means(values_T: "np.ndarray", rng: "np.random.Generator") -> "np.ndarray":
+    import numpy as np
+
+    count = len(values_T)
+    rows = max(1, _CHUNK // count)
+    parts = []
+    for start in range(0, BOOTSTRAP_DRAWS, rows):
+        size = (min(rows, BOOTSTRAP_DRAWS - start), count)
+        parts.append(values_T[rng.integers(count, size=size)].mean(axis=1))
+    return np.concatenate(parts)

@@ -1,0 +1,127 @@
+"""What an evaluation found, as one JSON-serialisable value."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, PassRate, named, pass_rate, run_metrics
+from rft_platform.evaluation.transcripts import Transcript
+from rft_platform.files import digest_json
+
+SAMPLED, GREEDY = "sampled", "greedy"
+MODES = (SAMPLED, GREEDY)
+
+
+@dataclass(frozen=True, slots=True)
+class RunScore:
+    """One judged run of one task."""
+
+    taskset: str
+    task_id: str
+    mode: str  # "sampled" or "greedy"
+    reward: float
+    parts: dict[str, float] = field(default_factory=dict)  # the judge's parts and the workflow's metrics
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """Scores of one policy on held-out tasks.
+
+    ``metrics`` holds ``eval/<taskset>/<metric>/mean@n`` and so on; ``sampled`` and ``greedy`` are pass rates over all
+    tasks, None where that mode was not run (or none of its runs succeeded).
+    """
+
+    round: int
+    policy_version: int
+    tasks: int
+    tasks_digest: str  # of the set of task ids: results with equal digests may be compared
+    sampled_n: int
+    temperature: float
+    seed: int
+    pass_threshold: float  # the least reward of a run that passed
+    sampled: PassRate | None
+    greedy: PassRate | None
+    mean_reward: float | None  # of the sampled runs; of the greedy ones where none was sampled
+    failed_runs: int  # runs without an answer after all retries; they are left out, never counted as wrong
+    completion_tokens: int
+    truncated_share: float
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    transcripts: list[Transcript] = field(default_factory=list)
+    scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # mode -> task id -> rewards
+
+    def summary(self) -> dict[str, float]:
+        """The few numbers to plot and to gate on: sampled_pass, greedy_pass, their intervals, mean_reward, ..."""
+        values: dict[str, float] = {"truncated_share": self.truncated_share, "failed_runs": self.failed_runs}
+        if self.mean_reward is not None:
+            values["mean_reward"] = self.mean_reward
+        for mode, rate in ((SAMPLED, self.sampled), (GREEDY, self.greedy)):
+            if rate is not None:
+                values |= {f"{mode}_pass": rate.value, f"{mode}_pass_low": rate.low, f"{mode}_pass_high": rate.high}
+        return values
+
+    def value(self, metric: str) -> float | None:
+        """A metric by its name in ``summary`` or in ``metrics``; None if it was not measured."""
+        return self.summary().get(metric, self.metrics.get(metric))
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "EvaluationResult":
+        """Read back what ``to_json`` wrote."""
+        rates = {mode: None if value[mode] is None else PassRate(**value[mode]) for mode in MODES}
+        transcripts = [Transcript(**item) for item in value["transcripts"]]
+        return cls(**{**value, **rates, "transcripts": transcripts})
+
+
+def result_of(
+    scores: Sequence[RunScore], pass_threshold: float, bootstrap_seed: int = BOOTSTRAP_SEED, **known: Any
+) -> EvaluationResult:
+    """The result that follows from judged runs; ``known`` are the fields that do not follow from them."""
+    tables = {mode: by_task(score for score in scores if score.mode == mode) for mode in MODES}
+    measured = {mode: table for mode, table in tables.items() if table}
+    rates = {mode: pass_rate(table, pass_threshold, bootstrap_seed) for mode, table in measured.items()}
+    first = next(iter(measured.values()), {})
+    return EvaluationResult(
+        **known,
+        pass_threshold=pass_threshold,
+        sampled=rates.get(SAMPLED),
+        greedy=rates.get(GREEDY),
+        mean_reward=fmean(map(fmean, first.values())) if first else None,
+        metrics=named_metrics(scores, pass_threshold, bootstrap_seed),
+        scores=measured,
+    )
+
+
+def tasks_digest(task_ids: Iterable[str]) -> str:
+    """Digest of a set of tasks, whatever their order."""
+    return digest_json(sorted(set(task_ids)))
+
+
+def by_task(scores: Iterable[RunScore], metric: str | None = None) -> dict[str, list[float]]:
+    """Rewards (or a named part) of the runs of each task."""
+    table: dict[str, list[float]] = {}
+    for score in scores:
+        value = score.reward if metric is None else score.parts.get(metric)
+        if value is not None:
+            table.setdefault(score.task_id, []).append(value)
+    return table
+
+
+def named_metrics(scores: Sequence[RunScore], threshold: float, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
+    """``eval/<taskset>/<metric>/...`` of every taskset: reward, pass and each part; greedy ones are named greedy_*."""
+    metrics: dict[str, float] = {}
+    for taskset, mode in sorted({(score.taskset, score.mode) for score in scores}):
+        chosen = [score for score in scores if score.taskset == taskset and score.mode == mode]
+        prefix = "" if mode == SAMPLED else f"{mode}_"
+        rewards = by_task(chosen)
+        passes = {task: [float(reward >= threshold - 1e-9) for reward in runs] for task, runs in rewards.items()}
+        tables = {"reward": rewards, "pass": passes}
+        for part in sorted({name for score in chosen for name in score.parts} - set(tables)):
+            tables[part] = by_task(chosen, part)
+        for name, table in tables.items():
+            metrics |= named(taskset, prefix + name, run_metrics(table, seed))
+    return metrics

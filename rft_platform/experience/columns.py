@@ -1,0 +1,86 @@
+"""Python values to Arrow columns and back, a whole column at a time: never a loop over single tokens."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+_NUMPY = {pa.int32(): np.int32, pa.float32(): np.float32, pa.bool_(): np.bool_}
+
+
+def lists_to_column(values: Sequence[Sequence[Any]], kind: pa.DataType) -> pa.ListArray:
+    """One list a row -> ``list<kind>``; ``kind`` is int32, float32 or bool."""
+    offsets = _offsets(values)
+    flat: np.ndarray = np.fromiter(chain.from_iterable(values), dtype=_NUMPY[kind], count=int(offsets[-1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, type=kind))
+
+
+def column_to_lists(column: pa.ChunkedArray) -> list[list[Any]]:
+    """``list<kind>`` -> one list a row."""
+    rows: list[list[Any]] = []
+    for chunk in column.chunks:
+        flat = chunk.values.to_numpy(zero_copy_only=False).tolist()
+        rows += [flat[start:stop] for start, stop in pairwise(chunk.offsets.to_pylist())]
+    return rows
+
+
+def list_lengths(column: pa.ChunkedArray) -> np.ndarray:
+    """Length of each row's list, shape [rows]."""
+    return np.concatenate([np.diff(chunk.offsets.to_numpy()) for chunk in column.chunks] or [np.empty(0, np.int32)])
+
+
+def maps_to_column(values: Sequence[dict[str, float]]) -> pa.MapArray:
+    """One dictionary a row -> ``map<string, double>``."""
+    offsets = _offsets(values)
+    keys = pa.array(list(chain.from_iterable(values)), type=pa.string())
+    items = chain.from_iterable(value.values() for value in values)
+    numbers = np.fromiter(items, dtype=np.float64, count=int(offsets[-1]))
+    return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(numbers))
+
+
+def column_to_maps(column: pa.ChunkedArray) -> list[dict[str, float]]:
+    """``map<string, double>`` -> one dictionary a row."""
+    rows: list[dict[str, float]] = []
+    for chunk in column.chunks:
+        pairs = list(zip(chunk.keys.to_pylist(), chunk.items.to_pylist(), strict=True))
+        rows += [dict(pairs[start:stop]) for start, stop in pairwise(chunk.offsets.to_pylist())]
+    return rows
+
+
+def json_to_column(values: Iterable[Any]) -> pa.StringArray:
+    """One JSON value a row -> string; ``None`` stays null.
+
+    The runs of a group share their prompt's messages as one object, so an object seen before is not written anew.
+    """
+    seen: dict[int, str] = {}
+
+    def encode(value: Any) -> str | None:
+        if value is None:
+            return None
+        text = seen.get(id(value))
+        if text is None:
+            text = seen[id(value)] = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return text
+
+    kept = list(values)  # keeps every object alive, so that no id is used twice
+    return pa.array([encode(value) for value in kept], type=pa.string())
+
+
+def column_to_json(column: pa.ChunkedArray) -> list[Any]:
+    """String -> one JSON value a row. Rows of equal text share one object: treat it as read-only."""
+    parse: Callable[[str], Any] = json.loads
+    seen: dict[str | None, Any] = {None: None}
+    texts = column.to_pylist()
+    for text in texts:
+        if text not in seen:
+            seen[text] = parse(text)
+    return [seen[text] for text in texts]
+
+
+def _offsets(values: Sequence[Any]) -> np.ndarray:
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    offsets[1:] = np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)))
+    return offsets

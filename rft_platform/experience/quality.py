@@ -1,0 +1,131 @@
+"""Checks of a round's data: pure functions from tables to small results, for whoever blocks or warns on them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rft_platform.experience.columns import list_lengths
+
+#: Columns that ``check_rollouts`` reads.
+ROLLOUT_COLUMNS = [
+    "row_id",
+    "group_id",
+    "run_id",
+    "policy_version",
+    "response_ids",
+    "logprobs",
+    "loss_mask",
+    "truncated",
+]
+#: Columns that ``check_judged`` reads.
+JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage", "dropped_by"]
+
+_NAMED = 5  # offenders named in a result
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutQuality:
+    """What is wrong with the rollouts of a round; the tuples name the first few offenders."""
+
+    rows: int
+    unequal_lengths: tuple[str, ...]  # row ids whose ids, log-probs and mask differ in length
+    bad_logprobs: tuple[str, ...]  # row ids with a log-prob that is NaN, infinite or above 0
+    duplicate_rows: tuple[str, ...]  # row ids that occur twice
+    empty_responses: tuple[str, ...]  # row ids without a token
+    incomplete_groups: tuple[str, ...]  # group ids with another number of runs than asked for
+    policy_versions: tuple[int, ...]  # ascending
+    truncated_share: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether the rows can be trained on: all but completeness and versions, which a policy may permit."""
+        return not (self.unequal_lengths or self.bad_logprobs or self.duplicate_rows or self.empty_responses)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedQuality:
+    """What is wrong with a judgement of a round, and how much of it carries a signal."""
+
+    rows: int
+    non_finite: tuple[str, ...]  # row ids with a reward or advantage that is NaN or infinite
+    unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
+    orphans: tuple[str, ...]  # row ids of judgements without a rollout
+    dropped_share: float  # rows kept from training by a filter
+    zero_variance_share: float  # groups whose runs all have the same reward
+
+    @property
+    def sound(self) -> bool:
+        """Whether every rollout has exactly one finite judgement."""
+        return not (self.non_finite or self.unjudged or self.orphans)
+
+
+def check_rollouts(table: pa.Table, repeat_times: int) -> RolloutQuality:
+    """Check rollouts (at least ``ROLLOUT_COLUMNS``) of which every group should have ``repeat_times`` runs."""
+    ids = table["row_id"]
+    lengths = list_lengths(table["response_ids"])
+    unequal = (list_lengths(table["logprobs"]) != lengths) | (list_lengths(table["loss_mask"]) != lengths)
+    runs = table.group_by("group_id").aggregate([("run_id", "count_distinct")])
+    incomplete = pc.not_equal(runs["run_id_count_distinct"], repeat_times)
+    return RolloutQuality(
+        rows=table.num_rows,
+        unequal_lengths=_named(ids, unequal),
+        bad_logprobs=_named(ids, _rows_with_bad_logprob(table["logprobs"])),
+        duplicate_rows=_duplicates(ids),
+        empty_responses=_named(ids, lengths == 0),
+        incomplete_groups=tuple(sorted(runs["group_id"].filter(incomplete).to_pylist())[:_NAMED]),
+        policy_versions=tuple(sorted(pc.unique(table["policy_version"]).to_pylist())),
+        truncated_share=_share(table["truncated"]),
+    )
+
+
+def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
+    """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of the rollouts it judges."""
+    finite = pc.and_(pc.is_finite(judged["reward"]), pc.is_finite(judged["advantage"]))
+    ids, wanted = judged["row_id"], rollouts["row_id"]
+    return JudgedQuality(
+        rows=judged.num_rows,
+        non_finite=tuple(ids.filter(pc.invert(finite)).slice(0, _NAMED).to_pylist()),
+        unjudged=_missing(wanted, ids),
+        orphans=_missing(ids, wanted),
+        dropped_share=_share(pc.is_valid(judged["dropped_by"])),
+        zero_variance_share=zero_variance_share(judged),
+    )
+
+
+def zero_variance_share(judged: pa.Table) -> float:
+    """Share of groups whose runs all have the same reward; a run's reward is that of its last step."""
+    if judged.num_rows == 0:
+        return 0.0
+    last = judged.select(["group_id", "run_id", "step", "reward"]).sort_by("step")
+    runs = last.group_by(["group_id", "run_id"], use_threads=False).aggregate([("reward", "last")])
+    spread = runs.group_by("group_id").aggregate([("reward_last", "min_max")])["reward_last_min_max"].combine_chunks()
+    return _share(pc.equal(spread.field("min"), spread.field("max")))
+
+
+def _rows_with_bad_logprob(column: pa.ChunkedArray) -> np.ndarray:
+    """True for rows of which a log-prob is not in (-inf, 0]; a rounding error above 0 is let pass."""
+    values = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.empty(0, np.float32)])
+    bad = ~(np.isfinite(values) & (values <= 1e-4))
+    rows = np.repeat(np.arange(len(column)), list_lengths(column))
+    return np.bincount(rows[bad], minlength=len(column)).astype(bool)
+
+
+def _named(ids: pa.ChunkedArray, offending: np.ndarray) -> tuple[str, ...]:
+    return tuple(ids[int(index)].as_py() for index in np.flatnonzero(offending)[:_NAMED])
+
+
+def _duplicates(ids: pa.ChunkedArray) -> tuple[str, ...]:
+    counts = pc.value_counts(ids)
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    return tuple(repeated.slice(0, _NAMED).to_pylist())
+
+
+def _missing(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> tuple[str, ...]:
+    absent = ids.filter(pc.invert(pc.is_in(ids, value_set=known.combine_chunks())))
+    return tuple(absent.slice(0, _NAMED).to_pylist())
+
+
+def _share(flags: pa.ChunkedArray) -> float:
+    return float(pc.mean(flags).as_py() or 0.0)

@@ -1,0 +1,133 @@
+"""Arrow schemas of the records, and rows to tables and back."""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+
+from rft_platform.errors import StorageError
+from rft_platform.experience import columns
+from rft_platform.experience.record import JUDGED_SCHEMA_VERSION, ROLLOUT_SCHEMA_VERSION, JudgedRow, RolloutRow
+
+VERSION_KEY = b"rft.schema_version"
+RECORD_KEY = b"rft.record"
+
+_TOKENS = pa.list_(pa.int32())
+_METRICS = pa.map_(pa.string(), pa.float64())
+
+ROLLOUT_SCHEMA = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("task_id", pa.string()),
+        ("taskset", pa.string()),
+        ("group_id", pa.string()),
+        ("run_id", pa.string()),
+        ("step", pa.int32()),
+        ("msg_id", pa.string()),
+        ("round", pa.int32()),
+        ("policy_version", pa.int64()),
+        ("engine", pa.string()),
+        ("template_hash", pa.string()),
+        ("prompt_ids", _TOKENS),
+        ("response_ids", _TOKENS),
+        ("logprobs", pa.list_(pa.float32())),
+        ("loss_mask", pa.list_(pa.bool_())),
+        ("temperature", pa.float64()),
+        ("top_p", pa.float64()),
+        ("top_k", pa.int32()),
+        ("finish_reason", pa.string()),
+        ("truncated", pa.bool_()),
+        ("messages", pa.string()),
+        ("tools", pa.string()),
+        ("response", pa.string()),
+        ("run_output", pa.string()),
+        ("run_reward", pa.float64()),
+        ("metrics", _METRICS),
+        ("created_at", pa.float64()),
+        ("duration_s", pa.float64()),
+    ],
+    metadata={RECORD_KEY: b"rollout", VERSION_KEY: str(ROLLOUT_SCHEMA_VERSION).encode()},
+)
+
+JUDGED_SCHEMA = pa.schema(
+    [
+        ("row_id", pa.string()),
+        ("group_id", pa.string()),
+        ("run_id", pa.string()),
+        ("step", pa.int32()),
+        ("reward", pa.float64()),
+        ("reward_parts", _METRICS),
+        ("judge_version", pa.string()),
+        ("advantage", pa.float64()),
+        ("dropped_by", pa.string()),
+    ],
+    metadata={RECORD_KEY: b"judged", VERSION_KEY: str(JUDGED_SCHEMA_VERSION).encode()},
+)
+
+#: Columns that hold a JSON document as text.
+JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})
+
+
+def rows_to_table(rows: Sequence[RolloutRow]) -> pa.Table:
+    """Rollout rows as a table of ``ROLLOUT_SCHEMA``."""
+    return _to_table(rows, ROLLOUT_SCHEMA)
+
+
+def table_to_rows(table: pa.Table) -> list[RolloutRow]:
+    """The rows of a rollout table. Equal JSON documents are one shared object: treat them as read-only."""
+    return _from_table(table, ROLLOUT_SCHEMA, RolloutRow)
+
+
+def judged_to_table(rows: Sequence[JudgedRow]) -> pa.Table:
+    """Judged rows as a table of ``JUDGED_SCHEMA``."""
+    return _to_table(rows, JUDGED_SCHEMA)
+
+
+def table_to_judged(table: pa.Table) -> list[JudgedRow]:
+    """The rows of a judged table."""
+    return _from_table(table, JUDGED_SCHEMA, JudgedRow)
+
+
+def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
+    """Refuse a file of another record, or of a schema newer than this code knows."""
+    metadata, wanted = schema.metadata or {}, expected.metadata
+    if metadata.get(RECORD_KEY) != wanted[RECORD_KEY]:
+        found = metadata.get(RECORD_KEY, b"no record of ours").decode()
+        raise StorageError(f"{source}: holds {found}, expected {wanted[RECORD_KEY].decode()} rows")
+    version, known = int(metadata.get(VERSION_KEY, b"0")), int(wanted[VERSION_KEY])
+    if version > known:
+        raise StorageError(
+            f"{source}: schema version {version}, this version reads up to {known}: upgrade rft-platform"
+        )
+
+
+def _to_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_arrays(
+        [_encode(field, list(map(attrgetter(field.name), rows))) for field in schema], schema=schema
+    )
+
+
+def _from_table(table: pa.Table, schema: pa.Schema, record: Callable[..., Any]) -> list[Any]:
+    values = [_decode(field, table.column(field.name)) for field in schema]
+    return [record(**dict(zip(schema.names, row, strict=True))) for row in zip(*values, strict=True)]
+
+
+def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
+    if field.name in JSON_COLUMNS:
+        return columns.json_to_column(values)
+    if pa.types.is_map(field.type):
+        return columns.maps_to_column(values)
+    if pa.types.is_list(field.type):
+        return columns.lists_to_column(values, field.type.value_type)
+    return pa.array(values, type=field.type)
+
+
+def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
+    if field.name in JSON_COLUMNS:
+        return columns.column_to_json(column)
+    if pa.types.is_map(field.type):
+        return columns.column_to_maps(column)
+    if pa.types.is_list(field.type):
+        return columns.column_to_lists(column)
+    return column.to_pylist()

@@ -1,0 +1,40 @@
+"""The canary: after every weight change the engine must answer as the trainer does.
+
+An engine can report a successful swap and still compute with a stale copy of one tensor (a tied output head, say).
+Nothing but a comparison of log-probs sees that, so none is skipped.
+"""
+
+from dataclasses import dataclass
+
+from rft_platform.errors import WeightMismatchError
+from rft_platform.inference.interface import PolicyEngine
+
+#: Mean |delta log-prob| in nats above which a version is refused, by the engine's number format.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """Token sequences and the log-probs that the trainer gives them (temperature 1; the first token's is 0.0)."""
+
+    sequences: list[list[int]]
+    logprobs: list[list[float]]
+
+
+def check_canary(engine: PolicyEngine, canary: Canary) -> float:
+    """Mean |delta log-prob| in nats between engine and trainer; raises WeightMismatchError above the tolerance."""
+    status = engine.status()
+    deltas = [
+        abs(ours - theirs)
+        for scored, expected in zip(engine.score(canary.sequences), canary.logprobs, strict=True)
+        for ours, theirs in zip(scored[1:], expected[1:], strict=True)
+    ]
+    mean = sum(deltas) / len(deltas)
+    tolerance = TOLERANCE[status.dtype]
+    if not mean <= tolerance:  # also refuses NaN
+        raise WeightMismatchError(
+            f"policy version {status.policy_version}: the engine's log-probs differ from the trainer's by {mean:.3g} nats "
+            f"on average, at most {tolerance:g} is allowed in {status.dtype}; the weights it serves are not those of the "
+            "checkpoint, so the version is refused"
+        )
+    return mean

@@ -1,0 +1,162 @@
+"""The attention that replaces the model's own: prompts without padding masks, then one token a row on a slotted cache.
+
+A model calls the registered function in every layer and hands through the keyword ``attention_pass`` of the forward
+call; the pass holds the keys and values. So neither transformers' cache nor its mask construction takes part, and
+grouped-query heads are never repeated in memory.
+"""
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+
+ATTENTION_NAME = "rft_slots"
+GROWTH = 32  # slots are rounded up to so many tokens, so that growing is rare
+
+
+class AttentionPass(Protocol):
+    """What one forward call does with the queries, keys and values of a layer."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Attention output [rows, query heads, tokens, head size]."""
+        ...
+
+
+def slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    attention_pass: AttentionPass | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls; shapes [rows, heads, tokens, head size] in, [rows, tokens, heads, ...] out."""
+    if attention_pass is None:
+        raise ValueError(f"attention '{ATTENTION_NAME}' needs the keyword attention_pass of the forward call")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: Any = module.layer_idx
+    output = attention_pass.attend(layer, query, key, value, scale, sliding_window)
+    return output.transpose(1, 2).contiguous(), None
+
+
+class PromptPass:
+    """Whole sequences from their first token on, padded on the RIGHT: causality alone hides the padding."""
+
+    def __init__(self, keep: bool) -> None:
+        self.keep = keep
+        self.keys: list[torch.Tensor] = []  # a layer: [rows, heads, tokens, head size]
+        self.values: list[torch.Tensor] = []
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Causal attention within each row; keys and values are kept for the cache where asked."""
+        if self.keep:
+            self.keys.append(k)
+            self.values.append(v)
+        grouped = q.shape[1] != k.shape[1]
+        if window is None or q.shape[2] <= window:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        position = torch.arange(q.shape[2], device=q.device)
+        distance = position[:, None] - position[None, :]
+        mask = (distance >= 0) & (distance < window)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+
+
+class SlotCache:
+    """Keys and values of the rows being decoded: row r's token t stands at ``keys[layer][r, :, t]``.
+
+    Rows are left-aligned, so rows of any length share a batch without shifting. Buffers start as zeros because masked
+    positions still enter the product with weight 0, and 0 * NaN would be NaN.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """(rows, tokens a row) that fit without growing."""
+        return (self.keys[0].shape[0], self.keys[0].shape[2]) if self.keys else (0, 0)
+
+    def reserve(self, rows: int, tokens: int, in_use: int, like: PromptPass | None = None) -> None:
+        """Make room for ``rows`` rows of ``tokens`` tokens, keeping the contents of the first ``in_use`` rows.
+
+        Growing copies, so a cache in use grows by half at least. ``like`` shows the shapes, for an empty cache.
+        """
+        have_rows, have_tokens = self.capacity
+        if rows <= have_rows and tokens <= have_tokens:
+            return
+        if in_use:
+            rows = max(have_rows, rows if rows <= have_rows else rows + rows // 2)
+            tokens = max(have_tokens, tokens if tokens <= have_tokens else tokens + tokens // 2)
+        tokens = -(-tokens // GROWTH) * GROWTH
+        self.keys = _grown(self.keys, like.keys if like else self.keys, rows, tokens, in_use)
+        self.values = _grown(self.values, like.values if like else self.values, rows, tokens, in_use)
+
+    def store(self, prompts: PromptPass, source: torch.Tensor, first: int) -> None:
+        """Copy row ``source[i]`` of ``prompts`` to slot ``first + i``."""
+        stop, tokens = first + len(source), prompts.keys[0].shape[2]
+        for buffers, parts in ((self.keys, prompts.keys), (self.values, prompts.values)):
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer[first:stop, :, :tokens] = part[source]
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy slots ``source`` over slots ``target``."""
+        for buffer in (*self.keys, *self.values):
+            buffer[target] = buffer[source]
+
+
+class TokenPass:
+    """One new token a row, attending to its row of the cache. ``lengths`` [rows]: tokens already in each row."""
+
+    def __init__(self, cache: SlotCache, lengths: torch.Tensor, longest: int) -> None:
+        self.cache = cache
+        self.lengths = lengths
+        self.rows = torch.arange(len(lengths), device=lengths.device)
+        self.tokens = longest + 1
+        self.position = torch.arange(self.tokens, device=lengths.device)
+        visible = self.position <= lengths[:, None]
+        self.mask = None if bool(visible.all()) else visible[:, None, None, :]
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Attention of the new token over its row; the query heads of a group ride along as query positions."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        rows, heads = k.shape[:2]
+        if self.mask is None:  # all rows are equally long: one slice instead of an indexed write
+            keys[:rows, :, self.tokens - 1] = k[:, :, 0]
+            values[:rows, :, self.tokens - 1] = v[:, :, 0]
+        else:
+            keys[self.rows, :, self.lengths] = k[:, :, 0]
+            values[self.rows, :, self.lengths] = v[:, :, 0]
+        out = F.scaled_dot_product_attention(
+            q.reshape(rows, heads, -1, q.shape[-1]),
+            keys[:rows, :, : self.tokens],
+            values[:rows, :, : self.tokens],
+            attn_mask=self._mask(window),
+            scale=scale,
+        )
+        return out.reshape(rows, q.shape[1], 1, -1)
+
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        if window is None or self.tokens <= window:
+            return self.mask
+        recent = (self.position > (self.lengths - window)[:, None])[:, None, None, :]
+        return recent if self.mask is None else recent & self.mask
+
+
+def _grown(
+    buffers: list[torch.Tensor], examples: list[torch.Tensor], rows: int, tokens: int, in_use: int
+) -> list[torch.Tensor]:
+    grown = [example.new_zeros(rows, example.shape[1], tokens, example.shape[3]) for example in examples]
+    if in_use:
+        for old, new in zip(buffers, grown, strict=True):
+            new[:in_use, :, : old.shape[2]] = old[:in_use]
+    return grown

@@ -1,0 +1,169 @@
+"""The engine behind the HTTP planes: model, tokenizer, template and scheduler as one thing."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from rft_platform.errors import UserError
+from rft_platform.inference.interface import EngineStatus, SamplingParams
+from rft_platform.inference.transformers_engine.chat_template import ChatTemplate, load_template
+from rft_platform.inference.transformers_engine.generator import Generator
+from rft_platform.inference.transformers_engine.model import PolicyModel
+from rft_platform.inference.transformers_engine.request import Request, TokenEvent
+from rft_platform.inference.transformers_engine.scheduler import Scheduler, Served
+from rft_platform.inference.transformers_engine.tokenizer import PolicyTokenizer
+from rft_platform.inference.transformers_engine.weights import (
+    is_adapter,
+    merge_adapter,
+    read_tensors,
+    replace_weights,
+)
+from rft_platform.weights import digest_weights
+
+CACHE_SHARE = 0.25  # of the memory that is free at the start, for keys and values
+CAPABILITIES = ["chat", "completions", "tokens", "score", "logprobs", "tools", "stream", "lora", "pause", "update_weights"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How to serve a model folder. ``None`` and "auto" are resolved on the machine that serves."""
+
+    model_path: Path
+    dtype: str = "auto"  # float32 on a CPU, bfloat16 on a GPU
+    device: str = "auto"  # cuda where there is one
+    threads: int = 1
+    max_model_len: int | None = None  # the model's own limit
+    seed: int | None = None  # for requests that bring none: their results then depend on the order of arrival
+    chat_template: str | None = None  # Jinja text or a file
+    max_rows: int = 4096
+    max_batch_tokens: int | None = None  # from the free memory
+
+
+class TransformersEngine:
+    """Serves one policy; every public method may be called from any thread."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        torch.set_num_threads(settings.threads)
+        folder = settings.model_path
+        self.device = torch.device(_resolve_device(settings.device))
+        dtype = _resolve_dtype(settings.dtype, self.device)
+        self.tokenizer = PolicyTokenizer(folder)
+        self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template))
+        self.model = PolicyModel(folder, dtype, self.device)
+        self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
+        self.name = folder.name
+        self.base = folder  # the full weights that adapters are merged into
+        generator = Generator(self.model, self.tokenizer.end_ids, self.tokenizer.decode)
+        budget = settings.max_batch_tokens or self._free_tokens()
+        served = Served(0, digest_weights(folder), folder)
+        self.scheduler = Scheduler(generator, served, settings.max_rows, budget)
+        self._seeds = None if settings.seed is None else iter(range(settings.seed, 1 << 63))
+        self._counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0, "weight_updates": 0.0}
+        self._process = psutil.Process()
+        self._last_use = time.monotonic()
+
+    def submit(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        top_logprobs: int = 0,
+        on_token: Callable[[TokenEvent], None] | None = None,
+    ) -> Request:
+        """Queue prompts for sampling; UserError where one is empty, too long or has ids that the model does not know."""
+        for prompt in prompts:
+            self._check(prompt, self.max_model_len - 1, "; nothing could be sampled after it")
+        if sampling.seed is None and self._seeds is not None:
+            sampling = replace(sampling, seed=next(self._seeds))
+        request = Request(prompts, sampling, self.max_model_len, top_logprobs, on_token)
+        request.future.add_done_callback(lambda _: self._count(request))
+        self.scheduler.submit(request)
+        return request
+
+    def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it; the first token's is 0.0."""
+        for sequence in sequences:
+            self._check(sequence, self.max_model_len)
+        return self.scheduler.call(lambda: self.model.score(sequences)).result()
+
+    def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Serve the weights of ``folder`` (full, or an adapter on the last full ones) once running requests are done.
+
+        Raises WeightMismatchError, and goes on with the old ones, where they do not fit the served model.
+        """
+        adapter = is_adapter(folder)
+        tensors = merge_adapter(self.base, folder, self.model.dtype) if adapter else read_tensors(folder)
+        served = Served(policy_version, digest_weights(folder), folder)
+
+        def change() -> Served:
+            replace_weights(self.model.module, tensors, folder)
+            if not adapter:
+                self.base = folder
+            self._counts["weight_updates"] += 1
+            return served
+
+        self.scheduler.update(change).result()
+
+    def status(self) -> EngineStatus:
+        """Identity and state."""
+        served, times = self.scheduler.served, self._process.cpu_times()
+        return EngineStatus(
+            engine=f"transformers-{_transformers_version()}",
+            model_path=str(served.folder),
+            policy_version=served.policy_version,
+            weights_digest=served.weights_digest,
+            template_hash=self.template.digest,
+            paused=self.scheduler.paused,
+            dtype=str(self.model.dtype).removeprefix("torch."),
+            max_model_len=self.max_model_len,
+            pid=os.getpid(),
+            cpu_seconds=times.user + times.system,
+            capabilities=CAPABILITIES,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start."""
+        return {**self._counts, "generate_seconds": self.scheduler.generate_seconds}
+
+    def touch(self) -> None:
+        """Somebody needs the engine: its idle time starts anew."""
+        self._last_use = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """Seconds since the engine was last needed; 0 while it works."""
+        if self.scheduler.busy:
+            self.touch()
+        return time.monotonic() - self._last_use
+
+    def close(self) -> None:
+        """End the engine's thread."""
+        self.scheduler.close()
+
+    def _check(self, ids: Sequence[int], limit: int, why: str = "") -> None:
+        if not 0 < len(ids) <= limit:
+            raise ContextLengthError(
+                f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
+                f"{self.max_model_len} tokens{why}"
+            )
+        if min(ids) < 0 or max(ids) >= self.model.vocabulary:
+            raise UserError(f"token ids must lie between 0 and {self.model.vocabulary - 1}: got {min(ids)} to {max(ids)}")
+
+    def _count(self, request: Request) -> None:
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += sum(map(len, request.prompts))
+        self._counts["completion_tokens"] += sum(len(done.token_ids) for done in request.results.values())
+        self.touch()
+
+    def _free_tokens(self) -> int:
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else psutil.virtual_memory().available
+        return max(self.max_model_len, int(free * CACHE_SHARE) // self.model.cache_bytes_per_token)
+
+
+class ContextLengthError(UserError):
+    """A prompt longer than the model's context."""

@@ -1,0 +1,241 @@
+"""The decode loop: a changing set of rows, each advanced by one token a step.
+
+All rows share one forward pass. A prompt is forwarded once for all its choices; rows that end are replaced by the last
+rows of the batch, so that nothing finished is computed and nothing waits for the longest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+
+from rft_platform.inference.interface import Completion, FinishReason
+from rft_platform.inference.transformers_engine.attention import SlotCache
+from rft_platform.inference.transformers_engine.counter_random import row_keys, uniforms
+from rft_platform.inference.transformers_engine.model import PolicyModel, PromptBatch
+from rft_platform.inference.transformers_engine.request import Request, TokenEvent, TopLogprobs
+from rft_platform.inference.transformers_engine.sampling import SamplingRows, sample, sampling_logprobs
+from rft_platform.inference.transformers_engine.stops import StopWatch
+
+OUTPUT_TOKENS = 64  # room for sampled tokens that a row starts with; doubled when it is used up
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence being decoded: row ``index`` of ``request``."""
+
+    request: Request
+    index: int
+    stop: StopWatch | None
+    tops: list[TopLogprobs] = field(default_factory=list)
+
+    @property
+    def watched(self) -> bool:
+        """Whether the host must look at each of its tokens."""
+        return self.stop is not None or self.request.on_token is not None or self.request.top_logprobs > 0
+
+
+@dataclass(slots=True)
+class RowState:
+    """What the device knows of the rows; first dimension: rows."""
+
+    token: torch.Tensor  # the last one sampled
+    length: torch.Tensor  # tokens in the cache
+    produced: torch.Tensor  # tokens sampled
+    limit: torch.Tensor  # tokens to sample at most
+    key: torch.Tensor  # of the row's uniforms
+    temperature: torch.Tensor
+    top_p: torch.Tensor
+    top_k: torch.Tensor
+    tokens: torch.Tensor  # [rows, room]: all sampled
+    logprobs: torch.Tensor  # [rows, room]: theirs
+
+    def __getitem__(self, rows: slice) -> "RowState":
+        return RowState(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    def joined(self, other: "RowState") -> "RowState":
+        """These rows, then those."""
+        room = max(self.tokens.shape[1], other.tokens.shape[1])
+        self.widen(room)
+        other.widen(room)
+        return RowState(*(torch.cat([getattr(self, f.name), getattr(other, f.name)]) for f in fields(self)))
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy rows ``source`` over rows ``target``."""
+        for f in fields(self):
+            values = getattr(self, f.name)
+            values[target] = values[source]
+
+    def widen(self, room: int) -> None:
+        """Make room for ``room`` sampled tokens a row."""
+        missing = room - self.tokens.shape[1]
+        if missing > 0:
+            self.tokens = torch.nn.functional.pad(self.tokens, (0, missing))
+            self.logprobs = torch.nn.functional.pad(self.logprobs, (0, missing))
+
+
+class Generator:
+    """Rows in flight on one model. Not thread-safe: the scheduler's thread owns it."""
+
+    def __init__(self, model: PolicyModel, end_ids: Sequence[int], decode: Callable[[list[int]], str]) -> None:
+        self.model = model
+        self.decode = decode
+        self.end_ids = torch.tensor(sorted(end_ids), dtype=torch.int64, device=model.device)
+        self.cache = SlotCache()
+        self.rows: list[Row] = []
+        self.state: RowState | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens that the longest row in flight may grow to."""
+        if self.state is None:
+            return 0
+        return int((self.state.length - self.state.produced + self.state.limit).max())
+
+    @torch.inference_mode()
+    def admit(self, request: Request, count: int) -> None:
+        """Start the next ``count`` rows of ``request`` and sample their first tokens."""
+        rows = range(request.admitted, request.admitted + count)
+        request.admitted += count
+        n = request.sampling.n
+        prompts, places = _distinct(request.prompts[rows[0] // n : rows[-1] // n + 1])
+        place_of = {row: places[row // n - rows[0] // n] for row in rows}
+        batches = self.model.read_prompts(prompts)
+        self.cache.reserve(len(self.rows) + count, max(map(len, prompts)) + 1, len(self.rows), batches[0].kept)
+        for batch in batches:
+            held = {place: position for position, place in enumerate(batch.indices)}
+            members = [row for row in rows if place_of[row] in held]
+            source = torch.tensor([held[place_of[row]] for row in members], device=self.model.device)
+            self._join(request, members, batch, source)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Sample one more token of every row."""
+        assert self.state is not None
+        longest = int(self.state.length.max())
+        self.cache.reserve(len(self.rows), longest + 1, len(self.rows))
+        hidden = self.model.next_hidden(self.state.token, self.state.length, longest, self.cache)
+        self.state.length += 1
+        self._sample(self.model.logits(hidden), first=0)
+
+    @torch.inference_mode()
+    def abort(self, chosen: Callable[[Request], bool]) -> None:
+        """End the rows of the requests that ``chosen`` picks; what they have sampled is their result."""
+        self._finish({slot: "abort" for slot, row in enumerate(self.rows) if chosen(row.request)})
+
+    def fail(self, error: BaseException) -> None:
+        """Answer every request in flight with ``error`` and forget the rows."""
+        for row in self.rows:
+            row.request.fail(error)
+        self.rows, self.state = [], None
+
+    def _join(self, request: Request, members: list[int], batch: PromptBatch, source: torch.Tensor) -> None:
+        """Put rows ``members`` of ``request`` behind those in flight; each continues prompt ``source`` of ``batch``."""
+        first, stops = len(self.rows), request.sampling.stop
+        self.rows += [Row(request, row, StopWatch(stops, self.decode) if stops else None) for row in members]
+        state = self._new_state(request, members)
+        self.state = state if self.state is None else self.state.joined(state)
+        self.cache.store(batch.kept, source, first)
+        self._sample(self.model.logits(batch.last_hidden)[source], first)
+
+    def _new_state(self, request: Request, members: list[int]) -> RowState:
+        sampling, device, count = request.sampling, self.model.device, len(members)
+        prompt, choice = zip(*(divmod(row, sampling.n) for row in members), strict=True)
+        whole = {"dtype": torch.int64, "device": device}
+        real = {"dtype": torch.float32, "device": device}
+        room = min(sampling.max_tokens, OUTPUT_TOKENS)
+        return RowState(
+            token=torch.zeros(count, **whole),
+            length=torch.tensor([len(request.prompts[p]) for p in prompt], **whole),
+            produced=torch.zeros(count, **whole),
+            limit=torch.tensor([request.limit_of(p) for p in prompt], **whole),
+            key=row_keys(sampling.seed, prompt, choice).to(device),
+            temperature=torch.full((count,), sampling.temperature, **real),
+            top_p=torch.full((count,), sampling.top_p, **real),
+            top_k=torch.full((count,), sampling.top_k, **whole),
+            tokens=torch.zeros(count, room, **whole),
+            logprobs=torch.zeros(count, room, **real),
+        )
+
+    def _sample(self, logits: torch.Tensor, first: int) -> None:
+        """Sample a token of each row from ``first`` on, from its ``logits``; finish the rows that end with it."""
+        assert self.state is not None
+        room = int(self.state.produced[first:].max()) + 1
+        if room > self.state.tokens.shape[1]:
+            self.state.widen(2 * room)
+        state = self.state[slice(first, None)]
+        settings = SamplingRows(state.temperature, state.top_p, state.top_k)
+        logprobs = sampling_logprobs(logits, settings)
+        token = sample(logprobs, state.temperature <= 0, uniforms(state.key, state.produced))
+        chosen = logprobs.gather(-1, token[:, None]).squeeze(-1)
+        rows = torch.arange(len(token), device=token.device)
+        state.tokens[rows, state.produced] = token
+        state.logprobs[rows, state.produced] = chosen
+        state.token.copy_(token)
+        state.produced.add_(1)
+        ended = torch.isin(token, self.end_ids)
+        done = (ended | (state.produced >= state.limit)).nonzero().squeeze(-1)
+        reasons: dict[int, FinishReason] = {
+            first + row: "stop" if end else "length"
+            for row, end in zip(done.tolist(), ended[done].tolist(), strict=True)
+        }
+        if any(row.watched for row in self.rows[first:]):
+            self._watch(logprobs, token.tolist(), chosen.tolist(), first, reasons)
+        self._finish(reasons)
+
+    def _watch(
+        self,
+        logprobs: torch.Tensor,
+        tokens: list[int],
+        chosen: list[float],
+        first: int,
+        reasons: dict[int, FinishReason],
+    ) -> None:
+        """Look at the new tokens of watched rows: stop strings (added to ``reasons``), alternatives, streams."""
+        for position, row in enumerate(self.rows[first:]):
+            if not row.watched:
+                continue
+            if row.stop is not None and row.stop.hit(tokens[position]):
+                reasons[first + position] = "stop"
+            top: TopLogprobs = []
+            if row.request.top_logprobs:
+                values, ids = logprobs[position].topk(min(row.request.top_logprobs, logprobs.shape[-1]))
+                top = list(zip(ids.tolist(), values.tolist(), strict=True))
+                row.tops.append(top)
+            if row.request.on_token is not None:
+                reason = reasons.get(first + position)
+                row.request.on_token(TokenEvent(row.index, tokens[position], chosen[position], top, reason))
+
+    def _finish(self, reasons: dict[int, FinishReason]) -> None:
+        """Hand over the results of the rows in ``reasons`` (slot -> reason) and close the gaps they leave."""
+        if not reasons or self.state is None:
+            return
+        slots = torch.tensor(list(reasons), device=self.model.device)
+        counts = self.state.produced[slots].tolist()
+        tokens, logprobs = self.state.tokens[slots].tolist(), self.state.logprobs[slots].tolist()
+        for (slot, reason), count, ids, values in zip(reasons.items(), counts, tokens, logprobs, strict=True):
+            row = self.rows[slot]
+            row.request.finish(row.index, Completion(ids[:count], values[:count], reason), row.tops)
+        self._close_gaps(reasons)
+
+    def _close_gaps(self, gone: dict[int, FinishReason]) -> None:
+        """Move the last rows into the slots ``gone``, so that the rows left stand at the front."""
+        assert self.state is not None
+        left = len(self.rows) - len(gone)
+        holes = [slot for slot in gone if slot < left]
+        movers = [slot for slot in range(left, len(self.rows)) if slot not in gone]
+        for hole, mover in zip(holes, movers, strict=True):
+            self.rows[hole] = self.rows[mover]
+        if holes:
+            source, target = (torch.tensor(slots, device=self.model.device) for slots in (movers, holes))
+            self.cache.move(source, target)
+            self.state.move(source, target)
+        self.rows = self.rows[:left]
+        self.state = self.state[slice(0, left)] if left else None
+
+
+def _distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """The different prompts, and for each given one its place among them."""
+    place: dict[tuple[int, ...], int] = {}
+    places = [place.setdefault(tuple(prompt), len(place)) for prompt in prompts]
+    return [list(prompt) for prompt in place], places

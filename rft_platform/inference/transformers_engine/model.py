@@ -1,0 +1,152 @@
+"""The policy model as the engine uses it: prompts in, one token a row onwards, log-probs of whole sequences."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft_platform.errors import UserError
+from rft_platform.inference.transformers_engine.attention import (
+    ATTENTION_NAME,
+    AttentionPass,
+    PromptPass,
+    SlotCache,
+    TokenPass,
+    slot_attention,
+)
+
+PADDING_WASTE = 0.25  # padded tokens a batch of prompts may compute, as a share of its real ones
+PROMPT_TOKENS = 16_384  # tokens in one prompt forward
+HEAD_LOGITS = 2**25  # logits in one piece when whole sequences are scored (128 MiB in float32)
+CHECK_TOKENS = 8
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+@dataclass(slots=True)
+class PromptBatch:
+    """Some prompts after their forward pass: ``indices`` into the caller's list, row by row."""
+
+    indices: list[int]
+    last_hidden: torch.Tensor  # [rows, hidden]: the state at each prompt's last token
+    kept: PromptPass
+
+
+class PolicyModel:
+    """A decoder-only language model on one device."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        from transformers import AttentionInterface, AutoModelForCausalLM
+
+        AttentionInterface.register(ATTENTION_NAME, slot_attention)
+        try:
+            self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise UserError(f"model folder {folder}: the weights cannot be loaded: {error}") from error
+        self.module.to(device).eval()
+        self.device, self.dtype = device, dtype
+        config = self.module.config.get_text_config()
+        self.vocabulary = int(config.vocab_size)
+        self.max_positions = int(config.max_position_embeddings)
+        self.cache_bytes_per_token = _cache_bytes_per_token(config, dtype)
+        self._use_slot_attention(folder)
+
+    @torch.inference_mode()
+    def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> list[PromptBatch]:
+        """Forward every prompt once, in batches of like length; ``keep`` holds keys and values for a cache."""
+        return [self._read(prompts, indices, keep)[0] for indices in plan_batches([len(p) for p in prompts])]
+
+    @torch.inference_mode()
+    def next_hidden(self, tokens: torch.Tensor, lengths: torch.Tensor, longest: int, cache: SlotCache) -> torch.Tensor:
+        """Hidden state [rows, hidden] after one more token [rows] a row; the cache takes it up."""
+        step = TokenPass(cache, lengths, longest)
+        return self._forward(tokens[:, None], lengths[:, None], step)[:, 0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [..., vocabulary] of hidden states [..., hidden]."""
+        return self.module.get_output_embeddings()(hidden)
+
+    @torch.inference_mode()
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        scores: list[list[float]] = [[] for _ in sequences]
+        for indices in plan_batches([len(s) for s in sequences]):
+            _, hidden, ids = self._read(sequences, indices, keep=False)
+            rows = self._score_rows(hidden[:, :-1], ids[:, 1:]).tolist()
+            for index, row in zip(indices, rows, strict=True):
+                scores[index] = [0.0, *row[: len(sequences[index]) - 1]]
+        return scores
+
+    def _score_rows(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Log-probs [rows, tokens], computed in pieces so that [tokens, vocabulary] stays bounded."""
+        flat_hidden, flat_targets = hidden.flatten(0, 1), targets.flatten()
+        size = max(1, HEAD_LOGITS // self.vocabulary)
+        pieces = [
+            self.logits(part).float().log_softmax(-1).gather(-1, target[:, None]).squeeze(-1)
+            for part, target in zip(flat_hidden.split(size), flat_targets.split(size), strict=True)
+        ]
+        return torch.cat(pieces).view(targets.shape) if pieces else hidden.new_zeros(targets.shape)
+
+    def _read(
+        self, sequences: Sequence[list[int]], indices: list[int], keep: bool
+    ) -> tuple[PromptBatch, torch.Tensor, torch.Tensor]:
+        """Forward the sequences at ``indices`` as one right-padded batch: (batch, hidden states, ids)."""
+        lengths = torch.tensor([len(sequences[i]) for i in indices], device=self.device)
+        longest = max(len(sequences[i]) for i in indices)
+        ids = torch.tensor([sequences[i] + [0] * (longest - len(sequences[i])) for i in indices], device=self.device)
+        kept = PromptPass(keep)
+        hidden = self._forward(ids, torch.arange(longest, device=self.device)[None], kept)
+        last = hidden[torch.arange(len(indices), device=self.device), lengths - 1]
+        return PromptBatch(indices, last, kept), hidden, ids
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, attention_pass: AttentionPass) -> torch.Tensor:
+        body = self.module.base_model
+        return body(
+            input_ids=ids, position_ids=positions, use_cache=False, attention_pass=attention_pass
+        ).last_hidden_state
+
+    @torch.inference_mode()
+    def _use_slot_attention(self, folder: Path) -> None:
+        """Switch to the engine's own attention, and refuse a model whose log-probs change by it.
+
+        That is how architectures show that this engine does not cover: logit soft-caps, attention sinks, position
+        biases, recurrent layers.
+        """
+        ids = torch.arange(CHECK_TOKENS, device=self.device)[None] % self.vocabulary
+        expected = self.module(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        self.module.set_attn_implementation(ATTENTION_NAME)
+        kind = type(self.module).__name__
+        try:
+            hidden = self._forward(ids, torch.arange(CHECK_TOKENS, device=self.device)[None], PromptPass(keep=False))
+            worst = (self.logits(hidden).float().log_softmax(-1) - expected).abs().max().item()
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"model folder {folder}: {kind} cannot run on the transformers engine: {error}") from error
+        if not worst <= CHECK_TOLERANCE.get(self.dtype, 0.25):
+            raise UserError(
+                f"model folder {folder}: {kind} has a layer that the transformers engine does not compute "
+                f"(log-probs differ by {worst:.3g} from the model's own forward); use the vLLM engine for it"
+            )
+
+
+def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
+    """Indices grouped by like length, shortest first, within ``PADDING_WASTE`` and ``PROMPT_TOKENS`` a group."""
+    groups: list[list[int]] = []
+    real = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        length = lengths[index]
+        real += length
+        padded = length * (len(groups[-1]) + 1) if groups else 0
+        if groups and padded <= min(PROMPT_TOKENS, real * (1 + PADDING_WASTE)):
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            real = length
+    return groups
+
+
+def _cache_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * dtype.itemsize)

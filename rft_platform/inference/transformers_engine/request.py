@@ -1,0 +1,83 @@
+"""One request to the engine while it is worked on: what was asked, and what has come out so far."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from rft_platform.inference.interface import Completion, Generation, SamplingParams
+
+#: The likeliest alternatives at one position: (token id, log-prob), best first.
+TopLogprobs = list[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One sampled token of a streamed request."""
+
+    row: int
+    token_id: int
+    logprob: float
+    top: TopLogprobs
+    finish_reason: str | None  # set on the row's last token
+
+
+@dataclass(eq=False)
+class Request:
+    """Prompts that are sampled on ONE version of the weights; ``future`` gets the generations or the error.
+
+    Its rows are numbered prompt by prompt, ``sampling.n`` choices each.
+    """
+
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    max_len: int  # tokens of prompt and answer together
+    top_logprobs: int = 0  # alternatives to report at each position
+    on_token: Callable[[TokenEvent], None] | None = None  # called in the engine's thread
+    future: "Future[list[Generation]]" = field(default_factory=Future)
+    policy_version: int | None = None  # set when its first row is admitted
+    admitted: int = 0  # rows given to the generator so far
+    results: dict[int, Completion] = field(default_factory=dict)  # by row
+    tops: dict[int, list[TopLogprobs]] = field(default_factory=dict)  # by row
+
+    @property
+    def rows(self) -> int:
+        """Sequences that the request asks for."""
+        return len(self.prompts) * self.sampling.n
+
+    @property
+    def started(self) -> bool:
+        """Whether a row of it has been sampled from: it will then finish on these weights."""
+        return self.admitted > 0
+
+    def limit_of(self, prompt: int) -> int:
+        """Tokens to sample at most after prompt number ``prompt``."""
+        return min(self.sampling.max_tokens, self.max_len - len(self.prompts[prompt]))
+
+    def length_of(self, row: int) -> int:
+        """Tokens that row ``row`` may grow to."""
+        prompt = row // self.sampling.n
+        return len(self.prompts[prompt]) + self.limit_of(prompt)
+
+    def finish(self, row: int, completion: Completion, tops: list[TopLogprobs]) -> None:
+        """Take the result of one row; the last one answers the request."""
+        self.results[row], self.tops[row] = completion, tops
+        if len(self.results) == self.rows and not self.future.done():
+            self.future.set_result(self._generations())
+
+    def abort(self) -> None:
+        """Close every row that has no result yet, without tokens."""
+        for row in range(self.rows):
+            if row not in self.results:
+                self.finish(row, Completion([], [], "abort"), [])
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with ``error``."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def _generations(self) -> list[Generation]:
+        n, version = self.sampling.n, self.policy_version or 0
+        return [
+            Generation(prompt, [self.results[row] for row in range(index * n, (index + 1) * n)], version)
+            for index, prompt in enumerate(self.prompts)
+        ]

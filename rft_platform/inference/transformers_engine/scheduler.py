@@ -1,0 +1,228 @@
+"""Who runs when: one thread owns the model, and every request, update and pause goes through its queue."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rft_platform.errors import EngineError
+from rft_platform.inference.interface import PauseMode
+from rft_platform.inference.transformers_engine.generator import Generator
+from rft_platform.inference.transformers_engine.request import Request
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Which weights are served."""
+
+    policy_version: int
+    weights_digest: str
+    folder: Path
+
+
+class Scheduler:
+    """Batches what waits together, step by step: a request joins the rows in flight at the next token.
+
+    A request is sampled on one version of the weights: ``update`` holds back the requests that have not started, lets
+    those that have finish, changes the weights and the version, and goes on.
+    """
+
+    def __init__(self, generator: Generator, served: Served, max_rows: int, max_batch_tokens: int) -> None:
+        self.generator = generator
+        self.served = served
+        self.max_rows = max_rows
+        self.max_batch_tokens = max_batch_tokens
+        self.generate_seconds = 0.0
+        self._wake = threading.Condition()
+        self._waiting: deque[Request] = deque()
+        self._held: deque[Request] = deque()  # came during a pause
+        self._calls: deque[Callable[[], None]] = deque()  # run between two steps
+        self._updates: deque[Callable[[], None]] = deque()  # run when no request is under way
+        self._drained: list[Future[None]] = []  # resolved when nothing is waiting or under way
+        self._paused = self._frozen = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def paused(self) -> bool:
+        """Whether new requests are held."""
+        return self._paused
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is waiting or under way."""
+        return bool(self._waiting or self._held or self._calls or self._updates or self.generator.rows)
+
+    def submit(self, request: Request) -> None:
+        """Queue ``request``; its future gets the result."""
+        request.future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it under our feet
+        with self._wake:
+            if self._closed:
+                request.fail(EngineError("the engine is shutting down"))
+            elif self._paused:
+                self._held.append(request)
+            else:
+                self._waiting.append(request)
+            self._wake.notify()
+
+    def cancel(self, request: Request) -> None:
+        """Give up ``request``: its caller has gone away."""
+        self.call(lambda: self._abort(lambda other: other is request))
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run ``function`` in the engine's thread, between two tokens."""
+        return self._enqueue(self._calls, function)
+
+    def update(self, change: Callable[[], Served]) -> "Future[Served]":
+        """Run ``change`` when no request is under way; what it returns is served from then on.
+
+        Where it raises, the weights served before go on being served.
+        """
+
+        def run() -> Served:
+            self.served = change()
+            return self.served
+
+        return self._enqueue(self._updates, run)
+
+    def pause(self, mode: PauseMode) -> "Future[None]":
+        """Hold new requests; done when those here are frozen ("keep"), ended ("abort") or finished ("wait")."""
+        with self._wake:
+            self._paused, self._frozen = True, mode == "keep"
+        if mode == "keep":
+            return self.call(lambda: None)
+        if mode == "abort":
+            return self.call(lambda: self._abort(lambda _: True))
+        drained: Future[None] = Future()
+        with self._wake:
+            self._drained.append(drained)
+            self._wake.notify()
+        return drained
+
+    def resume(self) -> None:
+        """Serve again, starting with the requests held."""
+        with self._wake:
+            self._paused = self._frozen = False
+            self._waiting.extend(self._held)
+            self._held.clear()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """End the thread after the current step; what is unanswered fails."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _enqueue(self, queue: "deque[Callable[[], None]]", function: Callable[[], T]) -> "Future[T]":
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._closed:
+                raise EngineError("the engine is shutting down")
+            queue.append(run)
+            self._wake.notify()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._runnable())
+                if self._closed:
+                    break
+            try:
+                self._turn()
+            except Exception as error:  # for instance out of memory: these requests fail, the engine goes on
+                logger.exception("a step failed")
+                self.generator.fail(error)
+        ended = EngineError("the engine shut down before it answered")
+        self.generator.fail(ended)
+        for request in [*self._waiting, *self._held]:
+            request.fail(ended)
+        for left in [*self._calls, *self._updates]:
+            left()
+        for future in self._drained:
+            future.set_result(None)
+
+    def _runnable(self) -> bool:
+        if self._calls or self._updates:
+            return True
+        work = bool(self._waiting or self.generator.rows)
+        return (work and not self._frozen) or (bool(self._drained) and not work)
+
+    def _turn(self) -> None:
+        """Everything that may happen between two tokens, then one token."""
+        while self._calls:
+            self._calls.popleft()()
+        while self._updates and not self._under_way():
+            self._updates.popleft()()
+        if not self._frozen or self._updates:
+            begin = time.perf_counter()
+            self._admit()
+            if self.generator.rows:
+                self.generator.step()
+            self.generate_seconds += time.perf_counter() - begin
+        if not self._waiting and not self.generator.rows:
+            drained, self._drained = self._drained, []
+            for future in drained:
+                future.set_result(None)
+
+    def _under_way(self) -> bool:
+        """Whether a request has been sampled from and is not finished; only the first in the queue can be."""
+        return bool(self.generator.rows or (self._waiting and self._waiting[0].started))
+
+    def _admit(self) -> None:
+        """Start rows of the waiting requests, in order, as far as they fit; none that is new while an update waits."""
+        while self._waiting:
+            request = self._waiting[0]
+            if self._updates and not request.started:
+                return
+            count = 0 if request.future.done() else self._fitting(request)
+            if count:
+                request.policy_version = self.served.policy_version
+                try:
+                    self.generator.admit(request, count)
+                except Exception as error:
+                    request.fail(error)
+                    raise
+            if request.admitted < request.rows and not request.future.done():
+                return
+            with self._wake:
+                self._waiting.popleft()
+
+    def _fitting(self, request: Request) -> int:
+        """How many more rows of ``request`` fit beside those in flight; one at least where there are none.
+
+        The cache is a rectangle, so rows times the longest row is what ``max_batch_tokens`` bounds.
+        """
+        active, longest = len(self.generator.rows), self.generator.longest
+        count = 0
+        for row in range(request.admitted, request.rows):
+            longest = max(longest, request.length_of(row))
+            full = active + count + 1 > self.max_rows or (active + count + 1) * longest > self.max_batch_tokens
+            if full and active + count > 0:
+                break
+            count += 1
+        return count
+
+    def _abort(self, chosen: Callable[[Request], bool]) -> None:
+        self.generator.abort(chosen)
+        with self._wake:
+            for queue in (self._waiting, self._held):
+                for request in [each for each in queue if chosen(each)]:
+                    queue.remove(request)
+                    request.abort()

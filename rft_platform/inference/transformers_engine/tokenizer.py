@@ -1,0 +1,49 @@
+"""The policy's tokenizer: text to ids and back, and which ids end an answer."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.files import read_json
+
+
+class PolicyTokenizer:
+    """A Hugging Face tokenizer without any of the special tokens that it would add by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.hf: Any = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"model folder {folder}: no tokenizer can be loaded from it: {error}") from error
+        self.end_ids = end_ids(folder, self.hf.eos_token_id)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text."""
+        ids: list[list[int]] = self.hf(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of one sequence, special tokens left out."""
+        text: str = self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def decode_many(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Text of each sequence, special tokens left out."""
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        texts: list[str] = self.hf.batch_decode(sequences, **options) if sequences else []
+        return texts
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Text of each single token, special tokens included."""
+        return [self.hf.decode([token], clean_up_tokenization_spaces=False) for token in ids]
+
+
+def end_ids(folder: Path, eos_token_id: int | None) -> list[int]:
+    """Ids that end an answer: those of ``generation_config.json`` (one or several) and the tokenizer's own."""
+    config = folder / "generation_config.json"
+    given = read_json(config).get("eos_token_id") if config.exists() else None
+    ids = set(given if isinstance(given, list) else [given]) | {eos_token_id}
+    return sorted(token for token in ids if token is not None)

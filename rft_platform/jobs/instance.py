@@ -1,0 +1,34 @@
+"""The project's Dagster instance: made on first use, tidied after a driver that died."""
+
+from importlib import resources
+
+import dagster as dg
+
+from rft_platform.config.home import Home
+from rft_platform.files import write_text
+from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
+
+
+def open_instance(home: Home) -> dg.DagsterInstance:
+    """The instance in ``RFT_HOME/dagster``, with the platform's settings on first use."""
+    settings = home.dagster / "dagster.yaml"
+    if not settings.exists():
+        write_text(settings, resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8"))
+    return dg.DagsterInstance.from_config(str(home.dagster))
+
+
+def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
+    """Mark runs as failed whose driver process is gone, and free their pool slots; returns their ids.
+
+    Run monitoring does this for runs the daemon launched; nobody watches a run that lived in a driver's process.
+    """
+    open_runs = instance.get_runs(
+        dg.RunsFilter(
+            statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
+        )
+    )
+    orphans = [run for run in open_runs if DRIVER_TAG in run.tags and not driver_is_alive(run.tags[DRIVER_TAG])]
+    for run in orphans:
+        instance.report_run_failed(run, "The process that drove this run ended before the run did.")
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    return [run.run_id for run in orphans]

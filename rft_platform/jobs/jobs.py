@@ -1,0 +1,43 @@
+"""The jobs a project is made of: the warm start, the two halves of a round, and evaluation alone."""
+
+import dagster as dg
+
+JOB_OF_KIND = {"warm_start": "warm_start_job", "explore": "explore_job", "sync": "sync_round_job"}
+KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
+
+warm_start_job = dg.define_asset_job(
+    "warm_start_job",
+    selection=["task_dataset", "eval_task_dataset", "warm_start_checkpoint"],
+    description="Read the tasks, make the starting policy (SFT where configured) and evaluate it.",
+    tags={"rft/phase": "warm_start"},
+)
+
+explore_job = dg.define_asset_job(
+    "explore_job",
+    selection=["policy_snapshot", "rollout_batches", "judged_experiences"],
+    description="First half of a round: roll the policy out on the round's tasks and judge what it did.",
+    tags={"rft/phase": "explore"},
+)
+
+sync_round_job = dg.define_asset_job(
+    "sync_round_job",
+    selection=["policy_checkpoint", "evaluation_report"],
+    description="Second half of a round: train on the judged experiences, register, serve and evaluate the weights.",
+    tags={"rft/phase": "sync"},
+)
+
+evaluate_job = dg.define_asset_job(
+    "evaluate_job",
+    selection=["evaluation_report"],
+    description="Evaluate the policy of a round again; the champion moves if the gate passes.",
+    tags={"rft/phase": "evaluate"},
+)
+
+judge_job = dg.define_asset_job(
+    "judge_job",
+    selection=["judged_experiences"],
+    description="Judge stored rollouts again, with the configured judge or another one: a backfill over rounds.",
+    tags={"rft/phase": "judge"},
+)
+
+ALL_JOBS = [warm_start_job, explore_job, sync_round_job, evaluate_job, judge_job]

@@ -1,0 +1,72 @@
+"""The sensors that keep a project going: both ask the plan, and launch what it says."""
+
+from collections.abc import Iterator
+
+import dagster as dg
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.errors import UserError
+from rft_platform.experience.rounds import round_key
+from rft_platform.jobs.jobs import JOB_OF_KIND, explore_job, sync_round_job, warm_start_job
+from rft_platform.jobs.launches import launches
+from rft_platform.jobs.tags import run_tags
+from rft_platform.resources.project import ProjectResource
+from rft_platform.rounds.observe import observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.state import Plan
+
+_TICK_S = 10
+
+
+@dg.sensor(
+    jobs=[sync_round_job],
+    minimum_interval_seconds=_TICK_S,
+    description="Starts a round's training once enough of its experience rows have landed.",
+)
+def experience_threshold_sensor(
+    context: dg.SensorEvaluationContext, project: ProjectResource
+) -> dg.SensorResult | dg.SkipReason:
+    return _launch(context, project, kinds=("sync",))
+
+
+@dg.sensor(
+    jobs=[warm_start_job, explore_job],
+    minimum_interval_seconds=_TICK_S,
+    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent.",
+)
+def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
+    return _launch(context, project, kinds=("warm_start", "explore"))
+
+
+def _launch(
+    context: dg.SensorEvaluationContext, project: ProjectResource, kinds: tuple[str, ...]
+) -> dg.SensorResult | dg.SkipReason:
+    try:
+        opened = project.open()
+    except UserError as nothing_to_do:
+        return dg.SkipReason(str(nothing_to_do))
+    plan = plan_next(observe(opened, launches(context.instance)))
+    requests = list(_requests(plan, kinds))
+    if not requests:
+        return dg.SkipReason(_why_not(plan))
+    rounds = [request.partition_key for request in requests if request.partition_key]
+    return dg.SensorResult(
+        run_requests=requests, dynamic_partitions_requests=[rft_rounds.build_add_request(rounds)] if rounds else []
+    )
+
+
+def _requests(plan: Plan, kinds: tuple[str, ...]) -> Iterator[dg.RunRequest]:
+    for action in plan.actions:
+        if action.kind in kinds:
+            yield dg.RunRequest(
+                run_key=action.run_key,
+                job_name=JOB_OF_KIND[action.kind],
+                partition_key=round_key(action.round) if action.round else None,
+                tags=run_tags(action.round),
+            )
+
+
+def _why_not(plan: Plan) -> str:
+    if plan.finished:
+        return "all rounds of the budget are done"
+    return plan.failed or "; ".join(plan.waiting) or "the other sensor has work to launch first"

@@ -1,0 +1,15 @@
+"""The reference answer of a task."""
+
+from typing import Any
+
+from rft_platform.judging.text import response_text
+
+
+def reference_text(task: dict[str, Any], answer_key: str) -> str:
+    """The text of the task's answer column; KeyError or ValueError where there is none."""
+    if answer_key not in task:
+        raise KeyError(f"the task has no column {answer_key!r}; its columns are {', '.join(task)}")
+    text = response_text(task[answer_key])
+    if not text.strip():
+        raise ValueError(f"the task's reference answer (column {answer_key!r}) is empty")
+    return text

@@ -1,0 +1,1 @@
+"""Judges by rule: one family a file. Each is a plain function of a task and a response."""

@@ -1,0 +1,42 @@
+"""Judges that compare text: equality, containment, form and length."""
+
+import re
+from typing import Any
+
+from rft_platform.judging.reference import reference_text
+from rft_platform.judging.text import response_text
+
+
+def exact_match(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = False) -> float:
+    """1.0 when the response is the reference answer, white space at both ends aside, else 0.0."""
+    given, expected = response_text(response).strip(), reference_text(task, answer_key).strip()
+    if ignore_case:
+        given, expected = given.casefold(), expected.casefold()
+    return float(given == expected)
+
+
+def contains(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = True) -> float:
+    """1.0 when the reference answer occurs in the response, else 0.0."""
+    given, expected = response_text(response), reference_text(task, answer_key).strip()
+    if ignore_case:
+        given, expected = given.casefold(), expected.casefold()
+    return float(expected in given)
+
+
+def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> float:
+    """1.0 when the whole response, white space at both ends aside, matches the regular expression, else 0.0.
+
+    A dot matches line ends too.
+    """
+    return float(re.fullmatch(pattern, response_text(response).strip(), re.DOTALL) is not None)
+
+
+def within_length(
+    task: dict[str, Any], response: Any, *, max_chars: int, min_chars: int = 0, margin_chars: int = 0
+) -> float:
+    """1.0 for a response of ``min_chars`` to ``max_chars`` characters, falling to 0.0 over ``margin_chars`` outside."""
+    length = len(response_text(response))
+    outside = max(min_chars - length, length - max_chars, 0)
+    if outside == 0:
+        return 1.0
+    return max(0.0, 1.0 - outside / margin_chars) if margin_chars else 0.0

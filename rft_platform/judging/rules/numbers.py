@@ -1,0 +1,84 @@
+"""Judges that compare final numbers: ``numeric`` for any wording, ``gsm8k`` for the ``####`` convention."""
+
+import re
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+from rft_platform.judging.reference import reference_text
+from rft_platform.judging.text import response_text
+
+_NUMBER = re.compile(
+    r"""(?P<sign>(?<![\w)\]])[-−](?=[$€£¥\d.\\]))?     # a minus after a digit or a bracket is a subtraction
+        [$€£¥]?[ ]?(?P<inner>(?<=[$€£¥])[-−])?
+        (?: \\[dt]?frac\{(?P<top>\d+)\}\{(?P<bottom>\d+)\}
+          | (?P<number> (?:\d{1,3}(?:,\d{3})+(?!\d) | \d+)(?:\.\d+)? | \.\d+ )
+            (?:[ ]?/[ ]?(?P<divisor>\d+(?![\d/,.])))? )""",
+    re.VERBOSE,
+)
+_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_ANSWER = re.compile(r"(?<![A-Za-z])(?:(?:A|Answer|ANSWER)\s*[:：]|answer is\s*[:：]?)[ \t]*([^\n]*)")
+_MOST_DIGITS = 100  # a longer run of digits is no answer, and costly to compare
+
+
+def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", tolerance: float = 0.0) -> float:
+    """1.0 when the final number of the response equals that of the reference, else 0.0.
+
+    The final number stands after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, or last in the text; the
+    first of these that there is counts, and its last occurrence. Signs, thousands separators, currency, units and
+    fractions are understood. ``tolerance`` is absolute.
+    """
+    expected = _reference(task, answer_key, final_number)
+    given = final_number(response_text(response))
+    return float(given is not None and abs(given - expected) <= Fraction(tolerance))
+
+
+def gsm8k(task: dict[str, Any], response: Any, *, answer_key: str = "answer", strict: bool = False) -> float:
+    """1.0 when the response ends in the number after ``####`` of a GSM8K reference solution, else 0.0.
+
+    ``strict``: the response must give its number after ``####`` too; else it may stand wherever ``numeric`` finds it.
+    """
+    expected = _reference(task, answer_key, hash_number)
+    text = response_text(response)
+    given = hash_number(text) if strict else final_number(text)
+    return float(given == expected)
+
+
+def final_number(text: str) -> Fraction | None:
+    """The number that a text ends up with, or None."""
+    for marker in (_HASHES, _BOXED, _ANSWER):
+        tails = marker.findall(text)
+        if tails:
+            return _first_number(tails[-1])
+    numbers = [_value(match) for match in _NUMBER.finditer(text)]
+    return numbers[-1] if numbers else None
+
+
+def hash_number(text: str) -> Fraction | None:
+    """The number after the last ``####``, or None."""
+    tails = _HASHES.findall(text)
+    return _first_number(tails[-1]) if tails else None
+
+
+def _first_number(tail: str) -> Fraction | None:
+    """The first number of an answer, or of what follows its last equals sign."""
+    match = _NUMBER.search(tail.rpartition("=")[2])
+    return _value(match) if match else None
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    top = match["top"] or match["number"].replace(",", "")
+    bottom = match["bottom"] or match["divisor"] or "1"
+    if len(top) + len(bottom) > _MOST_DIGITS or int(bottom) == 0:
+        return None
+    value = Fraction(top) / int(bottom)
+    return -value if match["sign"] or match["inner"] else value
+
+
+def _reference(task: dict[str, Any], answer_key: str, read: Callable[[str], Fraction | None]) -> Fraction:
+    text = reference_text(task, answer_key)
+    number = read(text)
+    if number is None:
+        raise ValueError(f"the reference answer {text[:80]!r} holds no number to compare with")
+    return number

@@ -1,0 +1,21 @@
+"""The text of a response, whatever form the workflow gave it."""
+
+from typing import Any
+
+
+def response_text(response: Any) -> str:
+    """The text of a response: a string, a chat message, a list of content parts, or an object with such a content.
+
+    Anything else is taken by its string form; None is the empty text.
+    """
+    if response is None:
+        return ""
+    if isinstance(response, str):
+        return response
+    if isinstance(response, dict):
+        inner = response.get("content", response.get("text"))
+        return str(response) if inner is None else response_text(inner)
+    if isinstance(response, list | tuple):
+        return "\n".join(response_text(part) for part in response)
+    content = getattr(response, "content", None)
+    return str(response) if content is None else response_text(content)

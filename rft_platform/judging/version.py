@@ -1,0 +1,105 @@
+"""The version of a judge: a digest of everything its rewards depend on."""
+
+import inspect
+import re
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from rft_platform import __version__
+from rft_platform.files import digest_json
+
+
+def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any], float]]) -> str:
+    """Version of a weighted sum of judges, each given as name, function, arguments and weight: 16 hex digits.
+
+    It changes with the names, arguments and weights, with the platform's version, and with the source code of the
+    functions and of what they use from their own top-level package, followed through.
+    """
+    described = [
+        {"name": name, "args": args, "weight": weight, "source": used_source(function)}
+        for name, function, args, weight in parts
+    ]
+    return digest_json({"parts": described, "package": __version__})[:16]
+
+
+def used_source(function: Callable[..., Any]) -> dict[str, str]:
+    """Source code of a function, and of the functions, classes and plain values of its package that it uses."""
+    sources: dict[str, str] = {}
+    target = inspect.unwrap(function)
+    if not isinstance(target, types.FunctionType | types.MethodType | type):  # an object that is called
+        sources["state"] = _plain(getattr(target, "__dict__", None)) or ""
+        target = type(target).__call__
+    _collect(target, sources)
+    return sources
+
+
+def _collect(value: Any, sources: dict[str, str]) -> None:
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    if name in sources:
+        return
+    sources[name] = _source(value)
+    function = value.__func__ if isinstance(value, types.MethodType) else value
+    if not isinstance(function, types.FunctionType):
+        return
+    for inner_name, inner in _referenced(function):
+        plain = _plain(inner)
+        if plain is not None:
+            sources[f"{name}:{inner_name}"] = plain
+        elif callable(inner) and _package(inner) == _package(function):
+            _collect(inner, sources)
+
+
+def _referenced(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Global and enclosing values that the function's code names, and members of modules of its own package."""
+    names = sorted(set(_code_names(function.__code__)))
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and value.__name__.partition(".")[0] == _package(function):
+            yield from ((member, getattr(value, member)) for member in names if hasattr(value, member))
+        elif name in function.__globals__:
+            yield name, value
+    yield from zip(function.__code__.co_freevars, _cell_values(function), strict=True)
+
+
+def _cell_values(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not bound yet
+            yield None
+
+
+def _code_names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_names(constant)
+
+
+def _source(value: Any) -> str:
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):  # typed into a shell, or built in
+        code = getattr(value, "__code__", None)
+        return "" if code is None else f"{code.co_code.hex()} {code.co_names!r}"
+
+
+def _plain(value: Any) -> str | None:
+    """Stable text of a value made of numbers, strings, patterns and collections of them; None for any other."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return repr(value)
+    if isinstance(value, re.Pattern):
+        return f"{value.pattern!r} {value.flags}"
+    if isinstance(value, dict):
+        value = list(value.items())
+    elif isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)
+    if not isinstance(value, list | tuple):
+        return None
+    items = [_plain(item) for item in value]
+    return None if None in items else f"[{', '.join(item for item in items if item)}]"
+
+
+def _package(value: Any) -> str:
+    return str(getattr(value, "__module__", "")).partition(".")[0]

@@ -1,0 +1,120 @@
+"""Starting and ending long-lived processes that outlive the caller."""
+
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from rft_platform.errors import RftError
+from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease
+
+POLL_S = 0.02
+LOG_LINES_SHOWN = 20
+
+
+class StartError(RftError):
+    """A process ended, or did not become ready in time; the message carries the last lines of its log."""
+
+
+def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> psutil.Process:
+    """Start ``command`` in a session of its own, with exactly the environment ``env``.
+
+    Its standard output and error are appended to ``log_file``. ``command[0]`` is looked up on the caller's PATH.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawnp(
+        command[0],
+        command,
+        env,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log_file), append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    return psutil.Process(pid)
+
+
+def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
+    """End the process and its process group: SIGTERM, and SIGKILL for what is left after ``timeout_s``.
+
+    A process that is gone already, or a pid that now belongs to another process, is left alone.
+    """
+    process = find_process(pid, create_time)
+    if process is None:
+        return
+    family = [process]
+    with suppress(psutil.NoSuchProcess):
+        family += process.children(recursive=True)
+    _signal_group(pid, signal.SIGTERM)
+    _, left = psutil.wait_procs(family, timeout=timeout_s)
+    for member in left:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    psutil.wait_procs(left, timeout=timeout_s)
+
+
+def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_file: Path) -> Lease:
+    """Wait until ``process``, or a child of it, has published its lease at ``path``.
+
+    Raises ``StartError`` with the log's last lines at once when the process ends, or after ``timeout_s``.
+    """
+    born = process.create_time() if process.is_running() else time.time()
+    deadline = time.monotonic() + timeout_s
+    while True:
+        lease = read_lease(path)
+        if lease is not None and lease.create_time >= born and is_alive(lease):
+            return lease
+        exit_code = _exit_code(process)
+        if exit_code is not None:
+            raise StartError(
+                f"{_name(log_file)} ended with exit code {exit_code} before it was ready.{_tail(log_file)}"
+            )
+        if time.monotonic() > deadline:
+            raise StartError(f"{_name(log_file)} was not ready after {timeout_s:.0f} s.{_tail(log_file)}")
+        time.sleep(POLL_S)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        group = os.getpgid(pid)
+        if group == os.getpgrp():  # started in our own group: ending that would end the caller
+            os.kill(pid, number)
+        else:
+            os.killpg(group, number)
+
+
+def _exit_code(process: psutil.Process) -> int | str | None:
+    """Exit code of an ended process ("unknown" where another process reaped it), None while it runs."""
+    try:
+        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            return None
+        code = process.wait(timeout=1.0)
+    except psutil.NoSuchProcess:
+        code = None
+    return "unknown" if code is None else int(code)
+
+
+def _name(log_file: Path) -> str:
+    return f"Process '{log_file.stem}'"
+
+
+def _tail(log_file: Path) -> str:
+    try:
+        lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+    except FileNotFoundError:
+        return f" It left no log at {log_file}."
+    return f" Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,39 @@
+"""Progress of long work, told once for everyone: the CLI's live view, Dagster's event log, plain lines.
+
+Whoever works calls ``report``; whoever shows listens to the logger ``rft_platform.progress`` and reads
+``record.progress``. Nothing is printed here.
+"""
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+LOGGER = logging.getLogger("rft_platform.progress")
+_EVERY_S = 0.5
+_last: dict[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one piece of work has come: ``what`` names it, ``done`` of ``total`` units, numbers worth watching."""
+
+    what: str
+    done: int
+    total: int
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        numbers = "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
+        return f"{self.what}: {self.done}/{self.total}{numbers}"
+
+
+def report(what: str, done: int, total: int, **numbers: float) -> None:
+    """Tell how far ``what`` is. At most two a second for one ``what``; the last one (done == total) always."""
+    now = time.monotonic()
+    if done < total and now - _last.get(what, 0.0) < _EVERY_S:
+        return
+    _last[what] = now
+    if done >= total:
+        _last.pop(what, None)
+    progress = Progress(what, done, total, numbers)
+    LOGGER.info("%s", progress, extra={"progress": progress})

@@ -1,0 +1,120 @@
+"""What a training run leaves in MLflow: parameters, step and round metrics, reports."""
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by it
+_BATCH_LIMIT = 1000  # entities MLflow takes in one call
+_PARAM_LIMIT = 100
+_DISALLOWED = re.compile(r"[^/\w.\- ]")
+
+
+class StepLike(Protocol):
+    """One optimiser step and its metrics, as the trainer reports it."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def metrics(self) -> Mapping[str, float]: ...
+
+
+def metric_name(name: str) -> str:
+    """``name`` in the characters that MLflow allows: ``mean@4`` becomes ``mean_at_4``."""
+    return _DISALLOWED.sub("_", name.replace("@", "_at_"))
+
+
+class TrainingRun:
+    """One MLflow run: everything that one training of a project logs, over any number of processes and restarts."""
+
+    def __init__(self, client: "MlflowClient", run_id: str) -> None:
+        self.client = client
+        self.run_id = run_id
+
+    @classmethod
+    def find_or_create(
+        cls, client: "MlflowClient", experiment_id: str, name: str, tags: Mapping[str, str]
+    ) -> "TrainingRun":
+        """The run tagged with ``name``, continued; a new one if there is none."""
+        found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
+        if found:
+            run = cls(client, found[0].info.run_id)
+            if found[0].info.status != "RUNNING":
+                client.update_run(run.run_id, status="RUNNING")
+            return run
+        created = client.create_run(experiment_id, run_name=name, tags={**tags, RUN_TAG: name})
+        return cls(client, created.info.run_id)
+
+    def log_steps(self, steps: Iterable[StepLike], prefix: str = "train/") -> None:
+        """Log the metrics of many optimiser steps in one call (one per thousand values, MLflow's limit)."""
+        values = [(prefix + name, value, step.step) for step in steps for name, value in step.metrics.items()]
+        self._log_metrics(values)
+
+    def log_round(self, number: int, metrics: Mapping[str, Any], prefix: str = "") -> None:
+        """Log what is known of round ``number``; the round is the x axis, so use names that steps do not use.
+
+        Nested mappings get names with a slash. What is no number (a note holds names and versions too) is left out.
+        """
+        values = [
+            (prefix + name, value, number)
+            for name, value in _flatten(metrics, "/")
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        self._log_metrics(values)
+
+    def log_params(self, params: Mapping[str, Any]) -> None:
+        """Log a (nested) configuration under dotted names.
+
+        MLflow keeps a parameter's first value for good. Where a continued run's configuration differs, the new value
+        goes into the tag ``changed.<name>``.
+        """
+        from mlflow.entities import Param, RunTag
+
+        known = self.client.get_run(self.run_id).data.params
+        flat = {metric_name(name): str(value)[:6000] for name, value in _flatten(params, ".")}
+        new = [Param(name, value) for name, value in flat.items() if name not in known]
+        changed = [RunTag(f"changed.{name}", value) for name, value in flat.items() if known.get(name, value) != value]
+        for part in _chunks(new, _PARAM_LIMIT):
+            self.client.log_batch(self.run_id, params=part)
+        for tags in _chunks(changed, _PARAM_LIMIT):
+            self.client.log_batch(self.run_id, tags=tags)
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set tags of the run, in one call."""
+        from mlflow.entities import RunTag
+
+        self.client.log_batch(self.run_id, tags=[RunTag(name, str(value)) for name, value in tags.items()])
+
+    def log_artifact(self, path: Path, folder: str = "") -> None:
+        """Copy a file (a report, a picture) to the run's artifacts, below ``folder``."""
+        self.client.log_artifact(self.run_id, str(path), folder or None)
+
+    def finish(self, succeeded: bool = True) -> None:
+        """Mark the run as ended; a later ``find_or_create`` of the same name continues it."""
+        self.client.set_terminated(self.run_id, status="FINISHED" if succeeded else "FAILED")
+
+    def _log_metrics(self, values: Sequence[tuple[str, float, int]]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [Metric(metric_name(name), float(value), now, step) for name, value, step in values]
+        for part in _chunks(metrics, _BATCH_LIMIT):
+            self.client.log_batch(self.run_id, metrics=part)
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def _flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from _flatten(item, separator, f"{prefix}{key}{separator}")
+        else:
+            yield f"{prefix}{key}", item

@@ -1,0 +1,18 @@
+"""The policy engine as a resource: found by its lease, else started; it outlives the run that asked for it."""
+
+import dagster as dg
+
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.resources.project import ProjectResource
+
+
+class EngineResource(dg.ConfigurableResource):
+    """The process that serves the policy, and its OpenAI-compatible address."""
+
+    project: dg.ResourceDependency[ProjectResource]
+
+    def connect(self) -> PolicyEngine:
+        """A healthy engine that serves some version of the project's policy."""
+        from rft_platform.rounds.processes import connect_engine
+
+        return connect_engine(self.project.open())

@@ -1,0 +1,19 @@
+"""The project a code location works on: its folder, its configuration, its store."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+
+from rft_platform.config.home import Home
+from rft_platform.rounds.project import Project
+
+
+class ProjectResource(dg.ConfigurableResource):
+    """The folder that holds all state of the project."""
+
+    home: str = dg.EnvVar("RFT_HOME") if "RFT_HOME" in os.environ else ".rft"
+
+    def open(self) -> Project:
+        """Read the project's configuration; raises UserError where no project was started in the folder yet."""
+        return Project.open(Home(Path(self.home).absolute()))

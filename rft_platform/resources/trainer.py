@@ -1,0 +1,22 @@
+"""The trainer group as a resource: found by its lease, else started; it outlives the run that asked for it."""
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from rft_platform.resources.project import ProjectResource
+
+if TYPE_CHECKING:
+    from rft_platform.training.group import TrainerClient
+
+
+class TrainerResource(dg.ConfigurableResource):
+    """The FSDP trainer's worker processes."""
+
+    project: dg.ResourceDependency[ProjectResource]
+
+    def connect(self) -> "TrainerClient":
+        """A trainer group that takes commands."""
+        from rft_platform.rounds.processes import connect_trainer
+
+        return connect_trainer(self.project.open())

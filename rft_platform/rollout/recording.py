@@ -1,0 +1,225 @@
+"""OpenAI clients whose chat calls are recorded. Importing this module imports ``openai``: do so only to run agents.
+
+Recording sits in the HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``, so it sees what
+goes over the wire whatever the caller does above it: raw responses, ``with_options`` copies, streams, helper methods.
+A request that a client sends again is recorded once, because only an answer that reached the caller is recorded.
+"""
+
+import importlib
+import json
+from collections.abc import AsyncIterator, Iterator
+from time import perf_counter, time
+from typing import Any
+
+import openai
+
+from rft_platform.rollout import chat_wire
+from rft_platform.rollout.history import RecordedCall, RunHistory
+
+
+def _wire_package() -> str:
+    """``httpx2`` or ``httpx``: the one that the installed ``openai`` (3.x or 2.x) is built on."""
+    packages = (base.__module__.partition(".")[0] for base in openai.DefaultAsyncHttpxClient.__mro__)
+    return next(name for name in packages if name in ("httpx", "httpx2"))
+
+
+wire: Any = importlib.import_module(_wire_package())
+
+_RECORDED_PATH = "/chat/completions"
+_KEEPALIVE_CONNECTIONS = 256
+_API_KEY = "EMPTY"  # the client refuses to be without one
+
+
+class ConnectionPools:
+    """Connections to one engine, shared by the clients of all runs of one event loop, and closed in it."""
+
+    def __init__(self, base_url: str, timeout_s: float) -> None:
+        # The runner bounds concurrency; a bound here could only starve a run that fans out.
+        limits = wire.Limits(max_connections=None, max_keepalive_connections=_KEEPALIVE_CONNECTIONS)
+        self._async = wire.AsyncHTTPTransport(limits=limits)
+        self._sync = wire.HTTPTransport(limits=limits)
+        self._base_url = base_url
+        self._timeout_s = timeout_s
+
+    def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
+        """A client whose chat calls go into ``history``."""
+        recorder: Any = AsyncRecorder(self._async, history)
+        # trust_env would route calls around the recorder where the environment names a proxy.
+        http = openai.DefaultAsyncHttpxClient(transport=recorder, trust_env=False, timeout=self._timeout_s)
+        return openai.AsyncOpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+
+    def sync_client(self, history: RunHistory) -> openai.OpenAI:
+        """A client whose chat calls go into ``history``; to be used off the event loop's thread."""
+        recorder: Any = SyncRecorder(self._sync, history)
+        http = openai.DefaultHttpxClient(transport=recorder, trust_env=False, timeout=self._timeout_s)
+        return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._async.aclose()
+        self._sync.close()
+
+
+class AsyncRecorder(wire.AsyncBaseTransport):
+    """Records the chat calls that pass; closing it leaves the shared connections open."""
+
+    def __init__(self, inner: Any, history: RunHistory) -> None:
+        self._inner = inner
+        self._history = history
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request, recorded if it is a chat call."""
+        try:
+            if not request.url.path.endswith(_RECORDED_PATH):
+                return await self._inner.handle_async_request(request)
+            await request.aread()
+            call = _ChatCall(request, self._history)
+            response = await self._inner.handle_async_request(call.request)
+            if response.status_code != 200 or call.streamed:
+                return call.passed_on(response)
+            await response.aread()
+            await response.aclose()
+        except wire.TransportError:
+            self._history.connection_lost = True
+            raise
+        return call.finished(response)
+
+
+class SyncRecorder(wire.BaseTransport):
+    """The same for the blocking client."""
+
+    def __init__(self, inner: Any, history: RunHistory) -> None:
+        self._inner = inner
+        self._history = history
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request, recorded if it is a chat call."""
+        try:
+            if not request.url.path.endswith(_RECORDED_PATH):
+                return self._inner.handle_request(request)
+            request.read()
+            call = _ChatCall(request, self._history)
+            response = self._inner.handle_request(call.request)
+            if response.status_code != 200 or call.streamed:
+                return call.passed_on(response)
+            response.read()
+            response.close()
+        except wire.TransportError:
+            self._history.connection_lost = True
+            raise
+        return call.finished(response)
+
+
+class _ChatCall:
+    """One chat request on its way out, and its answer on the way back."""
+
+    def __init__(self, request: Any, history: RunHistory) -> None:
+        self._history = history
+        self._order = history.begin_call()
+        self._created_at, self._started = time(), perf_counter()
+        history.client_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
+        self._sent, self._asked = chat_wire.prepare(
+            json.loads(request.content), history.sampling, history.call_seed(self._order)
+        )
+        self.streamed = bool(self._sent.get("stream"))
+        self.request = self._rewritten(request)
+
+    def _rewritten(self, request: Any) -> Any:
+        headers = request.headers.copy()
+        headers.pop("content-length", None)
+        headers["accept-encoding"] = "identity"  # a streamed answer is read as it comes
+        content = json.dumps(self._sent).encode()
+        return wire.Request(
+            request.method, request.url, headers=headers, content=content, extensions=request.extensions
+        )
+
+    def passed_on(self, response: Any) -> Any:
+        """A refusal as it came; a streamed answer with its events read as they pass."""
+        if response.status_code != 200:
+            return response
+        stream = _TappedStream(response.stream, self, response.headers)
+        return wire.Response(200, headers=response.headers, stream=stream, extensions=response.extensions)
+
+    def finished(self, response: Any) -> Any:
+        """Record a whole answer; return it as the caller asked for it."""
+        answer = response.json()
+        self.record(answer, response.headers)
+        headers = response.headers.copy()
+        headers.pop("content-length", None)
+        content = json.dumps(chat_wire.restore(answer, self._asked)).encode()
+        return wire.Response(200, headers=headers, content=content, extensions=response.extensions)
+
+    def restored_event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
+        """An event of a streamed answer as the caller asked for it."""
+        fields = [line for line in event.split(b"\n") if not line.startswith(b"data:")]
+        return b"\n".join([*fields, b"data: " + json.dumps(chat_wire.restore(chunk, self._asked)).encode()])
+
+    @property
+    def choices(self) -> int:
+        """Number of choices that the answer will have."""
+        return int(self._sent.get("n") or 1)
+
+    def record(self, answer: dict[str, Any], headers: Any) -> None:
+        """Add the choices of a whole answer to the run's history."""
+        duration_s = perf_counter() - self._started
+        prompt_ids, choices = chat_wire.sampled_choices(answer)
+        self._history.add(
+            [
+                RecordedCall(
+                    order=self._order,
+                    choice=choice.index,
+                    msg_id=answer["id"],
+                    policy_version=chat_wire.policy_version(answer, headers),
+                    prompt_ids=prompt_ids,
+                    response_ids=choice.token_ids,
+                    logprobs=choice.logprobs,
+                    finish_reason=choice.finish_reason,
+                    temperature=float(self._sent["temperature"]),
+                    top_p=float(self._sent["top_p"]),
+                    top_k=int(self._sent.get("top_k") or -1),
+                    messages=self._sent["messages"],
+                    tools=self._sent.get("tools") or [],
+                    response=choice.message,
+                    created_at=self._created_at,
+                    duration_s=duration_s,
+                )
+                for choice in choices
+            ]
+        )
+
+
+class _TappedStream(wire.AsyncByteStream, wire.SyncByteStream):
+    """The events of a streamed answer, recorded once every choice has finished and passed on as asked for."""
+
+    def __init__(self, inner: Any, call: _ChatCall, headers: Any) -> None:
+        self._inner = inner
+        self._call = call
+        self._headers = headers
+        self._events = chat_wire.EventStream()
+        self._answer = chat_wire.StreamedAnswer(call.choices)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self._inner:
+            yield from self._passed(data)
+        yield self._events.rest()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._inner:
+            for event in self._passed(data):
+                yield event
+        yield self._events.rest()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _passed(self, data: bytes) -> Iterator[bytes]:
+        for event in self._events.feed(data):
+            chunk = chat_wire.event_chunk(event)
+            if chunk is not None:
+                if self._answer.add(chunk):
+                    self._call.record(self._answer.whole(), self._headers)
+                event = self._call.restored_event(event, chunk)
+            yield event + b"\n\n"

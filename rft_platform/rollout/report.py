@@ -1,0 +1,84 @@
+"""What a batch of rollouts came to."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from rft_platform.experience.record import RolloutRow
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """Counts and costs of one or more explore batches. Token counts are of the rows kept."""
+
+    runs: int  # runs asked for: tasks times repeats
+    failed: int  # runs that gave no rows, all attempts used
+    retried: int  # attempts beyond the first of every run
+    dropped_groups: int
+    rows: int
+    truncated_rows: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float  # wall clock
+    cpu_s: float  # processor time of the driver
+    engine_cpu_s: float  # processor time of the engine's server
+    client_retries: int = 0  # HTTP requests that a client sent again
+    policy_versions: tuple[int, ...] = ()  # ascending; more than one where weights changed during the batch
+    errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens a second."""
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def truncated_share(self) -> float:
+        """Share of rows that ended for want of tokens."""
+        return self.truncated_rows / self.rows if self.rows else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and derived figures, JSON-serialisable."""
+        derived = {"tokens_per_s": self.tokens_per_s, "truncated_share": self.truncated_share}
+        return {**asdict(self), "policy_versions": list(self.policy_versions), **derived}
+
+    @classmethod
+    def merge(cls, reports: Sequence["RolloutReport"]) -> "RolloutReport":
+        """The report of batches that ran one after the other."""
+        totals = {name: sum(getattr(report, name) for report in reports) for name in _SUMMED}
+        versions = sorted({version for report in reports for version in report.policy_versions})
+        errors = sum((Counter(report.errors) for report in reports), Counter[str]())
+        return cls(**totals, policy_versions=tuple(versions), errors=dict(errors))
+
+
+_SUMMED = [item.name for item in fields(RolloutReport) if item.type in (int, float)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What went wrong during a batch, and how often."""
+
+    retried: int = 0
+    client_retries: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    last_error: Exception | None = None
+
+
+@dataclass(slots=True)
+class RolloutBatch:
+    """The rows of an explore batch, in run order, and its report."""
+
+    rows: list[RolloutRow]
+    report: RolloutReport
+
+
+def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
+    """The fields of a report that follow from the rows alone."""
+    kept = list(rows)
+    return {
+        "rows": len(kept),
+        "truncated_rows": sum(row.truncated for row in kept),
+        "prompt_tokens": sum(len(row.prompt_ids) for row in kept),
+        "completion_tokens": sum(len(row.response_ids) for row in kept),
+        "policy_versions": tuple(sorted({row.policy_version for row in kept})),
+    }

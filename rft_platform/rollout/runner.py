@@ -1,0 +1,122 @@
+"""Rolls a workflow out on a batch of tasks and says what it came to."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from time import perf_counter, process_time
+from typing import Any, Literal, get_args
+
+from rft_platform.errors import EngineError, RftError, UserCodeError
+from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.rounds import round_key
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.rollout.report import RolloutBatch, RolloutReport, Tally, row_counts
+from rft_platform.rollout.run import AgentLimits, ExploreBatch
+from rft_platform.rollout.single_turn import run_single_turn
+from rft_platform.rollout.workflow import AgentWorkflow, SingleTurnWorkflow, Workflow, WorkflowFunction
+from rft_platform.tasks.task import Task
+
+#: What becomes of a group with a failed run. ``complete``: the missing runs are tried once more, all attempts anew,
+#: and the group is dropped if one still fails; ``drop``: it is dropped; ``partial``: what succeeded is kept.
+GroupPolicy = Literal["complete", "drop", "partial"]
+
+Progress = Callable[[int, int], None]  # runs done, runs in all
+
+_ERRORS_REPORTED = 20
+
+
+def run_rollouts(
+    engine: PolicyEngine,
+    tasks: Sequence[Task],
+    workflow: Workflow,
+    *,
+    round: int,
+    batch: int,
+    repeat_times: int,
+    sampling: SamplingParams,
+    seed: int = 0,
+    concurrency: int = 32,
+    timeout_s: float = 1800.0,
+    max_retries: int = 2,
+    group_policy: GroupPolicy = "complete",
+    auxiliary_models: Mapping[str, Any] | None = None,
+    on_progress: Progress | None = None,
+) -> RolloutBatch:
+    """Run ``workflow`` ``repeat_times`` on every task; rows come in task order, ids and seeds depend on nothing else.
+
+    Args:
+        sampling: how to sample; a call that names its own temperature, top_p, ... keeps it. ``n`` and ``seed`` are set
+            by the runner.
+        concurrency: runs at once. Like ``timeout_s`` (of one attempt at a run) and ``max_retries`` (attempts beyond
+            the first) it concerns workflows that call the model themselves; a single-turn workflow is one batch.
+        group_policy: what becomes of a group with a failed run; a failed run is never an experience.
+
+    Raises:
+        EngineError: the engine died, or every run failed by its fault.
+        UserCodeError: every run failed; the last error is chained.
+    """
+    if group_policy not in get_args(GroupPolicy):
+        raise ValueError(f"group_policy {group_policy!r}: expected one of {', '.join(get_args(GroupPolicy))}")
+    started, cpu = perf_counter(), process_time()
+    status = engine.status()
+    explored = ExploreBatch(round, batch, tasks, repeat_times, sampling, seed)
+    if isinstance(workflow, SingleTurnWorkflow):
+        rows, tally = run_single_turn(engine, status, workflow, explored), Tally()
+        if on_progress is not None:
+            on_progress(len(tasks) * repeat_times, len(tasks) * repeat_times)
+    else:
+        limits = AgentLimits(concurrency, timeout_s, max_retries, passes=2 if group_policy == "complete" else 1)
+        rows, tally = _run_agents(engine, status, workflow, explored, limits, auxiliary_models, on_progress)
+    if tasks and not rows:
+        raise _all_failed(explored, tally)
+    kept = rows if group_policy == "partial" else complete_groups(rows, repeat_times)
+    after = engine.status()
+    report = RolloutReport(
+        runs=len(tasks) * repeat_times,
+        failed=len(tasks) * repeat_times - len({row.run_id for row in rows}),
+        retried=tally.retried,
+        dropped_groups=len(tasks) - len({row.group_id for row in kept}),
+        seconds=perf_counter() - started,
+        cpu_s=process_time() - cpu,
+        engine_cpu_s=after.cpu_seconds - status.cpu_seconds,
+        client_retries=tally.client_retries,
+        errors=dict(tally.errors.most_common(_ERRORS_REPORTED)),
+        **row_counts(kept),
+    )
+    return RolloutBatch(kept, report)
+
+
+def complete_groups(rows: Sequence[RolloutRow], repeat_times: int) -> list[RolloutRow]:
+    """The rows of those groups that have ``repeat_times`` runs; the rows of a group stand side by side."""
+    groups = (list(group) for _, group in groupby(rows, key=attrgetter("group_id")))
+    return [row for group in groups if len({row.run_id for row in group}) == repeat_times for row in group]
+
+
+def _run_agents(
+    engine: PolicyEngine,
+    status: EngineStatus,
+    workflow: WorkflowFunction | AgentWorkflow,
+    batch: ExploreBatch,
+    limits: AgentLimits,
+    auxiliary_models: Mapping[str, Any] | None,
+    on_progress: Progress | None,
+) -> tuple[list[RolloutRow], Tally]:
+    """Rows of all runs that succeeded, in run order, and what went wrong with the others."""
+    from rft_platform.rollout.agents import AgentRunner  # imports openai
+
+    runner = AgentRunner(engine, status, workflow, batch.sampling, batch.seed, limits, auxiliary_models)
+    runs = batch.runs()
+    done = runner.execute(runs, on_progress)
+    return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
+
+
+def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
+    error = tally.last_error
+    what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
+    if error is None or isinstance(error, EngineError):
+        return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
+    failure = UserCodeError(
+        f"{what}, the last with {type(error).__name__}: {error}; run the workflow on one task alone"
+    )
+    failure.__cause__ = error
+    return failure

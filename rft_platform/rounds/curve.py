@@ -1,0 +1,41 @@
+"""The learning curve of a project, read from the notes its rounds left."""
+
+from rft_platform.evaluation.plots import CurvePoint
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.policy import published
+
+EVALUATION = "evaluation"
+
+
+def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
+    """The evaluation of a round on the first held-out taskset, if there was one."""
+    note = store.read_note(round_number, EVALUATION)
+    return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
+
+
+def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResult | None = None) -> list[CurvePoint]:
+    """One point a round up to ``last_round``, round 0 first; ``newest`` stands for the last round's own evaluation."""
+    points = []
+    for number in [number for number in store.rounds() if number <= last_round]:
+        policy = published(store, number)
+        if policy is None:
+            continue
+        result = newest if newest is not None and number == last_round else evaluation_of(store, number)
+        judged, trained = store.read_note(number, "judge") or {}, (store.read_note(number, "train") or {})
+        metrics = trained.get("metrics", {})
+        scores = {} if result is None else result.summary()
+        points.append(
+            CurvePoint(
+                round=number,
+                policy_version=policy.policy_version,
+                sampled=scores.get("sampled_pass"),
+                sampled_low=scores.get("sampled_pass_low"),
+                sampled_high=scores.get("sampled_pass_high"),
+                greedy=scores.get("greedy_pass"),
+                reward=judged.get("mean_reward"),
+                kl=metrics.get("mismatch_k3"),
+                entropy=metrics.get("entropy"),
+            )
+        )
+    return points

@@ -1,0 +1,59 @@
+"""Measuring the policy that the engine serves now on the project's held-out tasksets."""
+
+from rft_platform.config.buffer import Taskset
+from rft_platform.evaluation.evaluate import RunLimits, evaluate
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.progress import report
+from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rounds.explore import sampling_of
+from rft_platform.rounds.judge import judge_spec
+from rft_platform.rounds.project import Project
+from rft_platform.tasks.dataset import TaskDataset
+
+
+def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[EvaluationResult]:
+    """Sampled and greedy scores on every held-out taskset, in the configuration's order."""
+    settings = project.config.evaluation
+    results = []
+    for taskset, dataset in project.eval_tasks:
+        sampled_n = taskset.rollout_args.n or settings.sampled_n
+        results.append(_measure_taskset(project, engine, taskset, dataset, round_number, sampled_n, settings.greedy))
+    return results
+
+
+def sampled_pass(project: Project, engine: PolicyEngine) -> float:
+    """Sampled pass rate on the first held-out taskset, one run a task."""
+    taskset, dataset = project.eval_tasks[0]
+    result = _measure_taskset(project, engine, taskset, dataset, 0, sampled_n=1, greedy=False)
+    return result.summary()["sampled_pass"]
+
+
+def _measure_taskset(
+    project: Project,
+    engine: PolicyEngine,
+    taskset: Taskset,
+    dataset: TaskDataset,
+    round_number: int,
+    sampled_n: int,
+    greedy: bool,
+) -> EvaluationResult:
+    config = project.config
+    return evaluate(
+        engine,
+        dataset.tasks,
+        workflow=resolve_workflow(taskset.workflow, taskset.workflow_args, taskset.format.system_prompt),
+        judge=judge_spec(taskset),
+        sampled_n=sampled_n,
+        greedy=greedy,
+        sampling=sampling_of(project, taskset),
+        seed=config.seed,
+        round=round_number,
+        bootstrap_seed=config.evaluation.bootstrap_seed,
+        limits=RunLimits(
+            config.explorer.runner_per_model * config.explorer.rollout_model.engine_num,
+            config.explorer.max_timeout,
+            config.explorer.max_retry_times,
+        ),
+        on_progress=lambda done, total: report("evaluation", done, total),
+    )

@@ -1,0 +1,88 @@
+"""Which weights a round uses: policies are found in the rounds' own notes, never by looking for the latest file."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.rounds import round_key
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.canary import Canary, check_canary
+from rft_platform.inference.interface import PolicyEngine
+
+#: The note that a round leaves about the policy it published; round 0 holds the starting policy.
+NOTE = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One set of weights and where it came from."""
+
+    folder: str
+    policy_version: int  # optimiser steps of the project behind it; 0 is the starting policy
+    weights_digest: str
+    round: int  # the round that published it; 0 is the starting policy
+    canary: Canary | None = None  # what the trainer says these weights answer
+    model_version: str | None = None  # version in the model registry
+
+    @classmethod
+    def from_note(cls, note: dict[str, Any]) -> "Policy":
+        """Read back what ``publish`` wrote."""
+        canary = note.get("canary")
+        return cls(**{**note, "canary": Canary(**canary) if canary else None})
+
+
+def publish(store: ExperienceStore, policy: Policy) -> None:
+    """Record the policy a round ended with; from now on later rounds may explore with it."""
+    store.write_note(policy.round, NOTE, asdict(policy))
+
+
+def published(store: ExperienceStore, round_number: int) -> Policy | None:
+    """The policy that a round published, if it has."""
+    note = store.read_note(round_number, NOTE)
+    return None if note is None else Policy.from_note(note)
+
+
+def required(store: ExperienceStore, round_number: int) -> Policy:
+    """The policy that a round published; raises StorageError where it has not."""
+    policy = published(store, round_number)
+    if policy is None:
+        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
+    return policy
+
+
+def parent_of(store: ExperienceStore, round_number: int) -> Policy:
+    """The policy that a round's training starts from: the one of the round before."""
+    return _need(published(store, round_number - 1), round_number, round_number - 1)
+
+
+def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
+    """The policy that a round explores with: the newest one of round ``k - 1 - sync_offset`` or later, but before k."""
+    oldest = max(0, round_number - 1 - sync_offset)
+    for candidate in range(round_number - 1, oldest - 1, -1):
+        policy = published(store, candidate)
+        if policy is not None:
+            return policy
+    return _need(None, round_number, oldest)
+
+
+def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
+    """Make the engine serve exactly ``policy``; after a weight change compare it with the trainer's log-probs.
+
+    Returns the mean |delta log-prob| of the canary in nats, or None where nothing changed or no canary is known.
+    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights.
+    """
+    status = engine.status()
+    if (status.policy_version, status.weights_digest) == (policy.policy_version, policy.weights_digest):
+        return None
+    engine.update_weights(Path(policy.folder), policy.policy_version)
+    return None if policy.canary is None else check_canary(engine, policy.canary)
+
+
+def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:
+    if policy is None:
+        raise StorageError(
+            f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
+            + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
+        )
+    return policy

@@ -1,0 +1,106 @@
+"""A project opened for work: its folder, its configuration, its store and its tasks."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.algorithms.presets import preset
+from rft_platform.config.buffer import Taskset
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.experience.store import ExperienceStore
+
+if TYPE_CHECKING:
+    from rft_platform.tasks.dataset import TaskDataset
+
+
+@dataclass(frozen=True)
+class Project:
+    """What every phase of a round starts from."""
+
+    home: Home
+    config: RftConfig
+
+    @classmethod
+    def open(cls, home: Home) -> "Project":
+        """The project that was started in ``home``; raises UserError where there is none."""
+        if not home.config_file.exists():
+            raise UserError(
+                f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
+                "or point RFT_HOME at the folder of one"
+            )
+        return cls(home, load_config(home.config_file))
+
+    @cached_property
+    def store(self) -> ExperienceStore:
+        """The rows of all rounds."""
+        return ExperienceStore(self.home.rounds)
+
+    @property
+    def checkpoints(self) -> Path:
+        """``<checkpoint_root_dir>/<project>/<name>``."""
+        root = self.config.checkpoint_root_dir
+        return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
+
+    @property
+    def model_name(self) -> str:
+        """Name of the registered model."""
+        return self.config.registry.model_name or f"{self.config.project}-{self.config.name}"
+
+    @property
+    def taskset(self) -> Taskset:
+        """The taskset to explore; raises UserError where the configuration names none."""
+        taskset = self.config.buffer.explorer_input.taskset
+        if taskset is None:
+            raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
+        return taskset
+
+    @cached_property
+    def tasks(self) -> "TaskDataset":
+        """The tasks to explore."""
+        return load_taskset(self.taskset)
+
+    @cached_property
+    def eval_tasks(self) -> list[tuple[Taskset, "TaskDataset"]]:
+        """The held-out tasks, each with the taskset that says how they are run and judged."""
+        return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
+
+    @property
+    def repeat_times(self) -> int:
+        """Runs of a task: as configured, else the preset's."""
+        settings = self.config.algorithm
+        return settings.repeat_times or preset(settings.algorithm_type).repeat_times
+
+    @property
+    def experiences_a_round(self) -> int:
+        """Runs of a round in which none fails; a workflow of several calls gives more rows than that."""
+        return self.config.buffer.batch_size * self.repeat_times * self.config.synchronizer.sync_interval
+
+    @property
+    def train_batch_size(self) -> int:
+        """Experiences an optimiser step."""
+        return self.config.buffer.train_batch_size or self.config.buffer.batch_size * self.repeat_times
+
+    @cached_property
+    def rounds_budget(self) -> int:
+        """Rounds of the whole run."""
+        steps = self.config.buffer.total_steps
+        return self.config.rounds_budget(None if steps else len(self.tasks.tasks))
+
+
+def load_taskset(taskset: Taskset) -> "TaskDataset":
+    """Read the dataset that a taskset names."""
+    from rft_platform.tasks.dataset import load_tasks
+
+    return load_tasks(
+        taskset.path,
+        name=taskset.name,
+        split=taskset.split,
+        subset_name=taskset.subset_name,
+        prompt_key=taskset.format.prompt_key,
+        response_key=taskset.format.response_key,
+        limit=taskset.limit,
+    )

@@ -1,0 +1,138 @@
+"""Training of a round: from its judged experiences to a published checkpoint."""
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.algorithms.presets import preset
+from rft_platform.config.load import config_digest
+from rft_platform.config.trainer import Optimizer
+from rft_platform.experience.rounds import round_key
+from rft_platform.inference.canary import Canary
+from rft_platform.progress import report
+from rft_platform.rounds.policy import Policy, parent_of, publish
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.provenance import code_version
+from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
+
+if TYPE_CHECKING:
+    from rft_platform.training.group import TrainerClient
+
+#: Metrics worth watching while a round trains.
+_WATCHED = ("loss", "grad_norm", "entropy")
+_CANARY_ROWS = 8
+
+
+def train(
+    project: Project, trainer: "TrainerClient", round_number: int, run_id: str
+) -> tuple[TrainResult, list[StepEvent]]:
+    """Run the optimiser steps of a round and publish the policy they lead to.
+
+    A round whose rewards are all equal is a recorded no-op: its policy is its parent's. ``run_id`` is the
+    orchestrator's name for this run, kept in the lineage.
+    """
+    store = project.store
+    parent = parent_of(store, round_number)
+    steps: list[StepEvent] = []
+    total = steps_a_round(project)
+
+    def on_step(event: StepEvent) -> None:
+        steps.append(event)
+        done = event.step - parent.policy_version
+        watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
+        report(f"{round_key(round_number)} training", done, max(total, done), **watched)
+
+    result = trainer.train(train_request(project, parent, round_number, run_id), on_step)
+    policy = Policy(
+        folder=result.checkpoint,
+        policy_version=result.policy_version,
+        weights_digest=result.weights_digest,
+        round=round_number,
+        canary=parent.canary if result.steps == 0 else take_canary(project, trainer, round_number),
+    )
+    store.write_note(round_number, "train", {**asdict(result), "step_events": [asdict(event) for event in steps]})
+    publish(store, policy)
+    return result, steps
+
+
+def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:
+    """What the trainer is asked for: the same for the same round, rows and configuration."""
+    config, store = project.config, project.store
+    rollouts, judged = store.rollout_files(round_number), store.judged_file(round_number)
+    lora = config.model.lora_configs[0] if config.model.lora_configs else None
+    return TrainRequest(
+        parent=parent.folder,
+        parent_version=parent.policy_version,
+        output=str(project.checkpoints),
+        algorithm=algorithm_spec(project),
+        optimizer=optimizer_spec(
+            config.algorithm.optimizer, project.rounds_budget * steps_a_round(project), config.trainer.grad_clip
+        ),
+        rollouts=tuple(str(file) for file in rollouts),
+        judged=(str(judged),),
+        train_batch_size=project.train_batch_size,
+        max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+        seed=config.seed + round_number,
+        fresh_optimizer=parent.policy_version == 0,
+        lora=None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules)),
+        lineage=lineage(project, round_number, run_id),
+    )
+
+
+def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
+    """What made a round's weights: kept in the checkpoint's manifest and in the tags of its model version."""
+    config, store = project.config, project.store
+    return {
+        "round": round_number,
+        "project": config.project,
+        "name": config.name,
+        "base_model": config.model.model_path,
+        "taskset_digest": project.tasks.digest,
+        "data_digest": store.digest(round_number),
+        "judge_version": store.judge_version(round_number),
+        "config_digest": config_digest(config),
+        "code_version": code_version(),
+        "dagster_run_id": run_id,
+    }
+
+
+def algorithm_spec(project: Project) -> AlgorithmSpec:
+    """The preset's choices, overridden by what the configuration says."""
+    settings = project.config.algorithm
+    return AlgorithmSpec(
+        policy_loss=settings.policy_loss_fn or preset(settings.algorithm_type).policy_loss,
+        policy_loss_args=settings.policy_loss_fn_args,
+        loss_agg_mode=settings.loss_agg_mode,
+        beta=settings.beta,
+        entropy_coef=settings.entropy_coef,
+    )
+
+
+def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
+    """AdamW as configured; a decay ends with the run where the configuration names no other end."""
+    return OptimizerSpec(
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
+        lr_scheduler_type=settings.lr_scheduler_type,
+        lr_warmup_steps=settings.lr_warmup_steps,
+        total_steps=settings.total_steps or run_steps,
+    )
+
+
+def steps_a_round(project: Project) -> int:
+    """Optimiser steps of a round in which no row was dropped."""
+    return math.ceil(project.experiences_a_round / project.train_batch_size)
+
+
+def take_canary(project: Project, trainer: "TrainerClient", round_number: int) -> Canary:
+    """What the weights that the trainer now holds answer on a few sequences of the round."""
+    columns = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids"]).slice(0, _CANARY_ROWS)
+    sequences = [[*row["prompt_ids"], *row["response_ids"]] for row in columns.to_pylist()]
+    return Canary(sequences, trainer.score(sequences))
+
+
+def _targets(modules: str | list[str]) -> str | tuple[str, ...]:
+    return modules if isinstance(modules, str) else tuple(modules)

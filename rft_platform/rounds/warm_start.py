@@ -1,0 +1,133 @@
+"""The starting policy (round 0): the base model, taught by demonstrations first where the configuration says so."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.config.load import config_digest
+from rft_platform.config.trainer import WarmStart
+from rft_platform.inference.canary import Canary
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.progress import report
+from rft_platform.rounds.demonstrations import write_demonstrations
+from rft_platform.rounds.measure import sampled_pass
+from rft_platform.rounds.policy import Policy, deploy, publish
+from rft_platform.rounds.processes import base_model_folder
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.provenance import code_version
+from rft_platform.rounds.train import optimizer_spec
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.weights import digest_weights
+
+if TYPE_CHECKING:
+    from rft_platform.training.group import TrainerClient
+
+NOTE = "warm_start"
+_CANARY_TASKS = 8
+
+
+def make_starting_policy(
+    project: Project,
+    connect_engine: Callable[[], PolicyEngine],
+    connect_trainer: Callable[[], "TrainerClient"],
+    run_id: str,
+) -> Policy:
+    """Publish policy version 0, which round 1 explores with, and make the engine serve it."""
+    settings, engine = project.config.warm_start, connect_engine()
+    if settings is None:
+        folder = base_model_folder(project)
+        policy = Policy(str(folder), 0, digest_weights(folder), round=0)
+    else:
+        policy = WarmStartCourse(project, settings, engine, connect_trainer(), run_id).run()
+    deploy(engine, policy)
+    publish(project.store, policy)
+    return policy
+
+
+@dataclass(slots=True)
+class WarmStartCourse:
+    """Supervised fine-tuning in legs of ``eval_every`` steps until the mark is reached, then a cool-down to rate 0.
+
+    A small model learns such a task in a jump that comes at another step with every seed: a mark on held-out tasks
+    stops at the same skill, a step number does not.
+    """
+
+    project: Project
+    settings: WarmStart
+    engine: PolicyEngine
+    trainer: "TrainerClient"
+    run_id: str
+    folder: str = ""
+    step: int = 0
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    def run(self) -> Policy:
+        """Run the course from the base model; returns the policy it ends with, as version 0."""
+        settings = self.settings
+        self.folder = str(base_model_folder(self.project))
+        demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
+        digest = write_demonstrations(settings, demonstrations)
+        peak = optimizer_spec(settings.optimizer, settings.steps)
+        while self.step < settings.steps and not self._mark_reached():
+            self._leg(demonstrations, digest, min(settings.eval_every, settings.steps - self.step), peak)
+        if settings.cooldown_steps and settings.stop_at is not None:
+            end = self.step + settings.cooldown_steps
+            falling = replace(
+                peak, lr_scheduler_type="linear", lr_warmup_steps=0, schedule_start=self.step, total_steps=end
+            )
+            self._leg(demonstrations, digest, settings.cooldown_steps, falling)
+        self.project.store.write_note(0, NOTE, {"steps": self.step, "curve": self.curve, "data_digest": digest})
+        canary = self._canary()
+        return Policy(self.folder, 0, digest_weights(Path(self.folder)), round=0, canary=canary)
+
+    def _mark_reached(self) -> bool:
+        mark = self.settings.stop_at
+        return bool(mark is not None and self.curve and self.curve[-1]["sampled_pass"] >= mark)
+
+    def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
+        """Train ``steps`` more steps from where the course stands, and look at the held-out tasks."""
+        result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer))
+        before, self.folder = self.folder, result.checkpoint
+        if self.step:  # the checkpoint of the leg before has served its purpose
+            shutil.rmtree(before)
+        self.step = result.policy_version
+        point = {"step": float(self.step), "loss": result.metrics["loss"]}
+        if self.project.eval_tasks:
+            self.engine.update_weights(Path(self.folder), 0)
+            point["sampled_pass"] = sampled_pass(self.project, self.engine)
+        self.curve.append(point)
+        report("warm start", self.step, self.settings.steps, **point)
+
+    def _request(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> TrainRequest:
+        config = self.project.config
+        return TrainRequest(
+            parent=self.folder,
+            parent_version=self.step,
+            output=str(self.project.checkpoints / "warm_start"),
+            algorithm=AlgorithmSpec(policy_loss="sft", loss_agg_mode="token-mean"),
+            optimizer=optimizer,
+            demonstrations=str(demonstrations),
+            train_batch_size=self.settings.batch_size,
+            max_steps=steps,
+            epochs=0,
+            max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+            seed=config.seed,
+            lineage={
+                "round": 0,
+                "project": config.project,
+                "name": config.name,
+                "base_model": config.model.model_path,
+                "data_digest": digest,
+                "config_digest": config_digest(config),
+                "code_version": code_version(),
+                "dagster_run_id": self.run_id,
+            },
+        )
+
+    def _canary(self) -> Canary:
+        """What the trainer's weights answer on a few prompts."""
+        tasks = self.project.tasks.tasks[:_CANARY_TASKS]
+        sequences = self.engine.render([[{"role": "user", "content": task.prompt}] for task in tasks])
+        return Canary(sequences, self.trainer.score(sequences))

@@ -1,0 +1,157 @@
+"""Loading a taskset: rows become tasks, faulty rows are left out and reported, the content gets a digest."""
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.files import digest_json
+from rft_platform.tasks.hub import is_hub_name, read_hub
+from rft_platform.tasks.readers import NumberedRow, read_rows, split_files
+from rft_platform.tasks.task import Task
+
+LISTED = 10  # line numbers that a report names
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReport:
+    """What was read and what was left out. Lines are line numbers of text files, else row numbers, from 1."""
+
+    source: str
+    columns: tuple[str, ...]
+    rows: int
+    duplicates: int  # rows equal to an earlier one in every column; left out
+    duplicate_lines: tuple[int, ...]  # the first few
+    empty: int  # rows without a prompt or without an answer; left out
+    empty_lines: tuple[int, ...]  # the first few
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDataset:
+    """The tasks in file order (ids are unique), their digest and the report of the loading.
+
+    The digest is the data version. It covers the order, because the order decides which tasks form a batch, and the
+    column mapping, because it decides what the tasks are.
+    """
+
+    tasks: tuple[Task, ...]
+    digest: str
+    report: DatasetReport
+
+    def by_id(self) -> dict[str, Task]:
+        """Tasks by ``task_id``."""
+        return {task.task_id: task for task in self.tasks}
+
+
+def load_tasks(
+    path: str,
+    *,
+    name: str | None = None,
+    split: str = "train",
+    subset_name: str | None = None,
+    prompt_key: str = "question",
+    response_key: str | None = "answer",
+    limit: int | None = None,
+) -> TaskDataset:
+    """Load a file, a folder of split files or a Hugging Face dataset as tasks.
+
+    Args:
+        path: where the rows are; relative to the current folder.
+        name: of the taskset; default: the file's or dataset's own name with the split.
+        split: which file of a folder, or which split of a Hugging Face dataset; of no use for a single file.
+        subset_name: folder inside the folder, or configuration of a Hugging Face dataset.
+        prompt_key: column with the prompt.
+        response_key: column with the reference answer; None: the tasks have none.
+        limit: keep the first so many tasks.
+
+    Raises:
+        UserError: nothing there, unreadable rows, an unknown column, or no task left.
+    """
+    report, rows = _collect(path, _numbered_rows(path, split, subset_name), prompt_key, response_key)
+    taskset = name or _default_name(path, split)
+    tasks = tuple(_task(taskset, row, prompt_key, response_key) for row in islice(rows, limit))
+    digest = digest_json(
+        {"tasks": [task.task_id for task in tasks], "prompt_key": prompt_key, "response_key": response_key}
+    )
+    return TaskDataset(tasks, digest, report)
+
+
+def _numbered_rows(path: str, split: str, subset_name: str | None) -> Iterator[NumberedRow]:
+    local = Path(path).expanduser()
+    if local.is_dir():
+        for file in split_files(local, split, subset_name):
+            yield from read_rows(file)
+    elif local.is_file() or local.suffix.lower() in (".jsonl", ".json", ".csv", ".parquet"):
+        yield from read_rows(local)
+    elif is_hub_name(path):
+        yield from read_hub(path, split, subset_name)
+    else:
+        raise UserError(f"{path}: no such file or folder, and not the name of a Hugging Face dataset")
+
+
+def _collect(
+    path: str, numbered: Iterable[NumberedRow], prompt_key: str, response_key: str | None
+) -> tuple[DatasetReport, Iterable[dict[str, Any]]]:
+    columns: dict[str, None] = {}
+    kept: dict[str, dict[str, Any]] = {}
+    duplicates: list[int] = []
+    empty: list[int] = []
+    total = 0
+    keys = [prompt_key] if response_key is None else [prompt_key, response_key]
+    for number, row in numbered:
+        total += 1
+        columns.update(dict.fromkeys(row))
+        if any(_is_empty(row.get(key)) for key in keys):
+            empty.append(number)
+        elif (identity := _task_id(row)) in kept:
+            duplicates.append(number)
+        else:
+            kept[identity] = row
+    report = DatasetReport(
+        source=path,
+        columns=tuple(columns),
+        rows=total,
+        duplicates=len(duplicates),
+        duplicate_lines=tuple(duplicates[:LISTED]),
+        empty=len(empty),
+        empty_lines=tuple(empty[:LISTED]),
+    )
+    _require(report, keys, kept=len(kept))
+    return report, kept.values()
+
+
+def _require(report: DatasetReport, keys: list[str], kept: int) -> None:
+    if report.rows == 0:
+        raise UserError(f"{report.source}: the dataset is empty; expected at least one row")
+    for key in keys:
+        if key not in report.columns:
+            near = difflib.get_close_matches(key, report.columns, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UserError(f"{report.source}: no column {key!r}; the columns are {', '.join(report.columns)}{hint}")
+    if kept == 0:
+        raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(keys)}")
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _task_id(row: dict[str, Any]) -> str:
+    return digest_json(row)[:16]
+
+
+def _task(taskset: str, row: dict[str, Any], prompt_key: str, response_key: str | None) -> Task:
+    answer = None if response_key is None else _text(row[response_key])
+    return Task(_task_id(row), taskset, _text(row[prompt_key]), answer, row)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def _default_name(path: str, split: str) -> str:
+    local = Path(path)
+    return local.stem if local.suffix else f"{local.name}-{split}"

@@ -1,0 +1,109 @@
+"""Reading rows from JSONL, JSON, CSV and Parquet files; every fault names the file and the line."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import UserError
+
+#: A row and where it stands: a line number for text files, a row number (from 1) for the others.
+NumberedRow = tuple[int, dict[str, Any]]
+
+
+def read_rows(path: Path) -> Iterator[NumberedRow]:
+    """Rows of one data file, in order."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"{path}: data files end in {', '.join(_READERS)}")
+    if not path.is_file():
+        raise UserError(f"{path}: no such data file")
+    try:
+        yield from reader(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
+
+
+def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]:
+    """The files of a split: ``train.jsonl``, or shards such as ``train-00000-of-00002.parquet``, also below ``data/``.
+
+    A ``subset_name`` is a folder inside ``folder``.
+    """
+    root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
+    for base in (root, root / "data"):
+        files = [path for path in sorted(base.glob("*")) if path.suffix.lower() in _READERS]
+        exact = [path for path in files if path.stem == split]
+        if len(exact) > 1:
+            raise UserError(f"{base}: {', '.join(path.name for path in exact)} all hold split {split!r}; name one file")
+        found = exact or [path for path in files if path.stem.startswith(f"{split}-")]
+        if found:
+            return found
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in _READERS)
+    listing = ", ".join(names[:10]) if names else "no data file at all"
+    raise UserError(f"{folder}: no file of split {split!r} (such as {split}.jsonl); found: {listing}")
+
+
+def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
+    with path.open(encoding="utf-8") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield number, _object(path, number, _parse(path, line, first_line=number))
+
+
+def _read_json(path: Path) -> Iterator[NumberedRow]:
+    rows = _parse(path, path.read_text(encoding="utf-8"), first_line=1)
+    if not isinstance(rows, list):
+        raise UserError(f"{path}: expected a list of objects, got a {type(rows).__name__}")
+    for number, row in enumerate(rows, start=1):
+        yield number, _object(path, number, row)
+
+
+def _read_csv(path: Path) -> Iterator[NumberedRow]:
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        reader = csv.DictReader(stream, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields")
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise UserError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from None
+
+
+def _read_parquet(path: Path) -> Iterator[NumberedRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {error}") from None
+    yield from enumerate(map(plain, rows), start=1)
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with values JSON does not know (dates, decimals, bytes) as text."""
+    return json.loads(json.dumps(row, default=str, ensure_ascii=False))
+
+
+def _parse(path: Path, text: str, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise UserError(f"{path}, line {line}: not valid JSON: {error.msg} at column {error.colno}") from None
+
+
+def _object(path: Path, number: int, row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: expected an object with named columns, got {str(row)[:60]!r}")
+    return row
+
+
+_READERS: dict[str, Callable[[Path], Iterator[NumberedRow]]] = {
+    ".jsonl": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}

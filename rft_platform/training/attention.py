@@ -1,0 +1,218 @@
+"""Attention over packs: every node sees its ancestors in the trie and nothing else.
+
+Registered with transformers as ``packed_tree``. Any contiguous range of nodes attends only to itself and to the
+ancestors of its first node, so a pack is cut into such ranges ("blocks") wherever that saves work: small tries stay
+whole, long completions of one prompt are separated. On CUDA each row is one variable-length flash segment whose keys
+are gathered along its path; elsewhere blocks of similar size are padded together and run as SDPA under a mask.
+"""
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from rft_platform.training.packing import Pack, ragged
+
+ATTENTION = "packed_tree"
+GATHER_COST = 16  # copying one key costs about as much as so many query-key products
+BUCKET_COST = 4096  # and launching one more padded group as much as so many
+
+
+@dataclass(slots=True)
+class PaddedBlocks:
+    """B blocks of at most Q queries and K keys."""
+
+    query: Tensor  # int64 [B * Q], nodes; padding repeats the block's first
+    key: Tensor  # int64 [B * K], nodes
+    mask: Tensor  # float [B, 1, Q, K]: 0 where the query sees the key, else -inf
+    count: int  # B
+
+
+@dataclass(slots=True)
+class Segments:
+    """Rows for variable-length attention; query segments are consecutive nodes, each the end of its key segment."""
+
+    cu_query: Tensor  # int32 [R + 1]
+    cu_key: Tensor  # int32 [R + 1]
+    key: Tensor | None  # int64, nodes of the keys; None: keys are the nodes themselves, nothing is shared
+    max_query: int
+    max_key: int
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """What the attention function must know of a pack: made once a pack, used by every layer."""
+
+    nodes: int
+    longest: int  # deepest row, in tokens
+    blocks: list[PaddedBlocks]
+    slot: Tensor | None  # int64 [nodes]: where in the concatenated block outputs a node's own stands
+    segments: Segments | None  # in place of blocks
+
+
+def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
+    """Plan for ``pack`` on ``device`` with activations of ``dtype``."""
+    plan = AttentionPlan(len(pack.input_ids), int(np.diff(pack.path_start).max()), [], None, None)
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        plan.segments = _segments(pack, device)
+        return plan
+    first, last = _cut(pack)
+    start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
+    outside = pack.shared[first]  # ancestors of the block's first node
+    slot, offset = np.empty(plan.nodes, np.int64), 0
+    for members in _buckets(size, size + outside):
+        width = int(size[members].max())
+        plan.blocks.append(_pad(pack, first[members], start[members], size[members], outside[members], device, dtype))
+        block, column = ragged(size[members])
+        slot[start[members][block] + column] = offset + block * width + column
+        offset += len(members) * width
+    plan.slot = torch.from_numpy(slot).to(device)
+    return plan
+
+
+def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks as ranges of rows [first, last), joining a row to the block before it where that is the cheaper way."""
+    first: list[int] = []
+    queries = keys = 0
+    for row, (own, shared) in enumerate(zip(np.diff(pack.row_start).tolist(), pack.shared.tolist(), strict=True)):
+        joined = (queries + own) * (keys + own)
+        apart = queries * keys + (own + GATHER_COST) * (own + shared)
+        if own and (not first or joined > apart):
+            first.append(row)
+            queries, keys = own, own + shared
+        else:
+            queries, keys = queries + own, keys + own
+    starts = np.array(first, np.int64)
+    return starts, np.append(starts[1:], len(pack.rows))
+
+
+def _buckets(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+    """Group blocks of similar size: a new group where padding to the largest would waste more than a launch."""
+    groups: list[list[int]] = []
+    waste = height = width = 0
+    for block in np.lexsort((queries, keys))[::-1].tolist():
+        q, k = int(queries[block]), int(keys[block])
+        grown = max(height, q)
+        waste += grown * width - q * k + (grown - height) * width * (len(groups[-1]) if groups else 0)
+        if not groups or waste > BUCKET_COST:
+            groups.append([block])
+            height, width, waste = q, k, 0
+        else:
+            groups[-1].append(block)
+            height = grown
+    return [np.array(group, np.int64) for group in groups]
+
+
+def _pad(
+    pack: Pack, row: np.ndarray, start: np.ndarray, size: np.ndarray, outside: np.ndarray,
+    device: torch.device, dtype: torch.dtype,
+) -> PaddedBlocks:  # fmt: skip
+    """Blocks that begin with rows ``row`` at nodes ``start``, of ``size`` nodes below ``outside`` ancestors."""
+    start, size, outside = start[:, None], size[:, None], outside[:, None]
+    column = np.arange(int(size.max()))
+    query = np.where(column < size, start + column, start)
+    column = np.arange(int((size + outside).max()))
+    ancestor = pack.path[np.minimum(pack.path_start[row][:, None] + column, len(pack.path) - 1)]
+    key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
+    queries, keys = query[:, :, None], key[:, None, :]
+    sees = (keys <= queries) & (queries < pack.subtree_end[keys]) & (column < outside + size)[:, None, :]
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), -torch.inf)
+    return PaddedBlocks(
+        torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device),
+        mask[:, None].to(device), len(row),
+    )  # fmt: skip
+
+
+def _segments(pack: Pack, device: torch.device) -> Segments:
+    rows = np.flatnonzero(np.diff(pack.row_start))  # identical rows add no query
+    own, length = np.diff(pack.row_start)[rows], np.diff(pack.path_start)[rows]
+    cu_query = torch.from_numpy(np.append(0, np.cumsum(own)).astype(np.int32)).to(device)
+    if (own == length).all():
+        return Segments(cu_query, cu_query, None, int(own.max()), int(own.max()))
+    row, offset = ragged(length)
+    key = torch.from_numpy(pack.path[pack.path_start[rows][row] + offset]).to(device)
+    cu_key = torch.from_numpy(np.append(0, np.cumsum(length)).astype(np.int32)).to(device)
+    return Segments(cu_query, cu_key, key, int(own.max()), int(length.max()))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    attention_plan: AttentionPlan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
+
+    Whatever would make the result differ from that of separate rows is an error: no plan, a mask of transformers' own,
+    a sliding window shorter than the longest row, soft-capping, attention sinks, a position bias.
+    """
+    if attention_plan is None:
+        raise RuntimeError(
+            "packed attention without its plan: run the model through PackedPolicy, which makes one a pack"
+        )
+    if query.shape[0] != 1 or query.shape[2] != attention_plan.nodes:
+        raise RuntimeError(
+            f"packed attention over {tuple(query.shape)}: the plan is for [1, H, {attention_plan.nodes}, D]"
+        )
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if sliding_window is not None and sliding_window < attention_plan.longest:
+        unsupported.append(f"sliding_window {sliding_window} on rows of up to {attention_plan.longest} tokens")
+    if attention_mask is not None or unsupported:
+        raise RuntimeError(f"packed attention does not support {', '.join(unsupported) or 'an attention mask'}")
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if attention_plan.segments is not None:
+        return _varlen(q, k, v, attention_plan.segments, scale)[None], None
+    outputs = [_padded(q, k, v, blocks, scale, dropout) for blocks in attention_plan.blocks]
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return joined.index_select(0, attention_plan.slot)[None], None
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float, dropout: float) -> Tensor:
+    """Attention of all blocks of one group; [B * Q, H, D]."""
+    heads = q.shape[1]
+    q_b, k_b, v_b = (
+        x.index_select(0, index).unflatten(0, (blocks.count, -1)).transpose(1, 2)
+        for x, index in ((q, blocks.query), (k, blocks.key), (v, blocks.key))
+    )  # [B, heads, Q or K, D]
+    out = scaled_dot_product_attention(
+        q_b, k_b, v_b, attn_mask=blocks.mask, dropout_p=dropout, scale=scale, enable_gqa=k.shape[1] != heads
+    )
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
+    """Flash attention over rows; a query segment is aligned with the end of its key segment; [T, H, D]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if segments.key is not None:
+        k, v = k.index_select(0, segments.key), v.index_select(0, segments.key)
+    options: dict[str, Any] = {"scale": scale}
+    accepted = inspect.signature(varlen_attn).parameters
+    if "window_size" in accepted:
+        options["window_size"] = (-1, 0)  # causal
+    else:
+        options["is_causal"] = True
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and "enable_gqa" in accepted:
+        options["enable_gqa"] = True
+    elif groups > 1:
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    return varlen_attn(q, k, v, segments.cu_query, segments.cu_key, segments.max_query, segments.max_key, **options)
+
+
+def register_attention() -> None:
+    """Make ``attn_implementation="packed_tree"`` known to transformers. It builds no mask of its own for it."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)

@@ -1,0 +1,84 @@
+"""What a checkpoint says of itself: where it came from, and a digest of every file. No torch here."""
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import StorageError
+from rft_platform.files import digest_file, digest_json, read_json, write_json
+from rft_platform.weights import digest_weights
+
+MANIFEST = "manifest.json"
+TRAINER_STATE = "trainer_state"
+STEPS = "steps.json"  # what each optimiser step measured
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``manifest.json`` of a checkpoint folder."""
+
+    policy_version: int  # global optimiser steps behind the weights
+    parent: str  # folder that training started from
+    parent_version: int
+    parent_digest: str  # ``state_digest`` of the parent
+    request_digest: str  # identity of the training: parent, data and settings, not where or by whom it was run
+    weights_digest: str
+    request: dict[str, Any]
+    lineage: dict[str, Any]
+    result: dict[str, Any]  # metrics, seconds and processor time of the training
+    created_at: float  # seconds since the epoch
+    versions: dict[str, str]  # of the libraries
+    dtype: str  # of the published weights
+    files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
+    base_model: str | None = None  # folder of the full weights where this checkpoint holds an adapter
+    schema_version: int = SCHEMA_VERSION
+    lora: dict[str, Any] | None = field(default=None)
+
+    @property
+    def state_digest(self) -> str:
+        """Identity of what training goes on from: weights, optimizer, position; not of what was measured on the way."""
+        return digest_json({name: entry["sha256"] for name, entry in self.files.items() if name != STEPS})
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json``; the last file of a checkpoint."""
+    write_json(folder / MANIFEST, asdict(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """The manifest of ``folder``; None for a model that is no checkpoint of ours."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = Manifest(**read_json(path))
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{path}: not a manifest of schema version {SCHEMA_VERSION} ({error})") from error
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise StorageError(f"{path}: schema version {manifest.schema_version}, known up to {SCHEMA_VERSION}: upgrade")
+    return manifest
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and digest of every file below ``folder``."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_file(path)} for path in files
+    }
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """StorageError naming the first file of a checkpoint that is missing or not what was written."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            raise StorageError(f"{path} is missing: restore the checkpoint or train from an earlier one")
+        if path.stat().st_size != entry["size"] or digest_file(path) != entry["sha256"]:
+            raise StorageError(f"{path} is damaged (not the digest in {MANIFEST}): train from an earlier checkpoint")
+
+
+def identify(folder: Path) -> str:
+    """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's weights."""
+    manifest = read_manifest(folder)
+    return digest_weights(folder) if manifest is None else manifest.state_digest

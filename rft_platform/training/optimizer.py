@@ -1,0 +1,74 @@
+"""AdamW, its learning-rate schedule and gradient clipping."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from rft_platform.errors import UserError
+from rft_platform.training.protocol import OptimizerSpec
+
+
+def build_optimizer(
+    model: nn.Module, spec: OptimizerSpec, moments_of: torch.optim.AdamW | None = None
+) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters of ``model``; weight decay on matrices only, not on norms and biases.
+
+    It goes on with the moments and step counts of ``moments_of``, an optimizer of the same model, if one is given.
+    """
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    filled = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(filled, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+    if moments_of is not None:
+        optimizer.state.update(moments_of.state)
+    return optimizer
+
+
+def check_schedule(spec: OptimizerSpec) -> None:
+    """UserError for a schedule that decays but does not say until when."""
+    if spec.lr_scheduler_type == "constant":
+        return
+    first = spec.schedule_start + spec.lr_warmup_steps
+    if spec.total_steps is None or spec.total_steps <= first:
+        raise UserError(
+            f"lr_scheduler_type {spec.lr_scheduler_type!r} decays from step {first} (start and warm-up) to total_steps, "
+            f"which is {spec.total_steps}: give a later step, or use 'constant'"
+        )
+
+
+def learning_rate(spec: OptimizerSpec, step: int) -> float:
+    """Learning rate of the update that leads from global optimiser step ``step`` to ``step + 1``.
+
+    Warm-up rises linearly and reaches ``lr`` with its last step; the decay would reach 0 at ``total_steps``. It depends
+    on the step alone, so a resumed run needs no scheduler state.
+    """
+    done = step - spec.schedule_start
+    if done < spec.lr_warmup_steps:
+        return spec.lr * max(done + 1, 0) / spec.lr_warmup_steps
+    if spec.lr_scheduler_type == "constant" or spec.total_steps is None:
+        return spec.lr
+    span = spec.total_steps - spec.schedule_start - spec.lr_warmup_steps
+    share = min(max((done - spec.lr_warmup_steps) / span, 0.0), 1.0)
+    return spec.lr * (1.0 - share if spec.lr_scheduler_type == "linear" else 0.5 * (1.0 + math.cos(math.pi * share)))
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
+    """Scale the gradients to a global 2-norm of at most ``max_norm``, over all ranks; returns the norm before."""
+    norm: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def apply_step(optimizer: torch.optim.AdamW, spec: OptimizerSpec, step: int) -> float:
+    """One AdamW update at the learning rate of global step ``step``, which is returned; gradients are dropped after."""
+    rate = learning_rate(spec, step)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return rate

@@ -1,0 +1,218 @@
+"""Prefix-tree packing: tokens that rows share are computed once, and the result is exactly that of separate rows.
+
+Rows sorted by their token ids form a trie in depth-first order: each row adds the nodes after the prefix it shares with
+the row before it. A node sees its ancestors only, i.e. node i sees node j iff ``j <= i < subtree_end[j]``. The prompt
+of a group, the earlier turns of a run and identical completions all become one path without being looked for.
+The last trainable token of a row and all that follows it predict nothing and are not computed at all.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rft_platform.training.samples import Sample
+
+WORTH_SHARING = 8  # neighbours that share less than 1/8 of a row may go to different packs
+
+
+@dataclass(slots=True)
+class Pack:
+    """Some rows as one trie of T nodes, and what is predicted from it.
+
+    A head is a distinct (node, temperature) whose next-token distribution is needed, a pair a distinct (head, target
+    token), a token one trainable token of one row. Pairs are sorted by head, tokens by pair, so that a range of heads
+    is a range of pairs and a range of tokens.
+    """
+
+    input_ids: np.ndarray  # int64 [T]
+    position_ids: np.ndarray  # int64 [T], depth in the trie
+    subtree_end: np.ndarray  # int64 [T], one past the last node below it
+    rows: np.ndarray  # int64 [R], index of each row among the samples, in depth-first order
+    row_start: np.ndarray  # int64 [R + 1], the nodes that row r adds are row_start[r]:row_start[r + 1]
+    path: np.ndarray  # int64, the nodes of every row one after the other
+    path_start: np.ndarray  # int64 [R + 1]
+    head_node: np.ndarray  # int64 [H]
+    head_temperature: np.ndarray  # float32 [H]
+    pair_head: np.ndarray  # int64 [P], ascending
+    pair_target: np.ndarray  # int64 [P]
+    token_pair: np.ndarray  # int64 [N], ascending
+    token_row: np.ndarray  # int64 [N], 0..R-1
+    token_source: np.ndarray  # int64 [N], index into the concatenated token ids of all samples
+
+    @property
+    def cu_lens(self) -> np.ndarray:
+        """Boundaries of the separate trees, int64, from 0 to T."""
+        return np.append(np.flatnonzero(self.position_ids == 0), len(self.input_ids))
+
+    @property
+    def shared(self) -> np.ndarray:
+        """Length of the prefix each row shares with those before it, int64 [R]."""
+        return np.diff(self.path_start) - np.diff(self.row_start)
+
+
+def pack(samples: Sequence[Sample], max_tokens: int) -> list[Pack]:
+    """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets a pack of its own.
+
+    Rows without a trainable token are left out. The same samples in another order give the same tries.
+    """
+    rows = _sort_rows(samples)
+    return [_build(rows, ranks) for ranks in _assign(rows, max_tokens)] if len(rows.sample) else []
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows in lexicographic order of the tokens they feed to the model."""
+
+    ids: np.ndarray  # int64, all samples' token ids one after the other
+    sample: np.ndarray  # int64 [R], index among the samples
+    start: np.ndarray  # int64 [R], where its tokens begin in ``ids``
+    length: np.ndarray  # int64 [R], tokens up to the one that predicts its last trainable token
+    shared: np.ndarray  # int64 [R], common prefix with the row before; 0 for the first
+    temperature: np.ndarray  # float32 [R]
+    trainable: np.ndarray  # int64, positions in ``ids`` of the trainable tokens
+    trainable_start: np.ndarray  # int64 [R], first of the row's in ``trainable``
+    trainable_count: np.ndarray  # int64 [R]
+
+
+def _sort_rows(samples: Sequence[Sample]) -> _Rows:
+    lengths = np.fromiter((len(s.token_ids) for s in samples), np.int64, len(samples))
+    starts = np.cumsum(lengths) - lengths
+    ids = np.concatenate([s.token_ids for s in samples]) if len(samples) else np.zeros(0, np.int32)
+    mask = np.concatenate([s.loss_mask for s in samples]) if len(samples) else np.zeros(0, bool)
+    trainable = np.flatnonzero(mask)
+    first = np.searchsorted(trainable, starts)
+    count = np.searchsorted(trainable, starts + lengths) - first
+    kept = np.flatnonzero(count)
+    fed = trainable[first[kept] + count[kept] - 1] - starts[kept]
+    # Big-endian bytes compare like the ids themselves, at memcmp speed.
+    data = ids.astype(">i4").tobytes()
+    keys = [data[4 * a : 4 * (a + n)] for a, n in zip(starts[kept].tolist(), fed.tolist(), strict=True)]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    sample, length = kept[order], fed[order]
+    temperature = np.fromiter((samples[i].temperature for i in sample), np.float32, len(sample))
+    shared = _common_prefixes(ids, starts[sample], length)
+    return _Rows(
+        ids.astype(np.int64),
+        sample,
+        starts[sample],
+        length,
+        shared,
+        temperature,
+        trainable,
+        first[sample],
+        count[sample],
+    )
+
+
+def _common_prefixes(ids: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
+    """Length of the common prefix of each row with the row before it; 0 for the first."""
+    compared = np.zeros_like(length)
+    compared[1:] = np.minimum(length[1:], length[:-1])
+    row, offset = ragged(compared)
+    differs = np.append(ids[start[row] + offset] != ids[start[row - 1] + offset], True)
+    # The first difference at or after each row's first comparison, if it lies within the row.
+    where = np.flatnonzero(differs)
+    begin = np.cumsum(compared) - compared
+    return np.minimum(where[np.searchsorted(where, begin)] - begin, compared)
+
+
+def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For segments of these lengths: the segment of every element, and its offset there; both int64 [sum]."""
+    segment = np.repeat(np.arange(len(lengths)), lengths)
+    return segment, np.arange(len(segment)) - (np.cumsum(lengths) - lengths)[segment]
+
+
+def _assign(rows: _Rows, max_tokens: int) -> list[np.ndarray]:
+    """Split the sorted rows over packs: best fit, decreasing, of runs of rows that share much. Ranks, ascending."""
+    added = rows.length - rows.shared
+    if added.sum() <= max_tokens:
+        return [np.arange(len(added))]
+    starts: list[int] = []
+    sizes: list[int] = []
+    for r, (own, shared, length) in enumerate(
+        zip(added.tolist(), rows.shared.tolist(), rows.length.tolist(), strict=True)
+    ):
+        if not r or shared * WORTH_SHARING < length or sizes[-1] + own > max_tokens:
+            starts.append(r)
+            sizes.append(length)
+        else:
+            sizes[-1] += own
+    bounds = [*starts, len(added)]
+    packs: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, pack), ascending
+    for unit in sorted(range(len(sizes)), key=lambda u: -sizes[u]):
+        at = bisect_left(room, (sizes[unit], -1))
+        left, target = room.pop(at) if at < len(room) else (max_tokens, len(packs))
+        if target == len(packs):
+            packs.append([])
+        packs[target].append(unit)
+        insort(room, (left - sizes[unit], target))
+    return [np.concatenate([np.arange(bounds[u], bounds[u + 1]) for u in sorted(units)]) for units in packs]
+
+
+def _build(rows: _Rows, ranks: np.ndarray) -> Pack:
+    """The trie of some of the sorted rows (``ranks`` ascending)."""
+    length = rows.length[ranks]
+    # Rows that became neighbours share the least that the rows between them did.
+    shared = np.zeros(len(ranks), np.int64)
+    if len(ranks) > 1:
+        shared[1:] = np.minimum.reduceat(rows.shared[: ranks[-1] + 1], ranks[:-1] + 1)
+    row_start, path_start = _offsets(length - shared), _offsets(length)
+    row, depth = ragged(length)
+    new = depth >= shared[row]
+    path = _paths(row_start, path_start, shared)
+    last_row = np.zeros(row_start[-1], np.int64)
+    last_row[path] = row  # rows ascend, and of repeated indices the last assignment stays
+    return Pack(
+        input_ids=rows.ids[rows.start[ranks][row[new]] + depth[new]],
+        position_ids=depth[new],
+        subtree_end=row_start[last_row + 1],
+        rows=rows.sample[ranks],
+        row_start=row_start,
+        path=path,
+        path_start=path_start,
+        **_targets(rows, ranks, path, path_start),
+    )
+
+
+def _offsets(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+
+def _paths(row_start: np.ndarray, path_start: np.ndarray, shared: np.ndarray) -> np.ndarray:
+    """Nodes of every row: those of the row before as far as shared, then its own."""
+    path = np.empty(path_start[-1], np.int64)
+    nodes = np.arange(row_start[-1])
+    current = np.empty(int(np.diff(path_start).max()), np.int64)
+    bounds = zip(
+        path_start[:-1].tolist(), path_start[1:].tolist(), shared.tolist(),
+        row_start[:-1].tolist(), row_start[1:].tolist(), strict=True,
+    )  # fmt: skip
+    for begin, end, prefix, first, last in bounds:
+        current[prefix : end - begin] = nodes[first:last]
+        path[begin:end] = current[: end - begin]
+    return path
+
+
+def _targets(rows: _Rows, ranks: np.ndarray, path: np.ndarray, path_start: np.ndarray) -> dict[str, np.ndarray]:
+    """Heads, pairs and tokens of a pack."""
+    row, offset = ragged(rows.trainable_count[ranks])
+    source = rows.trainable[rows.trainable_start[ranks][row] + offset]
+    parent = path[path_start[row] + source - rows.start[ranks][row] - 1]
+    temperatures, code = np.unique(rows.temperature[ranks], return_inverse=True)
+    heads, head = np.unique(parent * len(temperatures) + code[row], return_inverse=True)
+    target = rows.ids[source]
+    vocabulary = int(target.max()) + 1
+    pairs, pair = np.unique(head * vocabulary + target, return_inverse=True)
+    order = np.argsort(pair, kind="stable")
+    return {
+        "head_node": heads // len(temperatures),
+        "head_temperature": temperatures[heads % len(temperatures)],
+        "pair_head": pairs // vocabulary,
+        "pair_target": pairs % vocabulary,
+        "token_pair": pair[order],
+        "token_row": row[order],
+        "token_source": source[order],
+    }

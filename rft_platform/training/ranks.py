@@ -1,0 +1,100 @@
+"""The processes of one trainer group as seen from one of them, and the few ways in which they speak to each other."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rft_platform.errors import RftError
+from rft_platform.training.wire import error_message, raise_error
+
+#: Ranks wait for the next command inside a collective: only the group's own idle time-out ends that wait.
+WAIT_FOR_COMMANDS = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place in the group.
+
+    Control messages are JSON over gloo, never pickles. A rank that dies closes its connections, so the others fail at
+    once instead of waiting.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    control: dist.ProcessGroup
+
+    @classmethod
+    def join(cls, device: str = "auto") -> "Ranks":
+        """Join the group that ``torchrun`` describes in the environment; without one, be a group of one.
+
+        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one); every rank takes the GPU of its local rank.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
+        if on_cuda:
+            torch.cuda.set_device(local_rank)
+        backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return cls(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            device=torch.device("cuda", local_rank) if on_cuda else torch.device("cpu"),
+            control=dist.new_group(backend="gloo", timeout=WAIT_FOR_COMMANDS),
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone speaks to callers and writes files."""
+        return self.rank == 0
+
+    def mesh(self) -> DeviceMesh:
+        """All ranks in one dimension."""
+        return init_device_mesh(self.device.type, (self.world_size,))
+
+    def reduce(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+        """All-reduce a CPU tensor; every rank gets the result."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.control)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """The JSON value that rank 0 gives, on every rank; the others' own is ignored."""
+        if self.world_size == 1:
+            return value
+        data = bytearray(json.dumps(value).encode() if self.is_first else b"")
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0, group=self.control)
+        body = torch.frombuffer(data, dtype=torch.uint8) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+        dist.broadcast(body, 0, group=self.control)
+        return json.loads(body.numpy().tobytes())
+
+    def from_first(self, work: Callable[[], Any]) -> Any:
+        """Run ``work`` on rank 0 alone and give its JSON result to every rank; an RftError is raised on all of them."""
+        answer: dict[str, Any] = {}
+        if self.is_first:
+            try:
+                answer = {"value": work()}
+            except RftError as error:
+                if self.world_size == 1:
+                    raise
+                answer = error_message(error)
+        answer = self.broadcast(answer)
+        if "value" not in answer:
+            raise_error(answer)
+        return answer["value"]
+
+    def leave(self) -> None:
+        """Tear the group down."""
+        dist.destroy_process_group()

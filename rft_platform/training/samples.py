@@ -1,0 +1,78 @@
+"""One training row: the token ids of a model call, what may be trained, and with which weight."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rft_platform.errors import UserError
+
+
+@dataclass(slots=True)
+class Sample:
+    """A prompt and its response as the model saw them; arrays are over ALL tokens, prompt first, length n.
+
+    Where ``loss_mask`` is False the other per-token values are ignored. The first token cannot be trained on: nothing
+    predicts it.
+    """
+
+    row_id: str
+    token_ids: np.ndarray  # int32 [n]
+    loss_mask: np.ndarray  # bool [n]
+    behaviour_logprobs: np.ndarray | None = None  # float32 [n], of the policy that sampled; None: a demonstration
+    advantage: float | np.ndarray = 0.0  # one value for the row, or float32 [n]
+    temperature: float = 1.0  # logits are divided by it
+    weight: float = 1.0  # factor on the row's loss; not counted by the normaliser
+    reference_logprobs: np.ndarray | None = None  # float32 [n], of the reference model at the same temperature
+
+    def __post_init__(self) -> None:
+        n = len(self.token_ids)
+        if n == 0 or len(self.loss_mask) != n:
+            raise ValueError(
+                f"row {self.row_id}: {n} tokens and {len(self.loss_mask)} mask values: expected n >= 1 of each"
+            )
+        if self.loss_mask[0]:
+            raise ValueError(f"row {self.row_id}: its first token is marked trainable, but no token predicts it")
+        for name in ("behaviour_logprobs", "reference_logprobs"):
+            values = getattr(self, name)
+            if values is not None and len(values) != n:
+                raise ValueError(f"row {self.row_id}: {len(values)} {name} for {n} tokens")
+        if self.temperature <= 0:
+            raise ValueError(f"row {self.row_id}: temperature {self.temperature}: expected a positive number")
+
+
+def rollout_sample(
+    row_id: str,
+    prompt_ids: Sequence[int] | np.ndarray,
+    response_ids: Sequence[int] | np.ndarray,
+    logprobs: Sequence[float] | np.ndarray,
+    loss_mask: Sequence[bool] | np.ndarray,
+    *,
+    advantage: float,
+    temperature: float = 1.0,
+) -> Sample:
+    """A stored rollout row as a sample; ``logprobs`` and ``loss_mask`` are over the response, as in the store."""
+    start = len(prompt_ids)
+    token_ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)])
+    mask, behaviour = np.zeros(len(token_ids), bool), np.zeros(len(token_ids), np.float32)
+    mask[start:], behaviour[start:] = loss_mask, logprobs
+    return Sample(row_id, token_ids, mask, behaviour, advantage, temperature)
+
+
+def demonstration_sample(
+    row_id: str, token_ids: Sequence[int] | np.ndarray, loss_mask: Sequence[bool] | np.ndarray
+) -> Sample:
+    """A demonstration (SFT): tokens where ``loss_mask`` is True are imitated; both are over the whole row."""
+    return Sample(row_id, np.asarray(token_ids, np.int32), np.asarray(loss_mask, bool))
+
+
+def check_sampling(row_id: str, temperature: float, top_p: float, top_k: int) -> None:
+    """Refuse rows whose sampling was renormalised: their log-probs are not the policy's, so ratios would be wrong.
+
+    Raises UserError for temperature 0, ``top_p < 1`` or ``top_k > 0``. To be called for policy-gradient losses.
+    """
+    if temperature <= 0 or top_p < 1.0 or top_k > 0:
+        raise UserError(
+            f"row {row_id} was sampled with temperature {temperature}, top_p {top_p}, top_k {top_k}: policy-gradient "
+            "training needs temperature > 0, top_p 1 and top_k -1, otherwise importance ratios are wrong"
+        )

@@ -1,0 +1,231 @@
+"""Gradients of one optimiser step over packed rows, and log-probs through the same path."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rft_platform.algorithms.aggregation import Aggregation
+from rft_platform.algorithms.losses.registry import TokenBatch
+from rft_platform.algorithms.mismatch import effective_sample_share
+from rft_platform.algorithms.objective import Objective
+from rft_platform.errors import UserError
+from rft_platform.training.logprobs import PackedPolicy, PackTensors
+from rft_platform.training.packing import Pack, pack
+from rft_platform.training.protocol import AlgorithmSpec
+from rft_platform.training.samples import Sample
+
+
+class Reduce(Protocol):
+    """All-reduce of a float64 vector on the CPU over the ranks; every rank gets the result."""
+
+    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor: ...
+
+
+def accumulate_gradients(
+    policy: PackedPolicy,
+    samples: Sequence[Sample],
+    algorithm: AlgorithmSpec,
+    *,
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    world_size: int = 1,
+    skip_zero_advantage: bool = True,
+) -> dict[str, float]:
+    """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
+
+    ``samples`` are this rank's share of the WHOLE step (all accumulation windows): forward and backward run over packs
+    of at most ``max_tokens_per_pack`` computed tokens and the loss is divided once, by counts summed over all ranks.
+    Because FSDP averages gradients over ranks, the loss is multiplied by ``world_size``; without FSDP leave both
+    defaults. Every rank runs the same number of packs. Metrics are equal on all ranks. The caller zeroes gradients
+    before, clips and steps after; ``metrics["packs"] == 0`` means that no row carried a gradient and no backward ran.
+
+    With ``skip_zero_advantage`` rows whose advantage is exactly 0 are left out of forward and backward where they have
+    no gradient (no KL, no entropy bonus). They stay in the normaliser, so the gradient is the same; metrics that need
+    the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
+    """
+    reduce = reduce or _one_rank
+    window = _Window.of(samples, algorithm, max_tokens_per_pack, skip_zero_advantage)
+    totals = reduce(torch.tensor(list(window.counts.values()), dtype=torch.float64), "sum").tolist()
+    counts = dict(zip(window.counts, totals, strict=True))
+    passes = _most(len(window.packs), reduce)
+    if not passes:
+        return _count_metrics(counts)
+    scale = world_size / window.aggregation.normaliser(counts["tokens"], counts["rows"])  # the one division
+    sums: dict[str, Tensor] = {}
+    for index in range(passes):
+        part = _PartLoss(window, index, scale, policy.device)
+        loss = policy(PackTensors.of(part.pack, policy.device, policy.compute_dtype), part, window.objective.whole_rows)
+        loss.backward()
+        part.add("loss", loss.detach() / world_size)
+        for name, value in part.sums.items():
+            sums[name] = sums[name] + value if name in sums else value
+    totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
+    return _count_metrics(counts) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts["tokens_evaluated"])
+
+
+def score(
+    policy: PackedPolicy, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
+) -> list[np.ndarray]:
+    """Log-probs of each sample's trainable tokens, in order (float32 arrays), without gradients, by the training path.
+
+    Under FSDP every rank must call it; each gets the log-probs of its own samples.
+    """
+    packs = pack(samples, max_tokens_per_pack)
+    values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
+    with torch.no_grad():
+        for index in range(_most(len(packs), reduce or _one_rank)):
+            part = packs[index] if index < len(packs) else _idle_pack()
+            logp = policy(PackTensors.of(part, policy.device, policy.compute_dtype))
+            if index < len(packs):
+                values[part.token_source] = logp.cpu().numpy()
+    ends = np.cumsum([len(s.token_ids) for s in samples])
+    return [row[s.loss_mask] for row, s in zip(np.split(values, ends[:-1]), samples, strict=True)] if samples else []
+
+
+def build_objective(algorithm: AlgorithmSpec) -> Objective:
+    """The per-token objective of a specification; UserError for names and options that do not exist."""
+    return Objective.build(
+        algorithm.policy_loss,
+        algorithm.policy_loss_args,
+        beta=algorithm.beta,
+        kl=algorithm.kl_loss,
+        entropy_coef=algorithm.entropy_coef,
+        token_mask=algorithm.token_mask,
+        row_mask=algorithm.row_mask,
+    )
+
+
+@dataclass(slots=True)
+class _Window:
+    """This rank's share of one optimiser step."""
+
+    packs: list[Pack]
+    objective: Objective
+    aggregation: Aggregation
+    counts: dict[str, float]  # to be summed over ranks
+    weight: np.ndarray  # float64 by sample: the weight of each of its tokens
+    columns: dict[str, np.ndarray]  # fields of TokenBatch, float32 over the samples' concatenated tokens
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample], algorithm: AlgorithmSpec, max_tokens: int, skip: bool) -> "_Window":
+        objective = build_objective(algorithm)
+        aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
+        samples = [s for s in samples if s.loss_mask.any()]
+        run = [s for s in samples if np.any(s.advantage)] if skip and objective.zero_advantage_is_inert else samples
+        _check(run, objective)
+        packs = pack(run, max_tokens)
+        tokens = np.array([np.count_nonzero(s.loss_mask) for s in run], np.int64)
+        counts = {
+            "tokens": sum(np.count_nonzero(s.loss_mask) for s in samples),
+            "rows": len(samples),
+            "rows_zero_advantage": sum(not np.any(s.advantage) for s in samples),
+            "advantage": sum(float(np.mean(s.advantage)) for s in samples),
+            "tokens_evaluated": tokens.sum(),
+            "tokens_unpacked": sum(len(s.token_ids) for s in samples),
+            "tokens_computed": sum(len(p.input_ids) for p in packs),
+            "packs": len(packs),
+        }
+        return cls(
+            packs,
+            objective,
+            aggregation,
+            counts,
+            weight=aggregation.weights(tokens) * np.array([s.weight for s in run]),
+            columns=_columns(run, objective),
+        )
+
+
+def _columns(samples: Sequence[Sample], objective: Objective) -> dict[str, np.ndarray]:
+    """What the objective reads of the samples' tokens; the same names on all ranks, whatever rows they have."""
+    values: dict[str, list[Any]] = {"advantage": [np.broadcast_to(s.advantage, len(s.token_ids)) for s in samples]}
+    if objective.policy_loss.policy_gradient:
+        values["behaviour_logp"] = [s.behaviour_logprobs for s in samples]
+    if objective.beta:
+        values["reference_logp"] = [s.reference_logprobs for s in samples]
+    return {name: np.concatenate([np.zeros(0), *column]).astype(np.float32) for name, column in values.items()}
+
+
+class _PartLoss:
+    """The loss of one pack's tokens, called chunk by chunk; ``sums`` collects metrics.
+
+    Past this rank's last pack it is an idle pack with weight 0: under FSDP all ranks must run as many passes.
+    """
+
+    def __init__(self, window: _Window, index: int, scale: float, device: torch.device) -> None:
+        idle = index >= len(window.packs)
+        self.pack = _idle_pack() if idle else window.packs[index]
+        self.sums: dict[str, Tensor] = {}
+        self._objective = window.objective
+        self._counted = 0.0 if idle else 1.0
+
+        def take(column: np.ndarray, index: np.ndarray) -> Tensor:
+            values = np.zeros(len(index)) if idle else column[index]
+            return torch.from_numpy(values.astype(np.float32)).to(device, non_blocking=True)
+
+        self._row = torch.from_numpy(self.pack.token_row).to(device, non_blocking=True)
+        self._weight = take(window.weight * scale, self.pack.rows[self.pack.token_row])
+        self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
+
+    def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice) -> Tensor:
+        """Weighted sum of the losses of some of the pack's tokens."""
+        columns = {name: column[tokens] for name, column in self._columns.items()}
+        batch = TokenBatch(logp=logp, entropy=entropy, row=self._row[tokens], rows=len(self.pack.rows), **columns)
+        out = self._objective(batch)
+        for name, value in out.metrics.items():
+            self.add(name, value)
+        return torch.dot(out.loss, self._weight[tokens])
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add ``value`` to the sum called ``name``; an idle pack adds 0, so that all ranks have the same names."""
+        value = value.double() * self._counted
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+
+def _idle_pack() -> Pack:
+    """The smallest pack: one node that predicts one token."""
+    return pack([Sample("idle", np.zeros(2, np.int32), np.array([False, True]))], 1)[0]
+
+
+def _check(samples: Sequence[Sample], objective: Objective) -> None:
+    for sample in samples:
+        if sample.behaviour_logprobs is None and objective.policy_loss.policy_gradient:
+            raise UserError(
+                f"row {sample.row_id} has no behaviour log-probs, which a policy-gradient loss needs: "
+                "train on rollouts, or use the loss 'sft' for demonstrations"
+            )
+        if sample.reference_logprobs is None and objective.beta:
+            raise UserError(f"row {sample.row_id} has no reference log-probs, which beta {objective.beta} needs")
+
+
+def _one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    return values
+
+
+def _most(count: int, reduce: Reduce) -> int:
+    """The largest ``count`` of all ranks."""
+    return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
+
+
+def _count_metrics(counts: dict[str, float]) -> dict[str, float]:
+    """Metrics that need no forward pass."""
+    rows, run = max(counts["rows"], 1), max(counts["tokens_unpacked"], 1)
+    return {
+        "loss": 0.0,
+        "advantage_mean": counts["advantage"] / rows,
+        "zero_advantage_share": counts["rows_zero_advantage"] / rows,
+        "computed_share": counts["tokens_computed"] / run,
+        **{name: counts[name] for name in ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs")},
+    }
+
+
+def _policy_metrics(sums: dict[str, float], tokens: float) -> dict[str, float]:
+    """Means over the tokens that were evaluated, from sums over all ranks; ``loss`` is the step's loss itself."""
+    loss, squared = sums.pop("loss"), sums.pop("ratio_squared", 0.0)
+    metrics = {name: value / tokens for name, value in sums.items()}
+    if "ratio" in sums:
+        metrics["ess"] = effective_sample_share(sums["ratio"], squared, tokens)
+    return {"loss": loss} | metrics

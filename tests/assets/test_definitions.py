@@ -1,0 +1,67 @@
+"""The code location: loads light and fast, and is a graph that Dagster can sort, run and draw."""
+
+import json
+import subprocess
+import sys
+import time
+
+import dagster as dg
+
+from rft_platform.definitions import defs
+
+HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
+CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
+
+
+def test_definitions_load_light_and_fast(tmp_path):
+    code = (
+        "import json, sys, rft_platform.definitions;"
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    )
+    started = time.perf_counter()
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(loaded.stdout) == []
+    assert time.perf_counter() - started < 5
+
+
+def test_graph_sorts_and_the_round_runs_left_to_right():
+    order = [key.to_user_string() for key in defs.resolve_asset_graph().toposorted_asset_keys]
+    assert [name for name in order if name in CHAIN] == CHAIN
+    assert order.index("warm_start_checkpoint") < order.index("policy_snapshot")
+    assert order.index("base_model") < order.index("warm_start_checkpoint")
+
+
+def test_every_asset_tells_what_it_is():
+    graph = defs.resolve_asset_graph()
+    groups = set()
+    for node in graph.asset_nodes:
+        assert node.description, node.key
+        assert node.owners == ["team:rft"], node.key
+        assert node.kinds, node.key
+        groups.add(node.group_name)
+    assert len(groups) <= 6
+
+
+def test_rounds_are_partitions_of_the_whole_chain():
+    graph = defs.resolve_asset_graph()
+    for name in CHAIN:
+        partitions = graph.get(dg.AssetKey(name)).partitions_def
+        assert isinstance(partitions, dg.DynamicPartitionsDefinition)
+        assert partitions.name == "rft_round"
+
+
+def test_engine_and_trainer_work_in_pools_of_their_own():
+    graph = defs.resolve_asset_graph()
+    pools = {name: graph.get(dg.AssetKey(name)).pools for name in CHAIN}
+    assert pools["rollout_batches"] == pools["evaluation_report"] == {"engine"}
+    assert pools["policy_checkpoint"] == {"trainer"}
+
+
+def test_jobs_sensors_and_schedule_are_named_and_described():
+    repository = defs.get_repository_def()
+    jobs = {job.name: job for job in repository.get_all_jobs() if not job.name.startswith("__")}
+    assert set(jobs) == {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"}
+    assert all(job.description for job in jobs.values())
+    assert all(sensor.description for sensor in repository.sensor_defs)
+    assert {sensor.name for sensor in repository.sensor_defs} == {"next_round_sensor", "experience_threshold_sensor"}
+    assert [schedule.name for schedule in repository.schedule_defs] == ["nightly_evaluation"]

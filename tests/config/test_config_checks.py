@@ -1,0 +1,148 @@
+"""Semantic checks: each trap is refused with its fix, and what is sound passes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.algorithms.presets import PRESETS, Preset
+from rft_platform.config.checks import check_config
+from rft_platform.config.load import build_config, load_config
+from rft_platform.config.notices import config_notices
+from rft_platform.config.resume import changed_keys, check_unchanged
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+MakeConfig = Callable[..., RftConfig]
+GRPO = PRESETS["grpo"]
+TASKSET = "buffer__explorer_input__taskset"
+
+
+def problems(config: RftConfig, preset: Preset = GRPO, cpu_count: int = 2, gpu_count: int = 0) -> list[str]:
+    try:
+        check_config(config, preset=preset, cpu_count=cpu_count, gpu_count=gpu_count)
+    except UserError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_a_sound_configuration_passes(make_config: MakeConfig) -> None:
+    assert problems(make_config()) == []
+
+
+def test_the_examples_pass_on_a_gpu_machine() -> None:
+    for name in ("rft.yaml", "gsm8k.yaml"):
+        config = load_config(EXAMPLES / name)
+        check_config(config, preset=PRESETS[config.algorithm.algorithm_type], cpu_count=8, gpu_count=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"buffer__train_batch_size": 64}, "can never fill: a round has batch_size 4 * repeat_times 8 *"),
+        ({"buffer__train_batch_size": 12}, "does not divide the experiences of a round"),
+        ({"algorithm__repeat_times": 1}, "set it to 8"),
+        ({"mode": "train"}, "buffer.train_batch_size is not set"),
+        ({"model__top_p": 0.9}, "model.top_p is 0.9"),
+        ({"model__top_k": 20}, "model.top_k is 20"),
+        ({"model__temperature": 0}, "model.temperature is 0.0"),
+        ({f"{TASKSET}__rollout_args__top_p": 0.5}, "taskset.rollout_args.top_p is 0.5"),
+        ({"algorithm__optimizer__lr_warmup_steps": 100}, "beyond the 3 steps of the run"),
+        ({"buffer__total_steps": None, "algorithm__optimizer__lr_scheduler_type": "linear"}, "the end of the run"),
+        ({"explorer__rollout_model__tensor_parallel_size": 2}, "asks for 2 devices of 1"),
+        ({"trainer__nproc": 3}, "trainer.nproc 3: this machine has 2 processors"),
+        ({"model__model_path": "/nowhere/model"}, "model.model_path /nowhere/model: no such folder"),
+        ({"model__model_path": ""}, "model.model_path is not set"),
+        ({f"{TASKSET}__path": "/nowhere/data.jsonl"}, "no such file or folder"),
+        ({"buffer__explorer_input__taskset": None}, "taskset is not set"),
+        ({"mode": "bench"}, "eval_tasksets is empty"),
+        ({"model__max_model_len": 100, "model__max_response_tokens": 200}, "beyond model.max_model_len 100"),
+        ({"trainer__ulysses_sequence_parallel_size": 2}, "set it to 1"),
+        ({"evaluation__schedule": "daily"}, "five fields of cron"),
+        ({"warm_start": {"path": "owner/data", "stop_at": 0.4}}, "there is none: add one"),
+        ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "o/d"}]}, "two are called 'o/d:train'"),
+        ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),
+    ],
+)  # fmt: skip
+def test_each_trap_is_refused(make_config: MakeConfig, settings: dict[str, Any], expected: str) -> None:
+    found = problems(make_config(**settings))
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_all_problems_are_listed_at_once(make_config: MakeConfig) -> None:
+    config = make_config(model__model_path="", model__top_p=0.5, buffer__train_batch_size=99)
+    assert len(problems(config)) == 3
+
+
+def test_a_short_batch_is_no_fault_where_runs_give_many_experiences(make_config: MakeConfig) -> None:
+    assert problems(make_config(buffer__train_batch_size=64, **{f"{TASKSET}__workflow": "calculator"})) == []
+    dynamic = make_config(buffer__train_batch_size=64, synchronizer__sync_style="dynamic_by_explorer")
+    assert problems(dynamic) == []
+
+
+def test_supervised_training_takes_any_sampling(make_config: MakeConfig) -> None:
+    assert problems(make_config(model__top_p=0.5, model__temperature=0), PRESETS["sft"]) == []
+
+
+def test_a_taskset_can_override_the_model_sampling(make_config: MakeConfig) -> None:
+    config = make_config(model__temperature=0, **{f"{TASKSET}__rollout_args__temperature": 1.0})
+    assert problems(config) == []
+
+
+def test_a_model_folder_needs_a_tokenizer(make_config: MakeConfig) -> None:
+    config = make_config()
+    (Path(config.model.model_path) / "tokenizer.json").unlink()
+    assert "no tokenizer in it" in problems(config)[0]
+    (Path(config.model.model_path) / "config.json").unlink()
+    assert "no config.json in it" in problems(config)[0]
+
+
+def test_a_model_may_be_a_name(make_config: MakeConfig) -> None:
+    for name in ("Qwen/Qwen2.5-0.5B", "gpt2", "models:/mine@champion", "models:/mine/3"):
+        assert problems(make_config(model__model_path=name)) == []
+
+
+def test_gpus_are_counted(make_config: MakeConfig) -> None:
+    four = {"explorer__rollout_model__tensor_parallel_size": 2, "explorer__rollout_model__engine_num": 2}
+    assert problems(make_config(**four), gpu_count=4) == []
+    assert "4 devices of 2" in problems(make_config(**four), gpu_count=2)[0]
+    assert "this machine has 2 GPUs" in problems(make_config(cluster__gpu_per_node=4), gpu_count=2)[0]
+    # A file written for a GPU host still runs on a processor: one engine process, and a notice says so.
+    elsewhere = make_config(cluster__gpu_per_node=4, **four)
+    assert problems(elsewhere, gpu_count=0) == []
+    assert any("engine_num has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
+
+
+def test_a_project_goes_on_only_with_its_own_settings() -> None:
+    old = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-6}}})
+    longer = build_config({"buffer": {"total_steps": 20}, "algorithm": {"optimizer": {"lr": 1e-6}}})
+    other = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-5}}, "seed": 1})
+    check_unchanged(old, old)
+    check_unchanged(old, longer)
+    assert changed_keys(old, longer) == {"buffer.total_steps": (10, 20)}
+    with pytest.raises(UserError) as caught:
+        check_unchanged(old, other)
+    assert "algorithm.optimizer.lr: was 1e-06, is 1e-05" in str(caught.value)
+    assert "seed: was 42, is 1" in str(caught.value)
+    with pytest.raises(UserError, match="warm_start"):
+        check_unchanged(old, build_config({"buffer": {"total_steps": 10}, "warm_start": {"path": "x"}}))
+
+
+def test_notices_name_what_has_no_effect() -> None:
+    assert config_notices(RftConfig()) == []
+    config = build_config(
+        {
+            "trainer": {"trainer_config": {"trainer": {"balance_batch": False}}},
+            "monitor": {"monitor_type": ["mlflow", "wandb"]},
+            "algorithm": {"kl_loss_fn": "k2"},
+            "engine": {"kind": "transformers"},
+            "explorer": {"rollout_model": {"enforce_eager": True}},
+        }
+    )
+    lines = config_notices(config)
+    assert len(lines) == 4
+    for key in ("trainer.trainer_config", "wandb", "kl_coef", "enforce_eager"):
+        assert sum(key in line for line in lines) == 1

@@ -1,0 +1,331 @@
+"""Loading: printed files parse, faults are one line each, paths resolve, dumps load back equal."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_platform.config.load import build_config, config_digest, dump_config, load_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+INPUT = "buffer: {explorer_input: {taskset: {?}}}"
+
+
+def load_text(folder: Path, text: str) -> RftConfig:
+    path = folder / "rft.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path)
+
+
+def fault(folder: Path, text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_text(folder, text)
+    return str(caught.value)
+
+
+EXPLORER_SERVICE = """
+mode: serve # set to 'serve' for online inference service
+project: test
+name: test
+checkpoint_root_dir: CHECKPOINT_ROOT_DIR
+model:
+  model_path: /path/to/your/model
+  max_model_len: 8192
+  max_response_tokens: 2048
+  temperature: 0.7
+algorithm:
+  algorithm_type: "ppo"
+cluster:
+  node_num: 1
+  gpu_per_node: 4
+explorer:
+  rollout_model:
+    engine_num: 2
+    tensor_parallel_size: 2
+    enable_openai_api: true
+    enable_history: true
+    enable_auto_tool_choice: true
+    tool_call_parser: hermes
+    # reasoning_parser: deepseek_r1
+    dtype: bfloat16
+    seed: 42
+  service_status_check_interval: 10
+  proxy_port: 8010
+buffer:
+  train_batch_size: 16
+  trainer_input:
+    experience_buffer:
+      name: exp_buffer
+      storage_type: sql
+      # path: your_db_url
+synchronizer:
+  sync_method: checkpoint
+  sync_interval: 1
+monitor:
+  monitor_type: tensorboard
+"""
+
+TRAINER_SERVICE = """
+mode: train
+project: test
+name: test
+checkpoint_root_dir: CHECKPOINT_ROOT_DIR
+model:
+  model_path: /path/to/your/model
+  max_model_len: 8192
+  max_response_tokens: 2048
+  temperature: 0.7
+algorithm:
+  algorithm_type: "ppo"
+cluster:
+  node_num: 1
+  gpu_per_node: 4
+buffer:
+  train_batch_size: 32
+  trainer_input:
+    experience_buffer:
+      name: exp_buffer
+      storage_type: sql
+trainer:
+  save_interval: 16
+  ulysses_sequence_parallel_size: 1
+  save_hf_checkpoint: always
+  max_checkpoints_to_keep: 5
+  trainer_config:
+    trainer:
+      balance_batch: false
+      max_actor_ckpt_to_keep: 5
+      max_critic_ckpt_to_keep: 5
+synchronizer:
+  sync_method: checkpoint
+  sync_interval: 1
+monitor:
+  monitor_type: tensorboard
+"""
+
+REACT_AGENT = """
+explorer:
+  rollout_model:
+    # ...
+    enable_openai_client: true
+    enable_history: true
+    enable_auto_tool_choice: true
+    tool_call_parser: hermes
+    reasoning_parser: deepseek_r1
+    enable_thinking: true
+algorithm:
+  algorithm_type: grpo
+  advantage_fn: step_wise_grpo
+synchronizer:
+  sync_style: dynamic_by_explorer
+  sync_interval: 2
+"""
+
+
+def test_the_printed_explorer_service_parses(tmp_path: Path) -> None:
+    config = load_text(tmp_path, EXPLORER_SERVICE)
+    assert (config.mode, config.model.temperature, config.cluster.gpu_per_node) == ("serve", 0.7, 4)
+    assert config.explorer.rollout_model.tensor_parallel_size == 2
+    assert config.explorer.service_status_check_interval == 10
+    assert config.buffer.trainer_input.experience_buffer.storage_type == "sql"
+    assert config.checkpoint_root_dir == str(tmp_path / "CHECKPOINT_ROOT_DIR")
+
+
+def test_the_printed_trainer_service_parses(tmp_path: Path) -> None:
+    config = load_text(tmp_path, TRAINER_SERVICE)
+    assert (config.mode, config.buffer.train_batch_size, config.trainer.save_interval) == ("train", 32, 16)
+    assert config.trainer.trainer_config["trainer"]["max_actor_ckpt_to_keep"] == 5
+
+
+def test_the_printed_agent_sections_parse(tmp_path: Path) -> None:
+    config = load_text(tmp_path, REACT_AGENT)
+    assert config.explorer.rollout_model.enable_openai_api
+    assert config.explorer.rollout_model.reasoning_parser == "deepseek_r1"
+    assert (config.algorithm.advantage_fn, config.synchronizer.sync_interval) == ("step_wise_grpo", 2)
+    chinese = REACT_AGENT.replace(
+        "algorithm_type: grpo\n  advantage_fn: step_wise_grpo", "algorithm_type: multi_step_grpo"
+    )
+    assert load_text(tmp_path, chinese).algorithm.algorithm_type == "multi_step_grpo"
+
+
+@pytest.mark.parametrize("name", ["rft.yaml", "gsm8k.yaml"])
+def test_the_examples_load(name: str) -> None:
+    config = load_config(EXAMPLES / name)
+    assert config.buffer.explorer_input.taskset is not None
+    assert config.buffer.explorer_input.taskset.path == "openai/gsm8k"
+
+
+def test_documented_defaults() -> None:
+    config = RftConfig()
+    assert config.mode == "both" and config.continue_from_checkpoint and config.seed == 42
+    assert (config.model.temperature, config.model.top_p, config.model.top_k) == (1.0, 1.0, -1)
+    assert config.algorithm.optimizer.lr == 1e-6 and config.algorithm.optimizer.clip_grad == 1.0
+    assert config.explorer.runner_per_model == 8 and config.explorer.max_timeout == 1800
+    assert config.explorer.max_retry_times == 2 and config.explorer.eval_interval == 100
+    assert config.explorer.rollout_model.enable_prefix_caching
+    assert config.synchronizer.sync_style == "fixed" and config.synchronizer.sync_timeout == 3600
+    assert config.buffer.trainer_input.experience_buffer.replay_buffer.priority_fn_args.decay == 2.0
+    assert config.evaluation.every == 1 and config.warm_start is None
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("online", "nccl"), ("offline", "checkpoint"), ("memory", "memory")],
+)
+def test_sync_method_aliases(written: str, read: str) -> None:
+    assert build_config({"synchronizer": {"sync_method": written}}).synchronizer.sync_method == read
+
+
+def test_sync_style_aliases() -> None:
+    for written, read in [("explorer_driven", "dynamic_by_explorer"), ("trainer_driven", "dynamic_by_trainer")]:
+        assert build_config({"synchronizer": {"sync_style": written}}).synchronizer.sync_style == read
+
+
+def test_taskset_aliases() -> None:
+    taskset = {"path": "x", "default_workflow_type": "my.module:solve", "default_reward_fn_type": "gsm8k"}
+    config = build_config({"buffer": {"explorer_input": {"taskset": taskset}}})
+    assert config.buffer.explorer_input.taskset is not None
+    assert config.buffer.explorer_input.taskset.workflow == "my.module:solve"
+    assert config.buffer.explorer_input.taskset.judge == "gsm8k"
+
+
+def test_one_setting_written_in_two_places_is_read_in_one() -> None:
+    config = build_config(
+        {
+            "trainer": {"grad_clip": 0.5},
+            "explorer": {"eval_interval": 10},
+            "synchronizer": {"sync_interval": 4},
+            "buffer": {
+                "explorer_input": {"taskset": {"path": "x", "rollout_args": {"n": 6}}},
+                "eval_tasksets": [{"path": "y"}],
+            },
+        }
+    )
+    assert config.algorithm.optimizer.clip_grad == 0.5
+    assert config.algorithm.repeat_times == 6
+    assert config.evaluation.every == 3
+    assert [taskset.path for taskset in config.buffer.explorer_input.eval_tasksets] == ["y"]
+    with pytest.raises(UserError, match="same setting"):
+        build_config({"trainer": {"grad_clip": 0.5}, "algorithm": {"optimizer": {"clip_grad": 1.0}}})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: {temprature: 1}", "unknown key model.temprature; did you mean model.temperature?"),
+        ("lr: 1", "unknown key lr; did you mean algorithm.optimizer.lr?"),
+        ("batch_size: 1", "did you mean buffer.batch_size?"),
+        ("buffer: {eval_tasksets: [{path: x, splt: y}]}", "did you mean buffer.explorer_input.eval_tasksets[0].split?"),
+        (INPUT.replace("?", "path: x, judge: [{judge: a, wait: 1}]"), "taskset.judge[0].wait; did you mean"),
+        ("explorer: {rollout_model: {enable_openai_clint: true}}", "did you mean explorer.rollout_model.enable_open"),
+        ("qwertyuiop: 1", "unknown key qwertyuiop"),
+        ("buffer: {batch_size: many}", "buffer.batch_size: got 'many'; input should be a valid integer"),
+        ("buffer: {batch_size: 0}", "buffer.batch_size: got 0; input should be greater than 0"),
+        ("mode: bth", "mode: got 'bth'; input should be 'both', 'explore'"),
+        ("explorer: 3", "explorer: got 3; expected a section"),
+        (INPUT.replace("?", "name: x"), "buffer.explorer_input.taskset.path is missing"),
+        (INPUT.replace("?", "path: x, judge: 3"), "taskset.judge: got 3"),
+        ("algorithm: {optimizer: {lr: .nan}}", "algorithm.optimizer.lr: got nan"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_one_clear_line(tmp_path: Path, text: str, expected: str) -> None:
+    message = fault(tmp_path, text)
+    assert expected in message
+    assert "\n" not in message
+    assert message.startswith(str(tmp_path / "rft.yaml"))
+
+
+def test_every_fault_is_reported(tmp_path: Path) -> None:
+    assert len(fault(tmp_path, "mode: x\nbuffer: {batch_size: y}\nmodel: {tempo: 1}").splitlines()) == 3
+
+
+def test_yaml_faults_name_the_line(tmp_path: Path) -> None:
+    assert "line 2, column" in fault(tmp_path, "model:\n  model_path: [a\nbuffer: 3\n")
+    assert "line 3" in fault(tmp_path, "seed: 1\nmode: both\nseed: 2\n")
+    assert "a second time" in fault(tmp_path, "model:\n  top_p: 1\n  top_p: 0.5\n")
+    assert "expected sections" in fault(tmp_path, "- a\n- b\n")
+    with pytest.raises(UserError, match="no such configuration file"):
+        load_config(tmp_path / "absent.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"model: \xff\xfe")
+    with pytest.raises(UserError, match="UTF-8"):
+        load_config(tmp_path / "binary.yaml")
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "") == RftConfig()
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    config = load_text(
+        tmp_path,
+        """
+        model: {model_path: models/tiny}
+        buffer:
+          explorer_input:
+            taskset: {path: data/train.jsonl}
+            eval_tasksets: [{path: openai/gsm8k}, {path: ../other}]
+          trainer_input: {experience_buffer: {path: 'sqlite:///x.db'}}
+        """,
+    )
+    inputs = config.buffer.explorer_input
+    assert config.model.model_path == str(tmp_path / "models" / "tiny")
+    assert inputs.taskset is not None and inputs.taskset.path == str(tmp_path / "data" / "train.jsonl")
+    assert [taskset.path for taskset in inputs.eval_tasksets] == ["openai/gsm8k", str(tmp_path.parent / "other")]
+    assert config.buffer.trainer_input.experience_buffer.path == "sqlite:///x.db"
+    assert load_text(tmp_path, "model: {model_path: models:/m@champion}").model.model_path == "models:/m@champion"
+
+
+@pytest.mark.parametrize("name", ["rft.yaml", "gsm8k.yaml"])
+def test_a_dump_loads_back_equal(tmp_path: Path, name: str) -> None:
+    config = load_config(EXAMPLES / name)
+    again = load_text(tmp_path, dump_config(config))
+    assert again == config
+    assert config_digest(again) == config_digest(config)
+
+
+@given(
+    lr=st.floats(1e-12, 1.0),
+    batch=st.integers(1, 10**6),
+    prompt=st.text(max_size=40),
+    interval=st.integers(1, 50),
+    monitors=st.lists(st.sampled_from(["mlflow", "tensorboard", "wandb"]), max_size=3),
+)
+def test_any_dump_loads_back_equal(lr: float, batch: int, prompt: str, interval: int, monitors: list[str]) -> None:
+    config = build_config(
+        {
+            "algorithm": {"optimizer": {"lr": lr, "betas": [0.9, 0.95]}},
+            "buffer": {
+                "batch_size": batch,
+                "explorer_input": {"taskset": {"path": "a/b", "format": {"system_prompt": prompt}}},
+            },
+            "explorer": {"eval_interval": interval},
+            "trainer": {"grad_clip": 2},
+            "monitor": {"monitor_type": monitors},
+            "warm_start": {"path": "x", "stop_at": 0.4},
+        }
+    )
+    assert build_config(yaml.safe_load(dump_config(config))) == config
+
+
+def test_the_digest_is_of_the_content() -> None:
+    plain, spelt = build_config({}), build_config({"seed": 42, "model": {"top_p": 1}})
+    assert config_digest(plain) == config_digest(spelt)
+    assert config_digest(plain) != config_digest(build_config({"seed": 43}))
+
+
+def test_rounds_budget() -> None:
+    config = build_config({"buffer": {"batch_size": 10, "total_epochs": 2}, "synchronizer": {"sync_interval": 3}})
+    assert config.rounds_budget(task_count=95) == 7  # 19 batches
+    assert build_config({"buffer": {"total_steps": 7}, "synchronizer": {"sync_interval": 3}}).rounds_budget() == 3
+    with pytest.raises(ValueError, match="number of tasks"):
+        config.rounds_budget()
+
+
+def test_the_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RftConfig().buffer.batch_size = 3

@@ -1,0 +1,71 @@
+"""The plan: batch arithmetic and its text."""
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_platform.algorithms.presets import PRESETS
+from rft_platform.config.batches import batch_plan
+from rft_platform.config.load import build_config
+from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.schema import RftConfig
+
+MakeConfig = Callable[..., RftConfig]
+GRPO = PRESETS["grpo"]
+
+
+def test_batch_arithmetic(make_config: MakeConfig) -> None:
+    plan = batch_plan(make_config(buffer__train_batch_size=16, synchronizer__sync_interval=2), GRPO)
+    assert (plan.repeat_times, plan.experiences_a_round, plan.steps_a_round) == (8, 64, 4)
+    assert (plan.rounds, plan.total_steps, plan.exact) == (2, 8, True)
+
+
+def test_the_length_of_the_run_may_depend_on_the_tasks() -> None:
+    config = build_config({"buffer": {"batch_size": 10}})
+    assert batch_plan(config, GRPO).rounds is None
+    assert batch_plan(config, GRPO, task_count=25).rounds == 3
+    assert batch_plan(build_config({"trainer": {"total_steps": 5}}), GRPO).total_steps == 5
+
+
+@given(batch=st.integers(1, 64), runs=st.integers(2, 16), interval=st.integers(1, 5), size=st.integers(1, 999))
+def test_steps_cover_all_experiences(batch: int, runs: int, interval: int, size: int) -> None:
+    config = build_config(
+        {
+            "buffer": {"batch_size": batch, "train_batch_size": size},
+            "algorithm": {"repeat_times": runs},
+            "synchronizer": {"sync_interval": interval},
+        }
+    )
+    plan = batch_plan(config, GRPO)
+    assert (plan.steps_a_round - 1) * size < plan.experiences_a_round <= plan.steps_a_round * size
+
+
+def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -> None:
+    config = make_config(
+        synchronizer__sync_offset=1,
+        warm_start={"path": "o/d"},
+        monitor__monitor_type="wandb",
+        engine__kind="transformers",
+    )
+    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    assert "engine     transformers engine, 1 x cpu" in text
+    assert "trainer    torchrun worker group, 1 x cpu" in text
+    assert "4 tasks x 8 runs x 1 batches = 32 experiences a round" in text
+    assert "32 / 32 experiences a step = 1 optimiser steps a round" in text
+    assert "rounds: 3, 3 optimiser steps in all" in text
+    assert "round k explores when round k-2 has trained" in text
+    assert "round 1 explores when the warm start has ended" in text
+    assert "wandb has no effect" in text
+
+
+def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
+    plan = resolved_plan(make_config(mode="train", buffer__train_batch_size=16), preset=GRPO, gpu_count=4)
+    assert [(process.name, process.device) for process in plan.processes] == [("trainer", "cuda")]
+    assert plan.batches is None
+    assert plan.waits == ("a step waits for 16 experiences",)
+
+
+def test_an_offset_in_batches_becomes_rounds() -> None:
+    sync = build_config({"synchronizer": {"sync_interval": 4, "sync_offset": 5}}).synchronizer
+    assert sync.offset_rounds == 2

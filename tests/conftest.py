@@ -1,0 +1,25 @@
+"""Fixtures shared by all rooms: the tiny model, and test data that is not part of the repository."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rft_platform.recipes.arithmetic.model import build_model
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an untrained ~1M-parameter Qwen3 model with tokenizer and chat template. Copy it before changing it."""
+    return build_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def test_data() -> Path:
+    """Data beyond the repository, or skip: ``RFT_TEST_DATA``, by default ``shared`` beside the checkout."""
+    folder = Path(os.environ.get("RFT_TEST_DATA") or REPOSITORY.parent / "shared")
+    if not folder.is_dir():
+        pytest.skip(f"needs test data: {folder} is not there (RFT_TEST_DATA names the folder)")
+    return folder

@@ -1,0 +1,40 @@
+from collections.abc import Callable
+
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.evaluation.gate import gate
+from rft_platform.evaluation.results import EvaluationResult
+
+Make = Callable[..., EvaluationResult]
+
+
+def test_the_first_candidate_passes_if_it_is_good_enough(make_result: Make) -> None:
+    assert gate(make_result(0.4), None).passed
+    assert gate(make_result(0.4), None, min_value=0.4).passed
+    refused = gate(make_result(0.4), None, min_value=0.5)
+    assert not refused.passed
+    assert refused.reason == "sampled_pass 0.4000 is below the required 0.5000"
+
+
+def test_the_champion_must_be_reached_by_the_margin(make_result: Make) -> None:
+    champion = make_result(0.5, 8)
+    assert gate(make_result(0.5, 16), champion).passed
+    assert gate(make_result(0.53, 16), champion, min_delta=0.02).passed
+    refused = gate(make_result(0.51, 16), champion, min_delta=0.02)
+    assert not refused.passed
+    assert refused.reason == "sampled_pass 0.5100 against the champion's 0.5000 (policy version 8): needs 0.5200"
+    assert not gate(make_result(0.55, 16), champion, min_value=0.6).passed
+
+
+def test_any_measured_metric_can_decide(make_result: Make) -> None:
+    candidate, champion = make_result(0.7, 16), make_result(0.5)
+    assert gate(candidate, champion, metric="eval/sums/reward/best@2", min_delta=0.2).passed
+    with pytest.raises(UserError, match=r"'greedy_pass' was not measured.*sampled_pass"):
+        gate(candidate, champion, metric="greedy_pass")
+
+
+def test_what_cannot_be_compared_does_not_pass(make_result: Make) -> None:
+    other_tasks = gate(make_result(0.9, 16), make_result(0.5, tasks=("a", "c")))
+    assert (other_tasks.passed, "measured on other tasks" in other_tasks.reason) == (False, True)
+    assert not gate(make_result(0.9, mean_reward=float("nan")), None, metric="mean_reward").passed

@@ -1,0 +1,80 @@
+"""DuckDB views: over files, and before there are any."""
+
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import write_json
+
+from .samples import judged, rollouts
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ExperienceStore:
+    return ExperienceStore(tmp_path / "it's here" / "rounds")
+
+
+def test_views_without_files(store: ExperienceStore, tmp_path: Path) -> None:
+    connection = connect(store, tmp_path / "checkpoints")
+    for view in ("rollouts", "judgements", "judged", "experiences", "checkpoints"):
+        assert connection.execute(f"SELECT count(*) FROM {view}").fetchall() == [(0,)]
+    assert mean_reward_by_round(connection) == []
+    assert rows_that_trained(connection, 1) == [] == rollout_transcripts(connection, 1, 3)
+
+
+def test_rewards_by_round(store: ExperienceStore) -> None:
+    for number in (1, 2):
+        rows = rollouts(round=number)
+        store.write_rollouts(number, 0, rows)
+        store.write_judged(number, "old", judged(rows, "old", reward=9.0))
+        store.write_judged(number, "new", judged(rows, "new", reward=float(number)))
+    store.write_rollouts(3, 0, rollouts(round=3))  # not judged yet
+    assert mean_reward_by_round(connect(store)) == [
+        {"round": 1, "runs": 4, "mean_reward": 1.0, "std_reward": 0.0},
+        {"round": 2, "runs": 4, "mean_reward": 2.0, "std_reward": 0.0},
+    ]
+    unjudged = connect(store).execute("SELECT count(*) FROM experiences WHERE reward IS NULL").fetchall()
+    assert unjudged == [(4,)]
+
+
+def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:
+    rows = rollouts()
+    store.write_rollouts(1, 0, rows)
+    trained = judged(rows, "then")
+    trained[0].dropped_by = "std_threshold"
+    store.write_judged(1, "then", trained)
+    store.write_judged(1, "now", judged(rows, "now"))  # a later judge does not change what trained
+    checkpoints = tmp_path / "checkpoints"
+    assert rows_that_trained(connect(store, checkpoints), 1) == []
+    manifest = {"policy_version": 4, "lineage": {"round": 1, "judge_version": "then"}}
+    write_json(checkpoints / "project" / "name" / "global_step_4" / "manifest.json", manifest)
+    found = rows_that_trained(connect(store, checkpoints), 1)
+    assert [row["row_id"] for row in found] == [row.row_id for row in rows[1:]]
+    assert {row["judge_version"] for row in found} == {"then"}
+
+
+def test_transcripts_reach_from_best_to_worst(store: ExperienceStore) -> None:
+    rows = rollouts(5, 2)
+    store.write_rollouts(1, 0, rows)
+    store.write_judged(1, "v", judged(rows, "v"))
+    connection = connect(store)
+    shown = rollout_transcripts(connection, 1, 3)
+    assert [run["reward"] for run in shown] == [1.0, 1.0, 0.0]
+    assert shown[0]["messages"] == [{"role": "user", "content": "Größe 0?"}]
+    assert shown[0]["run_output"] == {"answer": [0, None]} and shown[0]["steps"] == 1
+    assert rollout_transcripts(connection, 1, 3) == shown
+    assert len(rollout_transcripts(connection, 1, 99)) == 10
+
+
+def test_a_corrupt_file_is_named(store: ExperienceStore, tmp_path: Path) -> None:
+    store.write_rollouts(1, 0, rollouts()).write_bytes(b"no parquet")
+    with pytest.raises(StorageError, match=r"batch-0000\.parquet"):
+        connect(store)
+    manifest = tmp_path / "checkpoints" / "global_step_1" / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{half")
+    with pytest.raises(StorageError, match=r"manifest\.json"):
+        connect(ExperienceStore(tmp_path / "none"), tmp_path / "checkpoints")

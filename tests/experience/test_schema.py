@@ -1,0 +1,75 @@
+"""Rows to Arrow and back, without loss."""
+
+from dataclasses import fields
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.schema import (
+    JUDGED_SCHEMA,
+    ROLLOUT_SCHEMA,
+    VERSION_KEY,
+    check_version,
+    judged_to_table,
+    rows_to_table,
+    table_to_judged,
+    table_to_rows,
+)
+
+from .samples import judged, rollouts
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_schemas_name_the_fields_of_the_records() -> None:
+    assert ROLLOUT_SCHEMA.names == [field.name for field in fields(RolloutRow)]
+    assert JUDGED_SCHEMA.names == [field.name for field in fields(JudgedRow)]
+
+
+def test_rows_come_back_as_they_were() -> None:
+    rows = rollouts(5, 3)
+    table = rows_to_table(rows)
+    assert table.schema.equals(ROLLOUT_SCHEMA, check_metadata=True)
+    assert table_to_rows(table) == rows
+    assert table_to_rows(pa.concat_tables([table.slice(4, 7), table.slice(0, 4)])) == [*rows[4:11], *rows[:4]]
+    assert table_to_judged(judged_to_table(judged(rows))) == judged(rows)
+
+
+@given(
+    ids=st.lists(st.integers(0, 2**31 - 1), max_size=5),
+    output=json_values,
+    metrics=st.dictionaries(st.text(max_size=4), st.floats(allow_nan=False), max_size=3),
+)
+def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[str, float]) -> None:
+    logprobs = np.float32([-0.1 * token for token in range(len(ids))]).tolist()
+    rows = rollouts(1, 2, response_ids=ids, logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output, metrics=metrics)
+    assert table_to_rows(rows_to_table(rows)) == rows
+
+
+def test_no_rows() -> None:
+    assert table_to_rows(rows_to_table([])) == []
+    assert table_to_rows(ROLLOUT_SCHEMA.empty_table()) == []
+
+
+def test_what_json_cannot_hold_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        rows_to_table(rollouts(1, 1, run_output=float("nan")))
+
+
+def test_foreign_and_future_files_are_refused() -> None:
+    future = ROLLOUT_SCHEMA.with_metadata({**ROLLOUT_SCHEMA.metadata, VERSION_KEY: b"99"})
+    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, known up to 1"):
+        check_version(future, ROLLOUT_SCHEMA, "f.parquet")
+    with pytest.raises(StorageError, match="holds judged, expected rollout"):
+        check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")
+    with pytest.raises(StorageError, match="no record of ours"):
+        check_version(pa.schema([("a", pa.int8())]), ROLLOUT_SCHEMA, "f.parquet")

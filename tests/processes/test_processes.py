@@ -1,0 +1,132 @@
+"""Leases and detached processes, with real processes."""
+
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rft_platform.processes.lease import Lease, find_process, is_alive, locked, read_lease, remove_lease, write_lease
+from rft_platform.processes.spawn import StartError, free_port, start_detached, stop_process, wait_for_lease
+
+READY = """
+import os, psutil, signal, sys, time
+from pathlib import Path
+from rft_platform.processes.lease import Lease, write_lease
+{before}
+me = psutil.Process()
+write_lease(Path(sys.argv[1]), Lease("test", me.pid, me.create_time(), "127.0.0.1", 1, "secret", "", time.time(), {{}}))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def a_lease(pid: int | None = None, create_time: float | None = None) -> Lease:
+    me = psutil.Process()
+    return Lease("test", pid or me.pid, create_time or me.create_time(), "127.0.0.1", 1, "secret", "d", 0.0, {"k": [1]})
+
+
+def start(tmp_path: Path, code: str) -> psutil.Process:
+    command = [sys.executable, "-c", code, str(tmp_path / "lease.json")]
+    return start_detached(command, tmp_path / "child.log", dict(os.environ))
+
+
+def test_lease_round_trip_is_private_to_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "leases" / "engine.json"
+    write_lease(path, a_lease())
+    assert read_lease(path) == a_lease()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in repr(read_lease(path))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"kind": "x"}'])
+def test_an_unreadable_lease_counts_as_none(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "lease.json"
+    assert read_lease(path) is None
+    path.write_text(content)
+    assert read_lease(path) is None
+
+
+def test_only_the_owner_removes_its_lease(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    write_lease(path, a_lease())
+    remove_lease(path, os.getpid() + 1)
+    assert path.exists()
+    remove_lease(path, os.getpid())
+    assert not path.exists()
+    remove_lease(path, os.getpid())
+
+
+def test_alive_needs_the_same_pid_and_creation_time() -> None:
+    assert is_alive(a_lease())
+    assert not is_alive(a_lease(create_time=psutil.Process().create_time() - 60))
+    assert not is_alive(a_lease(pid=2**22 + 1))
+
+
+def _hold(path: Path, log: Path) -> None:
+    for _ in range(20):
+        with locked(path):
+            before = log.read_text()
+            time.sleep(0.0005)
+            log.write_text(before + "x")
+
+
+def test_lock_excludes_other_processes(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    context = multiprocessing.get_context("spawn")
+    holders = [context.Process(target=_hold, args=(tmp_path / "lease.json", log)) for _ in range(2)]
+    for holder in holders:
+        holder.start()
+    for holder in holders:
+        holder.join()
+    assert log.read_text() == "x" * 40
+
+
+def test_start_wait_and_stop(tmp_path: Path) -> None:
+    process = start(tmp_path, READY.format(before=""))
+    lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
+    assert lease.pid == process.pid and is_alive(lease)
+    assert os.getsid(process.pid) == process.pid
+    stop_process(lease.pid, lease.create_time - 60, 5)  # another process's identity: left alone
+    assert is_alive(lease)
+    stop_process(lease.pid, lease.create_time, 5)
+    assert not is_alive(lease)
+    assert not psutil.pid_exists(process.pid)  # reaped, too
+
+
+def test_a_deaf_process_is_killed_with_its_children(tmp_path: Path) -> None:
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.fork()"
+    process = start(tmp_path, READY.format(before=deaf))
+    lease = wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
+    child = process.children()[0]
+    stop_process(process.pid, process.create_time(), 0.2)
+    assert not is_alive(lease)
+    assert find_process(process.pid, process.create_time()) is None
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_process_that_ends_early_is_reported_at_once_with_its_log(tmp_path: Path) -> None:
+    process = start(tmp_path, "print('starting'); raise SystemExit('no tokenizer in the model folder')")
+    with pytest.raises(StartError, match=r"exit code 1\)(?s:.*)no tokenizer in the model folder"):
+        wait_for_lease(tmp_path / "lease.json", process, 60, tmp_path / "child.log")
+
+
+def test_waiting_ends_after_the_time_limit(tmp_path: Path) -> None:
+    write_lease(tmp_path / "lease.json", a_lease())  # older than the process: not its own
+    process = start(tmp_path, "import signal; signal.pause()")
+    try:
+        with pytest.raises(StartError, match="not ready after"):
+            wait_for_lease(tmp_path / "lease.json", process, 0.1, tmp_path / "child.log")
+    finally:
+        stop_process(process.pid, process.create_time(), 5)
+
+
+def test_free_port_can_be_bound() -> None:
+    import socket
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))

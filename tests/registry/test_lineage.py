@@ -1,0 +1,164 @@
+"""Traces over a small project: a warm start and three rounds, the second a dead end, in a real store."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.errors import StorageError, UserError
+from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import digest_file, write_json
+from rft_platform.registry.lineage import trace_checkpoint, trace_row
+from rft_platform.registry.models import ModelRegistry
+
+ROWS = 4
+
+
+@dataclass
+class World:
+    store: ExperienceStore
+    checkpoints: Path
+
+    def folder(self, step: int) -> Path:
+        return self.checkpoints / f"global_step_{step}"
+
+
+def rollout(number: int, run: int) -> RolloutRow:
+    run_id = f"r{number:04d}-{run}"
+    return RolloutRow(
+        row_id=row_id(run_id, 0), task_id=f"task{run % 2}", taskset="sums", group_id=f"g{run % 2}", run_id=run_id,
+        step=0, msg_id="m", round=number, policy_version=8 * number, engine="transformers 5", template_hash="t",
+        prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
+        finish_reason="stop", truncated=False, messages=[], tools=[], response={"role": "assistant", "content": "3"},
+    )  # fmt: skip
+
+
+def judge(store: ExperienceStore, number: int, version: str) -> None:
+    rows = [
+        JudgedRow(row.row_id, row.group_id, row.run_id, 0, float(index), {}, version, index - 1.5,
+                  "too_long" if index == 3 else None)
+        for index, row in enumerate(store.rollout_rows(number))
+    ]  # fmt: skip
+    store.write_judged(number, version, rows)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    made = World(ExperienceStore(tmp_path / "rounds"), tmp_path / "checkpoints" / "demo")
+    base = tmp_path / "base-model"
+    base.mkdir()
+    publish(made, 8, str(base), 0, {"round": 0, "demonstrations": "d.parquet"})
+    for number, parent in ((1, 8), (2, 16), (3, 16)):
+        made.store.write_rollouts(number, 0, [rollout(number, run) for run in range(ROWS)])
+        judge(made.store, number, "judge-1")
+        lineage = {"round": number, "data_digest": made.store.digest(number), "judge_version": "judge-1"}
+        publish(made, 8 + 8 * number, str(made.folder(parent)), parent, {**lineage, "dagster_run_id": f"run{number}"})
+    return made
+
+
+def publish(world: World, step: int, parent: str, parent_version: int, lineage: dict[str, Any]) -> None:
+    manifest = {
+        "policy_version": step,
+        "parent": parent,
+        "parent_version": parent_version,
+        "weights_digest": f"weights{step}",
+        "lineage": {**lineage, "config_digest": "c", "code_version": "abc123", "base_model": "base-model"},
+    }
+    write_json(world.folder(step) / "manifest.json", manifest)
+
+
+def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
+    trace = trace_checkpoint(world.folder(32), world.store)
+
+    assert [step.result.policy_version for step in trace.trainings] == [32, 16, 8]
+    assert (trace.base_model, trace.complete) == ("base-model", True)
+    newest, _, warm_start = trace.trainings
+    (file,) = world.store.rollout_files(3)
+    assert [(used.path, used.sha256, used.rows) for used in newest.rollouts] == [(str(file), digest_file(file), ROWS)]
+    assert (newest.judge_version, newest.data_unchanged, newest.rows_trained) == ("judge-1", True, ROWS - 1)
+    assert (newest.config_digest, newest.code_version, newest.dagster_run_id) == ("c", "abc123", "run3")
+    assert warm_start.rollouts == ()
+    assert warm_start.more["demonstrations"] == "d.parquet"
+    plain = json.loads(json.dumps(trace.to_json()))
+    assert (plain["rounds"], plain["rows_trained"], plain["dagster_run_ids"]) == ([3, 1, 0], 6, ["run3", "run1"])
+
+
+def test_changed_data_is_noticed(world: World) -> None:
+    rows = world.store.rollout_rows(3)
+    rows[0].response_ids = [4]
+    world.store.write_rollouts(3, 0, rows)
+    judge(world.store, 1, "judge-2")
+    newest, first, _ = trace_checkpoint(world.folder(32), world.store).trainings
+    assert newest.data_unchanged is False
+    assert (first.data_unchanged, first.judge_version) == (None, "judge-1")
+
+
+def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
+    judge(world.store, 1, "judge-2")
+    trace = trace_row(rollout(1, 2).row_id, world.store, world.checkpoints.parent)
+
+    assert (trace.round, trace.run_id, trace.task_id, trace.policy_version) == (1, "r0001-2", "task0", 8)
+    assert [(j.judge_version, j.reward, j.advantage, j.in_force) for j in trace.judgements] == [
+        ("judge-1", 2.0, 0.5, False), ("judge-2", 2.0, 0.5, True),
+    ]  # fmt: skip
+    assert [ref.policy_version for ref in trace.trained] == [16]
+    assert [ref.policy_version for ref in trace.descendants] == [24, 32]
+    assert json.loads(json.dumps(trace.to_json()))["trained"][0]["checkpoint"] == str(world.folder(16))
+
+
+def test_a_dropped_row_trained_nothing(world: World) -> None:
+    trace = trace_row(rollout(1, 3).row_id, world.store, world.checkpoints)
+    assert trace.judgements[0].dropped_by == "too_long"
+    assert (trace.trained, trace.descendants) == ((), ())
+
+
+def test_the_last_round_has_no_descendants(world: World) -> None:
+    trace = trace_row(rollout(2, 0).row_id, world.store, world.checkpoints)
+    assert [ref.policy_version for ref in trace.trained] == [24]
+    assert trace.descendants == ()
+
+
+def test_model_versions_are_named(world: World, connect: Callable[[], ModelRegistry]) -> None:
+    registry = connect()
+    for step in (16, 32):
+        registry.register_checkpoint(world.folder(step), step, {"weights_digest": f"weights{step}"})
+    registry.promote(1)
+
+    newest, first, warm_start = trace_checkpoint("models:/demo-model@candidate", world.store, registry).trainings
+    assert (newest.result.model_version, newest.result.aliases) == (2, ("candidate",))
+    assert (first.result.model_version, first.result.aliases) == (1, ("champion",))
+    assert warm_start.result.model_version is None
+    row = trace_row(rollout(1, 0).row_id, world.store, world.checkpoints, registry)
+    assert [ref.aliases for ref in (*row.trained, *row.descendants)] == [("champion",), (), ("candidate",)]
+
+
+def test_a_moved_project_is_still_traced(world: World, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "demo"
+    world.checkpoints.rename(moved)
+    trace = trace_checkpoint(moved / "global_step_32", world.store)
+    assert [step.result.policy_version for step in trace.trainings] == [32, 16, 8]
+    row = trace_row(rollout(1, 0).row_id, world.store, moved)
+    assert [ref.policy_version for ref in row.descendants] == [24, 32]
+
+
+def test_a_lost_ancestor_is_admitted(world: World) -> None:
+    (world.folder(16) / "manifest.json").unlink()
+    trace = trace_checkpoint(world.folder(32), world.store)
+    assert (len(trace.trainings), trace.complete) == (1, False)
+
+
+def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no checkpoint of this platform.*global_step"):
+        trace_checkpoint(tmp_path / "base-model", world.store)
+    with pytest.raises(UserError, match="needs the registry"):
+        trace_checkpoint("models:/demo-model@champion", world.store)
+    with pytest.raises(UserError, match="in no round"):
+        trace_row("f" * 32, world.store, world.checkpoints)
+    (world.folder(16) / "manifest.json").write_text('{"policy_version": 16}')
+    with pytest.raises(StorageError, match="damaged"):
+        trace_checkpoint(world.folder(16), world.store)

@@ -1,0 +1,121 @@
+import logging
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import StorageError, UserError
+from rft_platform.registry.models import ModelRegistry
+from rft_platform.registry.store import open_client
+
+
+def checkpoint(tmp_path: Path, step: int) -> Path:
+    folder = tmp_path / "checkpoints" / f"global_step_{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def register(registry: ModelRegistry, tmp_path: Path, step: int, digest: str = "") -> int:
+    tags = {"weights_digest": digest or f"d{step}", "round": step // 8, "judge_version": None}
+    return registry.register_checkpoint(checkpoint(tmp_path, step), step, tags)
+
+
+def test_a_checkpoint_is_one_version_however_often_it_is_registered(connect, tmp_path: Path) -> None:
+    registry = connect()
+    run_id = registry.training_run("first").run_id
+    folder = checkpoint(tmp_path, 8)
+    version = registry.register_checkpoint(folder, 8, {"weights_digest": "d8", "round": 1, "git_sha": None}, run_id)
+
+    assert connect().register_checkpoint(folder, 8, {"weights_digest": "d8", "round": 1}, run_id) == version
+    assert register(registry, tmp_path, 8, digest="other") == version + 1
+    assert register(registry, tmp_path, 16, digest="d8") == version + 2
+
+    first = registry.versions()[0]
+    assert (first.version, first.folder, first.run_id) == (version, folder, run_id)
+    assert first.tags == {"weights_digest": "d8", "round": "1", "policy_version": "8", "checkpoint": str(folder)}
+    assert registry.resolve("models:/demo-model@candidate").version == version + 2
+
+
+def test_a_checkpoint_without_a_digest_is_refused(registry: ModelRegistry, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="weights_digest"):
+        registry.register_checkpoint(checkpoint(tmp_path, 8), 8, {"round": 1})
+
+
+def test_promotions_are_undone_in_order(registry: ModelRegistry, tmp_path: Path) -> None:
+    first, second, third = (register(registry, tmp_path, step) for step in (8, 16, 24))
+    assert registry.champion() is None
+    for version in (first, third, third):
+        registry.promote(version)
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.version, champion.aliases, champion.tags["previous_champion"]) == (
+        third, ("candidate", "champion"), str(first),
+    )  # fmt: skip
+
+    assert registry.rollback().version == first
+    assert "rolled_back_at" in registry.resolve(f"models:/demo-model/{third}").tags
+    with pytest.raises(UserError, match="first champion"):
+        registry.rollback()
+    registry.promote(second)
+    assert registry.rollback().version == first
+
+
+def test_rollback_without_a_champion_says_so(registry: ModelRegistry) -> None:
+    with pytest.raises(UserError, match="there is no champion"):
+        registry.rollback()
+
+
+def test_addresses_are_resolved_or_explained(registry: ModelRegistry, tmp_path: Path) -> None:
+    version = register(registry, tmp_path, 8)
+    registry.annotate(version, {"gate": "passed"})
+    found = registry.resolve(f"models:/demo-model/{version}")
+    assert (found.uri, found.folder, found.tags["gate"]) == (
+        "models:/demo-model/1", checkpoint(tmp_path, 8), "passed",
+    )  # fmt: skip
+
+    with pytest.raises(UserError, match=r"versions 1\.\.1 and aliases candidate"):
+        registry.resolve("models:/demo-model@champion")
+    with pytest.raises(UserError, match="nobody has no versions"):
+        registry.resolve("models:/nobody/3")
+    with pytest.raises(UserError, match=r"expected models:/NAME@alias"):
+        registry.resolve("demo-model")
+    shutil.rmtree(found.folder)
+    with pytest.raises(StorageError, match="does not exist"):
+        registry.resolve("models:/demo-model@candidate")
+
+
+@pytest.mark.parametrize("uri", ["mlruns", "file:///mlruns", ""])
+def test_a_store_that_is_no_database_is_refused(uri: str) -> None:
+    with pytest.raises(UserError, match="expected sqlite:///FILE"):
+        open_client(uri)
+
+
+def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        open_client(f"sqlite:///{tmp_path}/file/mlflow.db")
+
+
+def test_names_mlflow_would_choke_on_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="project 'a/b'"):
+        ModelRegistry("sqlite:///x.db", None, "a/b", "model")
+
+
+def test_a_fresh_store_is_made_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    registry = ModelRegistry(f"sqlite:///{tmp_path}/new/mlflow.db", tmp_path / "artifacts", "demo", "demo-model")
+    with warnings.catch_warnings(record=True) as heard, caplog.at_level(logging.INFO):
+        experiment = registry.prepare()
+    assert heard == []
+    assert caplog.messages == []
+    assert registry.prepare() == experiment
+
+
+def test_importing_the_registry_imports_no_mlflow() -> None:
+    code = "import sys, rft_platform.registry.models, rft_platform.registry.lineage; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'rft_platform.registry.models'" in loaded
+    for heavy in ("mlflow", "pandas", "pyarrow", "duckdb", "sqlalchemy"):
+        assert f"'{heavy}'" not in loaded

@@ -1,0 +1,48 @@
+"""Tasks and workflows that the tests of the runner share."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.tasks.task import Task
+
+NOT_CALLABLE = 3
+
+
+def tasks(count: int) -> list[Task]:
+    """``count`` different tasks."""
+    return [Task(f"task-{n}", "set", f"question {n}", str(n), {"question": f"question {n}"}) for n in range(count)]
+
+
+async def ask_once(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """One call; the answer is the response."""
+    message = await model.chat([{"role": "user", "content": task["question"]}])
+    return WorkflowOutput(response=message["content"])
+
+
+def ask_blocking(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """The same for a framework that blocks."""
+    messages: Any = [{"role": "user", "content": task["question"]}]
+    answer = model.get_openai_client().chat.completions.create(model=model.model_name, messages=messages)
+    return WorkflowOutput(response=answer.choices[0].message.content)
+
+
+async def misspelt(task: dict[str, Any], modle: ModelHandle) -> WorkflowOutput:
+    """A parameter name that no runner knows."""
+    return WorkflowOutput()
+
+
+class Custom:
+    """A workflow object with an argument."""
+
+    def __init__(self, turns: int, system_prompt: str | None = None) -> None:
+        self.turns, self.system_prompt = turns, system_prompt
+
+    async def run(
+        self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
+    ) -> WorkflowOutput:
+        """Two calls and a reward of its own."""
+        for turn in range(self.turns):
+            await model.chat([{"role": "user", "content": f"{task.prompt}, turn {turn}"}])
+        return WorkflowOutput(reward=0.5, response={"turns": self.turns}, metrics={"turns": self.turns})

@@ -1,0 +1,241 @@
+"""Runs of agents over HTTP: isolation, failures, group policies, determinism."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from rft_platform.errors import EngineError, UserCodeError
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.history import RecordedCall
+from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.workflow import Workflow, WorkflowOutput
+
+from .fake_engine import FakeEngine
+from .samples import Custom, ask_blocking, ask_once, tasks
+
+
+def explore(engine: FakeEngine, workflow: Workflow, count: int = 3, **options: Any) -> RolloutBatch:
+    settings = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
+    return run_rollouts(engine, tasks(count), workflow, **settings)
+
+
+@pytest.mark.parametrize("workflow", [ask_once, ask_blocking])
+def test_every_run_becomes_its_rows(engine: FakeEngine, workflow: Workflow) -> None:
+    batch = explore(engine, workflow)
+    assert [row.task_id for row in batch.rows] == ["task-0", "task-0", "task-1", "task-1", "task-2", "task-2"]
+    for row in batch.rows:
+        assert row.messages[0]["content"] == f"question {row.task_id[5:]}"
+        assert row.run_output == row.response["content"]
+        assert row.run_reward is None
+    assert len({tuple(row.response_ids) for row in batch.rows}) == 6  # each run has a seed of its own
+
+
+def test_steps_output_and_reward_stand_on_the_last_row(engine: FakeEngine) -> None:
+    batch = explore(engine, Custom(turns=3), count=1, repeat_times=1)
+    assert [row.step for row in batch.rows] == [0, 1, 2]
+    assert [row.run_output for row in batch.rows] == [None, None, {"turns": 3}]
+    assert [row.run_reward for row in batch.rows] == [None, None, 0.5]
+    assert [row.metrics for row in batch.rows] == [{}, {}, {"turns": 3.0}]
+
+
+def test_a_rerun_gives_the_same_rows(engine: FakeEngine) -> None:
+    first, again = explore(engine, ask_once), explore(engine, ask_once)
+    assert [(r.row_id, r.response_ids) for r in first.rows] == [(r.row_id, r.response_ids) for r in again.rows]
+
+
+def test_class_style_workflow_returns_its_experiences(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> Any:
+        await model.chat([{"role": "user", "content": "warm-up, not to be trained on"}])
+        model.extract_experience_from_history()
+        await model.chat([{"role": "user", "content": task["question"]}])
+        experiences = model.extract_experience_from_history(clear_history=True)
+        assert model.extract_experience_from_history() == []
+        for experience in experiences:
+            experience.reward = 0.25
+        return experiences
+
+    (row,) = explore(engine, workflow, count=1, repeat_times=1).rows
+    assert (row.step, row.run_reward, row.messages[0]["content"]) == (0, 0.25, "question 0")
+
+
+@dataclass
+class Flaky:
+    """Fails by plan: ``plan[run number]`` attempts of a run raise or hang before one succeeds."""
+
+    plan: dict[str, tuple[str, int]]
+
+    def __post_init__(self) -> None:
+        self.attempts: Counter[str] = Counter()
+        self.most = self.now = 0
+
+    async def __call__(self, task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            question = task["question"]
+            task["question"] = "changed by the run"
+            message = await model.chat([{"role": "user", "content": question}])
+            self.attempts[question] += 1
+            kind, failures = self.plan.get(question, ("", 0))
+            if self.attempts[question] <= failures:
+                if kind == "hang":
+                    await asyncio.Event().wait()
+                raise ConnectionResetError(f"tool broke in {kind}")
+            return WorkflowOutput(response=[question, message["content"]])
+        finally:
+            self.now -= 1
+
+
+def test_two_hundred_runs_with_failures_and_time_outs(engine: FakeEngine) -> None:
+    chance = random.Random(0)
+    plan = {f"question {n}": (chance.choice(["hang", "raise"]), chance.choice([0, 0, 1, 2, 99])) for n in range(200)}
+    workflow = Flaky(plan)
+    batch = explore(engine, workflow, 200, repeat_times=1, concurrency=100, timeout_s=1.0, max_retries=1)
+    report = batch.report
+    lost = {q for q, (_, failures) in plan.items() if failures == 99}  # two passes of two attempts mend the others
+    failures = sum(min(count, 4) for _, count in plan.values())
+    assert (report.runs, report.failed, report.dropped_groups) == (200, len(lost), len(lost))
+    assert report.rows == len(batch.rows) == 200 - len(lost)
+    assert sum(report.errors.values()) == failures
+    assert report.retried == failures - len(lost)  # each failed attempt but a run's last is followed by another
+    assert report.errors["TimeoutError: no result within 1 s"] == sum(
+        min(count, 4) for kind, count in plan.values() if kind == "hang"
+    )
+    assert 1 < workflow.most <= 100
+    for row in batch.rows:  # no cross-talk: a run's row is its own call and its own output
+        question, answer = row.run_output
+        assert question == row.messages[0]["content"] == f"question {row.task_id[5:]}"
+        assert answer == row.response["content"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "attempts", "rows", "dropped"), [("complete", 4, 4, 1), ("drop", 2, 4, 1), ("partial", 2, 5, 0)]
+)
+def test_group_policies(engine: FakeEngine, policy: Any, attempts: int, rows: int, dropped: int) -> None:
+    tried: Counter[str] = Counter()
+
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        tried[task["question"]] += 1
+        number = tried[task["question"]]
+        message = await model.chat([{"role": "user", "content": task["question"]}])
+        if task["question"] == "question 1" and number > 1:
+            raise RuntimeError("the second run never works")
+        return WorkflowOutput(response=message["content"])
+
+    batch = explore(engine, workflow, concurrency=1, max_retries=1, group_policy=policy)
+    assert tried["question 1"] == 1 + attempts
+    assert (len(batch.rows), batch.report.failed, batch.report.dropped_groups) == (rows, 1, dropped)
+    assert all(row.run_reward is None for row in batch.rows)  # a failed run is never reward 0
+
+
+def test_second_pass_completes_a_group(engine: FakeEngine) -> None:
+    workflow = Flaky({"question 1": ("raise", 3)})
+    batch = explore(engine, workflow, repeat_times=1, max_retries=1, group_policy="complete")
+    assert (batch.report.rows, batch.report.failed, batch.report.retried) == (3, 0, 3)
+    assert explore(engine, Flaky(workflow.plan), repeat_times=1, max_retries=1, group_policy="drop").report.rows == 2
+
+
+def test_all_failing_is_the_users_error(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        await model.chat([{"role": "user", "content": "hello"}])
+        raise KeyError("anwser")
+
+    with pytest.raises(UserCodeError, match="all 6 runs failed, the last with KeyError") as caught:
+        explore(engine, workflow, max_retries=0)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (lambda: WorkflowOutput(reward=float("nan")), "finite number"),
+        (lambda: WorkflowOutput(response=threading.Lock()), "cannot be stored"),
+        (lambda: "just text", "returned str, expected WorkflowOutput"),
+    ],
+)
+def test_unusable_output_fails_the_run(engine: FakeEngine, output: Callable[[], Any], message: str) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> Any:
+        await model.chat([{"role": "user", "content": "hello"}])
+        return output()
+
+    with pytest.raises(UserCodeError, match=message):
+        explore(engine, workflow, max_retries=0)
+
+
+def test_run_without_a_call_fails(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+    with pytest.raises(UserCodeError, match="without a recorded model call"):
+        explore(engine, workflow, max_retries=0)
+
+
+def test_dead_engine_ends_the_batch(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        engine.dead = True
+        await asyncio.to_thread(engine.shutdown)
+        try:  # an agent may hide the failure; the runner knows of it all the same
+            await model.get_openai_async_client().with_options(max_retries=0).models.list()
+            await model.chat([{"role": "user", "content": "hello"}])
+        except Exception:
+            return WorkflowOutput(response="sorry")
+        return WorkflowOutput(response="fine")
+
+    with pytest.raises(EngineError, match="does not answer"):
+        explore(engine, workflow, concurrency=1)
+
+
+def test_auxiliary_models_and_logger_are_passed_by_name(engine: FakeEngine) -> None:
+    seen: list[Any] = []
+
+    async def workflow(logger: Any, auxiliary_models: Any, model: ModelHandle, task: dict[str, Any]) -> WorkflowOutput:
+        seen.append((auxiliary_models, logger.name))
+        return WorkflowOutput(response=(await model.chat([{"role": "user", "content": "hello"}]))["content"])
+
+    explore(engine, workflow, count=1, repeat_times=1, auxiliary_models={"judge": "another model"})
+    assert seen == [({"judge": "another model"}, "rft_platform.rollout")]
+
+
+def test_concurrent_calls_of_one_run_keep_their_order(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        async with asyncio.TaskGroup() as group:
+            for name in "abc":
+                group.create_task(model.chat([{"role": "user", "content": name}]))
+        return WorkflowOutput(response="done")
+
+    batch = explore(engine, workflow, count=1, repeat_times=1)
+    assert [(row.step, row.messages[0]["content"]) for row in batch.rows] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+def test_unstamped_answers_take_the_engines_version(engine: FakeEngine) -> None:
+    engine.stamps_version = False
+    assert explore(engine, ask_once).report.policy_versions == (7,)
+
+
+def test_reports_add_up(engine: FakeEngine) -> None:
+    first, second = explore(engine, ask_once), explore(engine, ask_once, batch=1)
+    engine.policy_version = 9
+    third = explore(engine, ask_once, batch=2)
+    merged = RolloutReport.merge([first.report, second.report, third.report])
+    assert (merged.runs, merged.rows, merged.policy_versions) == (18, 18, (7, 9))
+    assert merged.completion_tokens == sum(len(row.response_ids) for b in (first, second, third) for row in b.rows)
+
+
+def test_recorded_calls_are_what_workflows_see(engine: FakeEngine) -> None:
+    kinds: list[type] = []
+
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        await model.chat([{"role": "user", "content": "hello"}])
+        kinds.extend(type(call) for call in model.extract_experience_from_history(clear_history=False))
+        return WorkflowOutput(response=len(model.extract_experience_from_history()))
+
+    (row,) = explore(engine, workflow, count=1, repeat_times=1).rows
+    assert kinds == [RecordedCall] and row.run_output == 1
