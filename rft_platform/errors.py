@@ -36,6 +36,12 @@ class TrainerError(RftError):
     retryable = True
 
 
+class TrainingCancelled(TrainerError):
+    """A caller cancelled the training: nothing was published and the parent's state is held again."""
+
+    retryable = False
+
+
 class NonFiniteError(TrainerError):
     """Loss or gradient became NaN or infinite: the step was refused and the state kept."""
 

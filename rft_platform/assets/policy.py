@@ -64,7 +64,7 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
     from rft_platform.rounds.policy import explorer_of
 
     opened = project.open()
-    policy = explorer_of(opened.store, round_of(context), opened.config.synchronizer.sync_offset)
+    policy = explorer_of(opened.store, round_of(context), opened.config.synchronizer.offset_rounds)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

@@ -24,7 +24,7 @@ def rollout_batches(
     from rft_platform.rounds.policy import explorer_of
 
     opened, number = project.open(), round_of(context)
-    policy = explorer_of(opened.store, number, opened.config.synchronizer.sync_offset)
+    policy = explorer_of(opened.store, number, opened.config.synchronizer.offset_rounds)
     summary = explore(opened, engine.connect(), policy, number)
     return dg.MaterializeResult(
         metadata={

@@ -1,4 +1,4 @@
-"""The ``rft`` command and its subcommands. Heavy modules are imported inside the commands: ``rft --help`` is instant."""
+"""The ``rft`` command and its subcommands. Heavy imports stand inside the commands: ``rft --help`` is instant."""
 
 from typing import Any
 

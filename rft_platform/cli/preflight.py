@@ -2,14 +2,20 @@
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rft_platform.cli.machine import cpu_count, gpu_count
+from rft_platform.cli.starting import check_may_start
 from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
 from rft_platform.config.plan import RunPlan, resolved_plan
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
 
 _LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
 _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
@@ -26,12 +32,10 @@ def check_run(home: Home, config: RftConfig) -> RunPlan:
     chosen = preset(config.algorithm.algorithm_type)
     check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     project = Project(home, config)
-    task_count = None
-    if config.buffer.explorer_input.taskset is not None:
-        _check_tasks(project)
-        task_count = len(project.tasks.tasks)
-    check_writable(home)
-    check_room(home, Path(config.model.model_path))
+    problems = list(_problems(project))
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     return resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
 
 
@@ -51,8 +55,8 @@ def check_room(home: Home, model: Path) -> None:
     needed = max(_LEAST_FREE, _COPIES * weights)
     if free < needed:
         raise UserError(
-            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for rows "
-            "and checkpoints; make room, or point RFT_HOME at another disk"
+            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
+            "rows and checkpoints; make room, or point RFT_HOME at another disk"
         )
 
 
@@ -61,5 +65,29 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-def _check_tasks(project: "Project") -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Data can be read, workflows and judges exist; nothing of it is kept but what ``project`` caches."""
+def _problems(project: "Project") -> Iterator[str]:
+    """A line for each thing that the run would stumble over."""
+    from rft_platform.rollout.workflow import resolve_workflow
+    from rft_platform.rounds.judge import judge_spec
+    from rft_platform.rounds.project import load_taskset
+
+    config, home = project.config, project.home
+    model, inputs = Path(config.model.model_path), config.buffer.explorer_input
+    yield from _attempt(lambda: check_may_start(home, config))
+    yield from _attempt(lambda: check_writable(home))
+    yield from _attempt(lambda: check_room(home, model))
+    if model.is_dir() and not any(model.glob("*.safetensors")):
+        yield f"model.model_path {model}: no weights in it; save them as .safetensors"
+    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+        system_prompt = taskset.format.system_prompt
+        yield from _attempt(load_taskset, taskset)
+        yield from _attempt(resolve_workflow, taskset.workflow, taskset.workflow_args, system_prompt)
+        yield from _attempt(judge_spec, taskset)
+
+
+def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """The UserError that ``check`` raises, if it does."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield str(error)

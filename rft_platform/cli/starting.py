@@ -23,14 +23,14 @@ def check_may_start(home: Home, config: RftConfig) -> None:
     old = load_config(home.config_file)
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(
-            f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point RFT_HOME "
-            "at another folder, or move this one aside"
+            f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
+            "RFT_HOME at another folder, or move this one aside"
         )
     check_unchanged(old, config)
     if not config.continue_from_checkpoint and home.rounds.is_dir():
         raise UserError(
-            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it to true "
-            "to go on, or point RFT_HOME at another folder"
+            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it to "
+            "true to go on, or point RFT_HOME at another folder"
         )
 
 

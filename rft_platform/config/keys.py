@@ -17,9 +17,9 @@ def dotted(location: Location, *, unknown: bool = False) -> str:
 
     ``unknown`` says that the last part is a key the schema does not have.
     """
-    *parents, last = location
-    parts, section = _walk(parents)
-    parts += [last] if unknown else _walk([last], section)[0]
+    parts, _ = _walk(location[:-1] if unknown else location)
+    if unknown:
+        parts.append(location[-1])
     text = ""
     for part in parts:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
@@ -44,10 +44,9 @@ def nearest_key(location: Location) -> str | None:
     return elsewhere[similar[0]] if similar else None
 
 
-def _walk(
-    location: Iterable[int | str], section: type[BaseModel] | None = RftConfig
-) -> tuple[list[int | str], type[BaseModel] | None]:
+def _walk(location: Iterable[int | str]) -> tuple[list[int | str], type[BaseModel] | None]:
     """The location without the tags that pydantic puts in for unions, and the section it leads to (None: a value)."""
+    section: type[BaseModel] | None = RftConfig
     parts: list[int | str] = []
     for part in location:
         field = section.model_fields.get(str(part)) if section is not None else None

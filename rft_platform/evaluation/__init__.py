@@ -1,0 +1,1 @@
+"""Measuring policies on held-out tasks: metrics, the promotion gate, plots and reports."""

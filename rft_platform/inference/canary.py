@@ -33,8 +33,8 @@ def check_canary(engine: PolicyEngine, canary: Canary) -> float:
     tolerance = TOLERANCE[status.dtype]
     if not mean <= tolerance:  # also refuses NaN
         raise WeightMismatchError(
-            f"policy version {status.policy_version}: the engine's log-probs differ from the trainer's by {mean:.3g} nats "
-            f"on average, at most {tolerance:g} is allowed in {status.dtype}; the weights it serves are not those of the "
-            "checkpoint, so the version is refused"
+            f"policy version {status.policy_version}: the engine's log-probs differ from the trainer's by {mean:.3g} "
+            f"nats on average, at most {tolerance:g} is allowed in {status.dtype}; the weights it serves are not those "
+            "of the checkpoint, so the version is refused"
         )
     return mean

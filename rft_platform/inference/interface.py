@@ -50,7 +50,7 @@ class EngineStatus:
     """What ``health`` answers."""
 
     engine: str  # "transformers" or "vllm", with its version
-    model_path: str
+    model_path: str  # what it was started with: the model's name on the OpenAI plane, whatever weights are served
     policy_version: int
     weights_digest: str
     template_hash: str
@@ -60,6 +60,7 @@ class EngineStatus:
     pid: int
     cpu_seconds: float  # processor time of the server since its start
     capabilities: list[str] = field(default_factory=list)
+    weights_path: str = ""  # folder of the weights now served
 
 
 class PolicyEngine(Protocol):

@@ -13,8 +13,8 @@ def response_text(response: Any) -> str:
     if isinstance(response, str):
         return response
     if isinstance(response, dict):
-        inner = response.get("content", response.get("text"))
-        return str(response) if inner is None else response_text(inner)
+        key = next((key for key in ("content", "text") if key in response), None)
+        return str(response) if key is None else response_text(response[key])
     if isinstance(response, list | tuple):
         return "\n".join(response_text(part) for part in response)
     content = getattr(response, "content", None)

@@ -19,6 +19,10 @@ LOG_LINES_SHOWN = 20
 class StartError(RftError):
     """A process ended, or did not become ready in time; the message carries the last lines of its log."""
 
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # None: it still runs, or another process reaped it
+
 
 def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> psutil.Process:
     """Start ``command`` in a session of its own, with exactly the environment ``env``.
@@ -71,11 +75,9 @@ def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_fi
         lease = read_lease(path)
         if lease is not None and lease.create_time >= born and is_alive(lease):
             return lease
-        exit_code = _exit_code(process)
-        if exit_code is not None:
-            raise StartError(
-                f"{_name(log_file)} ended with exit code {exit_code} before it was ready.{_tail(log_file)}"
-            )
+        if not _runs(process):
+            code = _exit_code(process)
+            raise StartError(f"{_name(log_file)} ended (exit code {code}) before it was ready.{_tail(log_file)}", code)
         if time.monotonic() > deadline:
             raise StartError(f"{_name(log_file)} was not ready after {timeout_s:.0f} s.{_tail(log_file)}")
         time.sleep(POLL_S)
@@ -97,15 +99,20 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
             os.killpg(group, number)
 
 
-def _exit_code(process: psutil.Process) -> int | str | None:
-    """Exit code of an ended process ("unknown" where another process reaped it), None while it runs."""
+def _runs(process: psutil.Process) -> bool:
     try:
-        if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            return None
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _exit_code(process: psutil.Process) -> int | None:
+    """Exit code of an ended child; None where it was reaped before."""
+    try:
         code = process.wait(timeout=1.0)
     except psutil.NoSuchProcess:
-        code = None
-    return "unknown" if code is None else int(code)
+        return None
+    return None if code is None else int(code)
 
 
 def _name(log_file: Path) -> str:

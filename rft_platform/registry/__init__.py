@@ -1,0 +1,1 @@
+"""MLflow: training runs, model versions and their aliases; lineage from weights to rows and back."""

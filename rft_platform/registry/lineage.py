@@ -119,9 +119,12 @@ def trace_checkpoint(
     known = _versions(registry)
     oldest = manifests[-1]
     return CheckpointTrace(
-        trainings=tuple(_training(manifest, store, known) for manifest in manifests),
+        trainings=tuple(
+            _training(manifest, store if manifest.project == manifests[0].project else None, known)
+            for manifest in manifests
+        ),
         base_model=str(oldest.lineage.get("base_model") or oldest.parent),
-        complete=oldest.parent_version == 0,
+        complete=oldest.starts_from_base,
     )
 
 
@@ -169,7 +172,8 @@ def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
     return CheckpointRef(str(manifest.folder), manifest.policy_version, manifest.lineage.get("round"), version, aliases)
 
 
-def _training(manifest: Manifest, store: "ExperienceStore", known: _Versions) -> TrainingTrace:
+def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions) -> TrainingTrace:
+    """``store`` is None for a training of another project, whose rounds lie elsewhere."""
     lineage = manifest.lineage
     return TrainingTrace(
         result=_ref(manifest, known),
@@ -186,10 +190,10 @@ def _training(manifest: Manifest, store: "ExperienceStore", known: _Versions) ->
     )
 
 
-def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore") -> dict[str, Any]:
+def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None") -> dict[str, Any]:
     """The fields of a ``TrainingTrace`` that tell of the round's files, as they lie there now."""
     number, judge = lineage.get("round"), lineage.get("judge_version")
-    if number is None or judge is None:  # trained on demonstrations
+    if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
         return {"data_unchanged": None}
     rollouts = tuple(map(_row_file, store.rollout_files(number)))
     judged = store.judged_file(number, judge)

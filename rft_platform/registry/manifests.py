@@ -1,6 +1,6 @@
 """Checkpoint manifests on disk, and how checkpoints descend from one another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from rft_platform.errors import StorageError, UserError
 from rft_platform.files import read_json
 
 MANIFEST = "manifest.json"
+CHECKPOINT_PREFIX = "global_step_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,20 @@ class Manifest:
 
     @property
     def parent_folder(self) -> Path:
-        """The parent where it lies now: as recorded, or beside this checkpoint if the whole project was moved."""
+        """The parent where it lies now: as recorded, or near this checkpoint if the whole project was moved."""
         recorded = Path(self.parent)
-        beside = self.folder.parent / recorded.name
-        return beside if not (recorded / MANIFEST).exists() and (beside / MANIFEST).exists() else recorded
+        places = [recorded, *(self.folder.parent.joinpath(*recorded.parts[-depth:]) for depth in (1, 2))]
+        return next((place for place in places if (place / MANIFEST).exists()), recorded)
+
+    @property
+    def project(self) -> tuple[Any, Any]:
+        """Project and name of the run that trained it: rounds are numbered within these."""
+        return self.lineage.get("project"), self.lineage.get("name")
+
+    @property
+    def starts_from_base(self) -> bool:
+        """Whether the parent is a base model rather than a checkpoint, which may have lost its manifest."""
+        return self.parent_version == 0 and not Path(self.parent).name.startswith(CHECKPOINT_PREFIX)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -64,18 +75,19 @@ def chain(folder: Path) -> list[Manifest]:
 
 def all_manifests(root: Path) -> list[Manifest]:
     """Every checkpoint below ``root``, oldest policy version first."""
-    found = [read_manifest(path.parent) for path in root.rglob(f"global_step_*/{MANIFEST}")]
+    found = [read_manifest(path.parent) for path in root.rglob(f"{CHECKPOINT_PREFIX}*/{MANIFEST}")]
     return sorted(found, key=lambda manifest: (manifest.policy_version, str(manifest.folder)))
 
 
-def descendants(of: list[Manifest], among: list[Manifest]) -> list[Manifest]:
+def descendants(of: Sequence[Manifest], among: Sequence[Manifest]) -> list[Manifest]:
     """Those checkpoints ``among`` all that were trained, over any number of steps, from one ``of`` those given."""
-    return list(_descendants({manifest.folder for manifest in of}, among))
-
-
-def _descendants(family: set[Path], among: list[Manifest]) -> Iterator[Manifest]:
-    """``among`` is ordered by policy version, so a parent always comes before its children."""
+    children: dict[Path, list[Manifest]] = {}
     for manifest in among:
-        if manifest.folder not in family and manifest.parent_folder in family:
-            family.add(manifest.folder)
-            yield manifest
+        children.setdefault(manifest.parent_folder, []).append(manifest)
+    found: dict[Path, Manifest] = {}
+    waiting = [manifest.folder for manifest in of]
+    while waiting:
+        new = [child for child in children.get(waiting.pop(), []) if child.folder not in found]
+        found |= {child.folder: child for child in new}
+        waiting += [child.folder for child in new]
+    return sorted(found.values(), key=lambda manifest: manifest.policy_version)

@@ -72,7 +72,7 @@ class ModelRegistry:
     def register_checkpoint(
         self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None
     ) -> int:
-        """Register the checkpoint ``folder`` as a model version, with the alias ``candidate``; returns its number.
+        """Register the checkpoint ``folder`` as a model version; returns its number. The newest is ``candidate``.
 
         ``tags`` must hold ``weights_digest``: the same folder with the same weights is the same version, whoever
         registers it again. Tags that are None are left out.
@@ -82,20 +82,14 @@ class ModelRegistry:
                 f"tags of a checkpoint need {DIGEST_TAG!r}, by which it is found again; got {sorted(tags)}"
             )
         folder = folder.absolute()
-        known = self._find(folder, str(tags[DIGEST_TAG]))
-        if known is not None:
-            return known
         client = self._open()[0]
-        every = {**tags, "policy_version": policy_version, CHECKPOINT_TAG: folder}
-        created = client.create_model_version(
-            self.model_name,
-            source=self._source(folder, run_id),
-            run_id=run_id,
-            tags={name: str(value) for name, value in every.items() if value is not None},
-            await_creation_for=0,
+        version = self._find(folder, str(tags[DIGEST_TAG])) or self._create(
+            client, folder, policy_version, tags, run_id
         )
-        client.set_registered_model_alias(self.model_name, CANDIDATE, created.version)
-        return int(created.version)
+        candidate = self._by_alias(self.model_name, CANDIDATE)
+        if candidate is None or candidate.version < version:
+            client.set_registered_model_alias(self.model_name, CANDIDATE, str(version))
+        return version
 
     def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
         """Add tags to a version, such as what its evaluation and its gate said."""
@@ -176,6 +170,19 @@ class ModelRegistry:
         if experiment.lifecycle_stage == "deleted":
             client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
+
+    def _create(
+        self, client: "MlflowClient", folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None
+    ) -> int:
+        every = {**tags, "policy_version": policy_version, CHECKPOINT_TAG: folder}
+        created = client.create_model_version(
+            self.model_name,
+            source=self._source(folder, run_id),
+            run_id=run_id,
+            tags={name: str(value) for name, value in every.items() if value is not None},
+            await_creation_for=0,
+        )
+        return int(created.version)
 
     def _source(self, folder: Path, run_id: str | None) -> str:
         """The folder; but a server refuses folders of this machine, so there the run stands as the source."""

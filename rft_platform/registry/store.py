@@ -25,13 +25,15 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     """An MLflow client for tracking and registry at ``tracking_uri``; a fresh SQLite store is created and migrated.
 
     The first call of a process imports MLflow (about 2 s); a fresh store adds about a second. Raises ``UserError``
-    when the address is no database or server URL, or the folder of an SQLite file cannot be written.
+    when the address is no database or server URL, the server does not answer, or an SQLite file cannot be written.
     """
     if not tracking_uri.startswith(_SCHEMES):
         raise UserError(
             f"MLflow tracking URI {tracking_uri!r}: expected sqlite:///FILE, a database URL or http(s)://HOST; "
             "leave it empty for the project's own SQLite file"
         )
+    if is_server(tracking_uri):
+        _check_reachable(tracking_uri)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is sent home unless the user says so
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -53,6 +55,16 @@ def check_name(name: str, what: str) -> str:
     if not name.strip() or _UNSAFE_NAME.search(name):
         raise UserError(f"{what} {name!r}: expected a non-empty name without / : ' \" and line ends; rename it")
     return name
+
+
+def _check_reachable(url: str) -> None:
+    """Fail at once: MLflow's own client would retry for minutes. Any answer will do, an error page too."""
+    import httpx
+
+    try:
+        httpx.get(url, timeout=10)
+    except httpx.HTTPError as error:
+        raise UserError(f"MLflow server {url} does not answer ({error}): start it, or correct the URL") from error
 
 
 @contextmanager

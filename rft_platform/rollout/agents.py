@@ -24,6 +24,17 @@ _SPARE_THREADS = 4
 _ERROR_CHARACTERS = 200
 
 
+class _Threads(ThreadPoolExecutor):
+    """Where agents that block run. As many as runs, not as processors: they wait for the model.
+
+    The event loop ends without waiting for them: a thread cannot be stopped, so one whose run timed out may still be
+    busy, and would hold up the batch for as long as it likes.
+    """
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
 class AgentRunner:
     """Executes the agent runs of one explore batch. One bad run harms no other; a dead engine ends the batch."""
 
@@ -59,9 +70,7 @@ class AgentRunner:
         self, runs: Sequence[Run], on_progress: Callable[[int, int], None] | None
     ) -> dict[str, list[RolloutRow]]:
         limits = self._limits
-        # Agents that block run in threads; the default pool is sized for the machine, not for waiting on a model.
-        threads = ThreadPoolExecutor(limits.concurrency + _SPARE_THREADS, thread_name_prefix="rollout")
-        asyncio.get_running_loop().set_default_executor(threads)
+        asyncio.get_running_loop().set_default_executor(_Threads(limits.concurrency + _SPARE_THREADS, "rollout"))
         pools = ConnectionPools(self._engine.base_url, limits.timeout_s)
         slots = asyncio.Semaphore(limits.concurrency)
         done: dict[str, list[RolloutRow]] = {}
@@ -101,14 +110,12 @@ class AgentRunner:
         history = RunHistory(self._sampling, run.seed(self._seed, attempt))
         model = ModelHandle(pools, history, self._status.model_path)
         try:
-            async with asyncio.timeout(self._limits.timeout_s):
+            async with asyncio.timeout(self._limits.timeout_s) as deadline:
                 returned = await self._call(run, model)
             return rows_of_run(run, returned, history.calls(), self._status)
-        except TimeoutError as error:
-            reason = str(error) or f"no result within {self._limits.timeout_s:g} s"
-            self._note(run, attempt, TimeoutError(reason))
-        except Exception as error:
-            self._note(run, attempt, error)
+        except (Exception, SystemExit) as error:  # an agent that exits must not take the other runs along
+            late = TimeoutError(f"no result within {self._limits.timeout_s:g} s")
+            self._note(run, attempt, late if deadline.expired() else error)
         finally:
             history.close()
             self.tally.client_retries += history.client_retries
@@ -132,7 +139,7 @@ class AgentRunner:
         returned = await asyncio.to_thread(workflow, **arguments)
         return await returned if inspect.isawaitable(returned) else returned
 
-    def _note(self, run: Run, attempt: int, error: Exception) -> None:
+    def _note(self, run: Run, attempt: int, error: BaseException) -> None:
         message = f"{type(error).__name__}: {error}"[:_ERROR_CHARACTERS]
         level = logging.DEBUG if message in self.tally.errors else logging.WARNING  # a kind of failure is told once
         self.tally.errors[message] += 1

@@ -145,7 +145,8 @@ class _ChatCall:
         answer = response.json()
         self.record(answer, response.headers)
         headers = response.headers.copy()
-        headers.pop("content-length", None)
+        for framing in ("content-length", "transfer-encoding"):
+            headers.pop(framing, None)
         content = json.dumps(chat_wire.restore(answer, self._asked)).encode()
         return wire.Response(200, headers=headers, content=content, extensions=response.extensions)
 

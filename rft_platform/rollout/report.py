@@ -61,7 +61,7 @@ class Tally:
     retried: int = 0
     client_retries: int = 0
     errors: Counter[str] = field(default_factory=Counter)
-    last_error: Exception | None = None
+    last_error: BaseException | None = None
 
 
 @dataclass(slots=True)

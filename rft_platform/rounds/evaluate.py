@@ -69,7 +69,8 @@ def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry",
     champion, decision = _against_champion(project, registry, first)
     promoted = decision.passed and policy.model_version is not None
     points = curve_points(project.store, policy.round, first)
-    png = learning_curve(points, f"{project.config.project} / {project.config.name}")
+    best = policy.round if promoted else champion and champion.round
+    png = learning_curve(points, f"{project.config.project} / {project.config.name}", best)
 
     def page(picture: str) -> str:
         return markdown_report(
@@ -85,12 +86,14 @@ def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry",
     metrics = {**first.summary(), **{name: value for result in results for name, value in result.metrics.items()}}
     run = registry.training_run(project.config.name)
     run.log_round(policy.round, first.summary(), prefix="eval/")
-    run.log_artifact(written, f"round-{policy.round:04d}")
+    picture = written.with_name("learning_curve.png")
+    for artifact in (written, picture):
+        run.log_artifact(artifact, f"round-{policy.round:04d}")
     if policy.model_version is not None:
-        registry.annotate(int(policy.model_version), {"gate": decision.reason, **first.summary()})
+        scores = {name: first.value(name) for name in ("sampled_pass", "greedy_pass")}
+        registry.annotate(int(policy.model_version), {"gate": decision.reason, **scores})
         if promoted:
             registry.promote(int(policy.model_version))
-    picture = written.with_name("learning_curve.png")
     return RoundEvaluation(decision.reason, promoted, results, page(data_uri(png)), picture, metrics)
 
 

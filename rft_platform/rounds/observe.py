@@ -29,7 +29,7 @@ def observe(project: Project, launches: Launches) -> ProjectState:
         rounds=tuple(_observe_round(project, launches, number) for number in range(1, _begun(project, launches) + 1)),
         rounds_budget=project.rounds_budget,
         experiences_needed=project.experiences_a_round,
-        sync_offset=project.config.synchronizer.sync_offset,
+        sync_offset=project.config.synchronizer.offset_rounds,
         warm_start=launches.phase("warm_start", 0, done=published(project.store, 0) is not None),
         mode=mode if mode in ("explore", "train") else "both",
     )

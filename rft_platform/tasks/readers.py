@@ -48,7 +48,7 @@ def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
-                yield number, _object(path, number, _parse(path, line, first_line=number))
+                yield number, _object(path, number, _parse(path, line.rstrip(), first_line=number))
 
 
 def _read_json(path: Path) -> Iterator[NumberedRow]:
@@ -68,7 +68,7 @@ def _read_csv(path: Path) -> Iterator[NumberedRow]:
                     raise UserError(f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields")
                 yield reader.line_num, row
         except csv.Error as error:
-            raise UserError(f"{path}, line {reader.line_num}: not valid CSV: {error}") from None
+            raise UserError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from None
 
 
 def _read_parquet(path: Path) -> Iterator[NumberedRow]:

@@ -6,7 +6,9 @@ whole, long completions of one prompt are separated. On CUDA each row is one var
 are gathered along its path; elsewhere blocks of similar size are padded together and run as SDPA under a mask.
 """
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +174,8 @@ def packed_attention(
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if attention_plan.segments is not None:
+        if dropout:
+            raise RuntimeError(f"packed flash attention has no dropout: set attention_dropout to 0, got {dropout}")
         return _varlen(q, k, v, attention_plan.segments, scale)[None], None
     outputs = [_padded(q, k, v, blocks, scale, dropout) for blocks in attention_plan.blocks]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -193,22 +197,25 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float,
 
 def _varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
     """Flash attention over rows; a query segment is aligned with the end of its key segment; [T, H, D]."""
-    from torch.nn.attention.varlen import varlen_attn
-
+    varlen_attn, accepted = _varlen_attn()
     if segments.key is not None:
         k, v = k.index_select(0, segments.key), v.index_select(0, segments.key)
     options: dict[str, Any] = {"scale": scale}
-    accepted = inspect.signature(varlen_attn).parameters
-    if "window_size" in accepted:
-        options["window_size"] = (-1, 0)  # causal
-    else:
-        options["is_causal"] = True
+    options |= {"window_size": (-1, 0)} if "window_size" in accepted else {"is_causal": True}
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and "enable_gqa" in accepted:
         options["enable_gqa"] = True
     elif groups > 1:
         k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
     return varlen_attn(q, k, v, segments.cu_query, segments.cu_key, segments.max_query, segments.max_key, **options)
+
+
+@functools.cache
+def _varlen_attn() -> tuple[Callable[..., Tensor], frozenset[str]]:
+    """torch's variable-length attention and its arguments, which differ between releases."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def register_attention() -> None:

@@ -1,10 +1,13 @@
 """What a checkpoint says of itself: where it came from, and a digest of every file. No torch here."""
 
-from dataclasses import asdict, dataclass, field
+import platform
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import StorageError
+from rft_platform.errors import StorageError, UserError
 from rft_platform.files import digest_file, digest_json, read_json, write_json
 from rft_platform.weights import digest_weights
 
@@ -32,8 +35,8 @@ class Manifest:
     dtype: str  # of the published weights
     files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
     base_model: str | None = None  # folder of the full weights where this checkpoint holds an adapter
+    lora: dict[str, Any] | None = None  # that adapter's settings
     schema_version: int = SCHEMA_VERSION
-    lora: dict[str, Any] | None = field(default=None)
 
     @property
     def state_digest(self) -> str:
@@ -80,5 +83,14 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 def identify(folder: Path) -> str:
     """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's weights."""
+    if not folder.is_dir():
+        raise UserError(f"model folder {folder} does not exist")
     manifest = read_manifest(folder)
     return digest_weights(folder) if manifest is None else manifest.state_digest
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """Versions that a checkpoint records."""
+    names = ("rft-platform", "torch", "transformers", "safetensors", "peft")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -12,9 +12,11 @@ from torch import nn
 
 from rft_platform.errors import UserError
 from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.manifest import TRAINER_STATE
 from rft_platform.training.protocol import LoraSpec
 from rft_platform.training.ranks import Ranks
 
+MASTER = "master.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -30,18 +32,18 @@ def load_policy(
     ranks: Ranks,
     dtype: torch.dtype,
     *,
-    master: Path | None = None,
     lora: LoraSpec | None = None,
     adapter: Path | None = None,
     seed: int = 0,
 ) -> PackedPolicy:
     """The causal LM of ``folder`` on every rank, with float32 master weights and activations of ``dtype``.
 
-    ``master`` is a safetensors file of float32 weights that replace the folder's rounded ones. ``lora`` adds a new
-    adapter (drawn from ``seed``), ``adapter`` loads one from its folder; then only the adapter is trainable.
+    The master weights of a checkpoint of ours replace its published, rounded ones. ``lora`` adds a new adapter (drawn
+    from ``seed``), ``adapter`` loads one from its folder; then only the adapter is trainable.
     """
     model = _read(folder)
-    if master is not None:
+    master = folder / TRAINER_STATE / MASTER
+    if master.exists():
         _load_master(model, master)
     if lora is not None or adapter is not None:
         model = _with_adapter(model, folder, lora, adapter, seed)

@@ -24,9 +24,7 @@ def partial(rows: list[np.ndarray], mode: Aggregation, tokens: float, count: flo
 
 @pytest.mark.parametrize("mode", MODES)
 @given(
-    rows=st.lists(
-        st.lists(st.floats(-5, 5), min_size=1, max_size=6).map(np.array), min_size=1, max_size=8
-    ),
+    rows=st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=6).map(np.array), min_size=1, max_size=8),
     cut=st.integers(0, 8),
 )
 def test_any_split_gives_the_formula(mode: str, rows: list[np.ndarray], cut: int) -> None:

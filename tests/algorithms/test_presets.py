@@ -14,8 +14,8 @@ from rft_platform.errors import UserError
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_refers_to_registered_functions(name: str) -> None:
     found = preset(name)
-    assert LOSSES.get(found.policy_loss)
-    assert found.advantage is None or ADVANTAGES.get(found.advantage)
+    assert found.policy_loss in LOSSES.names()
+    assert found.advantage is None or found.advantage in ADVANTAGES.names()
     assert found.repeat_times >= found.min_group
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from rft_platform.config.buffer import WeightedJudge
 from rft_platform.errors import EngineError, UserError
 from rft_platform.evaluation.evaluate import evaluate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.evaluation.transcripts import Transcript, choose
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, SamplingParams
-from rft_platform.judging.compose import WeightedChoice, build_judge
+from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.single_turn import SingleTurn
 from rft_platform.tasks.task import Task
 
@@ -88,7 +89,7 @@ def test_one_mode_alone() -> None:
 
 
 def test_parts_of_a_weighted_judge_are_metrics_of_their_own() -> None:
-    judge = build_judge([WeightedChoice("exact_match", 0.8), WeightedChoice("numeric", 0.2)])
+    judge = build_judge([WeightedJudge(judge="exact_match", weight=0.8), WeightedJudge(judge="numeric", weight=0.2)])
     result = measure(SumEngine(), judge=judge, pass_threshold=1.0)
     assert result.sampled is not None
     assert result.sampled.value == 0.25

@@ -23,8 +23,13 @@ from rft_platform.experience.schema import (
 
 from .samples import judged, rollouts
 
+finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
@@ -50,8 +55,10 @@ def test_rows_come_back_as_they_were() -> None:
     metrics=st.dictionaries(st.text(max_size=4), st.floats(allow_nan=False), max_size=3),
 )
 def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[str, float]) -> None:
-    logprobs = np.float32([-0.1 * token for token in range(len(ids))]).tolist()
-    rows = rollouts(1, 2, response_ids=ids, logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output, metrics=metrics)
+    logprobs = np.linspace(-1, 0, len(ids), dtype=np.float32).tolist()
+    rows = rollouts(
+        1, 2, response_ids=ids, logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output, metrics=metrics
+    )
     assert table_to_rows(rows_to_table(rows)) == rows
 
 
@@ -67,7 +74,7 @@ def test_what_json_cannot_hold_is_refused() -> None:
 
 def test_foreign_and_future_files_are_refused() -> None:
     future = ROLLOUT_SCHEMA.with_metadata({**ROLLOUT_SCHEMA.metadata, VERSION_KEY: b"99"})
-    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, known up to 1"):
+    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 1"):
         check_version(future, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="holds judged, expected rollout"):
         check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")

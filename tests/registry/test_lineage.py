@@ -26,12 +26,16 @@ class World:
     def folder(self, step: int) -> Path:
         return self.checkpoints / f"global_step_{step}"
 
+    @property
+    def warm_start(self) -> Path:
+        return self.checkpoints / "warm_start" / "global_step_60"
+
 
 def rollout(number: int, run: int) -> RolloutRow:
     run_id = f"r{number:04d}-{run}"
     return RolloutRow(
         row_id=row_id(run_id, 0), task_id=f"task{run % 2}", taskset="sums", group_id=f"g{run % 2}", run_id=run_id,
-        step=0, msg_id="m", round=number, policy_version=8 * number, engine="transformers 5", template_hash="t",
+        step=0, msg_id="m", round=number, policy_version=8 * (number - 1), engine="transformers 5", template_hash="t",
         prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
         finish_reason="stop", truncated=False, messages=[], tools=[], response={"role": "assistant", "content": "3"},
     )  # fmt: skip
@@ -51,36 +55,38 @@ def world(tmp_path: Path) -> World:
     made = World(ExperienceStore(tmp_path / "rounds"), tmp_path / "checkpoints" / "demo")
     base = tmp_path / "base-model"
     base.mkdir()
-    publish(made, 8, str(base), 0, {"round": 0, "demonstrations": "d.parquet"})
-    for number, parent in ((1, 8), (2, 16), (3, 16)):
+    publish(made.warm_start, 60, base, 0, {"round": 0, "demonstrations": "d.parquet"})
+    for number, parent in ((1, 0), (2, 8), (3, 8)):
         made.store.write_rollouts(number, 0, [rollout(number, run) for run in range(ROWS)])
         judge(made.store, number, "judge-1")
         lineage = {"round": number, "data_digest": made.store.digest(number), "judge_version": "judge-1"}
-        publish(made, 8 + 8 * number, str(made.folder(parent)), parent, {**lineage, "dagster_run_id": f"run{number}"})
+        folder = made.folder(parent) if parent else made.warm_start
+        publish(made.folder(8 * number), 8 * number, folder, parent, {**lineage, "dagster_run_id": f"run{number}"})
     return made
 
 
-def publish(world: World, step: int, parent: str, parent_version: int, lineage: dict[str, Any]) -> None:
+def publish(folder: Path, step: int, parent: Path, parent_version: int, lineage: dict[str, Any]) -> None:
+    common = {"project": "demo", "name": "first", "config_digest": "c", "code_version": "abc1", "base_model": "base"}
     manifest = {
         "policy_version": step,
-        "parent": parent,
+        "parent": str(parent),
         "parent_version": parent_version,
         "weights_digest": f"weights{step}",
-        "lineage": {**lineage, "config_digest": "c", "code_version": "abc123", "base_model": "base-model"},
+        "lineage": {**common, **lineage},
     }
-    write_json(world.folder(step) / "manifest.json", manifest)
+    write_json(folder / "manifest.json", manifest)
 
 
 def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
-    trace = trace_checkpoint(world.folder(32), world.store)
+    trace = trace_checkpoint(world.folder(24), world.store)
 
-    assert [step.result.policy_version for step in trace.trainings] == [32, 16, 8]
-    assert (trace.base_model, trace.complete) == ("base-model", True)
+    assert [step.result.policy_version for step in trace.trainings] == [24, 8, 60]
+    assert (trace.base_model, trace.complete) == ("base", True)
     newest, _, warm_start = trace.trainings
     (file,) = world.store.rollout_files(3)
     assert [(used.path, used.sha256, used.rows) for used in newest.rollouts] == [(str(file), digest_file(file), ROWS)]
     assert (newest.judge_version, newest.data_unchanged, newest.rows_trained) == ("judge-1", True, ROWS - 1)
-    assert (newest.config_digest, newest.code_version, newest.dagster_run_id) == ("c", "abc123", "run3")
+    assert (newest.config_digest, newest.code_version, newest.dagster_run_id) == ("c", "abc1", "run3")
     assert warm_start.rollouts == ()
     assert warm_start.more["demonstrations"] == "d.parquet"
     plain = json.loads(json.dumps(trace.to_json()))
@@ -92,7 +98,7 @@ def test_changed_data_is_noticed(world: World) -> None:
     rows[0].response_ids = [4]
     world.store.write_rollouts(3, 0, rows)
     judge(world.store, 1, "judge-2")
-    newest, first, _ = trace_checkpoint(world.folder(32), world.store).trainings
+    newest, first, _ = trace_checkpoint(world.folder(24), world.store).trainings
     assert newest.data_unchanged is False
     assert (first.data_unchanged, first.judge_version) == (None, "judge-1")
 
@@ -101,13 +107,13 @@ def test_a_row_leads_to_every_checkpoint_that_carries_it(world: World) -> None:
     judge(world.store, 1, "judge-2")
     trace = trace_row(rollout(1, 2).row_id, world.store, world.checkpoints.parent)
 
-    assert (trace.round, trace.run_id, trace.task_id, trace.policy_version) == (1, "r0001-2", "task0", 8)
+    assert (trace.round, trace.run_id, trace.task_id, trace.policy_version) == (1, "r0001-2", "task0", 0)
     assert [(j.judge_version, j.reward, j.advantage, j.in_force) for j in trace.judgements] == [
         ("judge-1", 2.0, 0.5, False), ("judge-2", 2.0, 0.5, True),
     ]  # fmt: skip
-    assert [ref.policy_version for ref in trace.trained] == [16]
-    assert [ref.policy_version for ref in trace.descendants] == [24, 32]
-    assert json.loads(json.dumps(trace.to_json()))["trained"][0]["checkpoint"] == str(world.folder(16))
+    assert [ref.policy_version for ref in trace.trained] == [8]
+    assert [ref.policy_version for ref in trace.descendants] == [16, 24]
+    assert json.loads(json.dumps(trace.to_json()))["trained"][0]["checkpoint"] == str(world.folder(8))
 
 
 def test_a_dropped_row_trained_nothing(world: World) -> None:
@@ -118,13 +124,13 @@ def test_a_dropped_row_trained_nothing(world: World) -> None:
 
 def test_the_last_round_has_no_descendants(world: World) -> None:
     trace = trace_row(rollout(2, 0).row_id, world.store, world.checkpoints)
-    assert [ref.policy_version for ref in trace.trained] == [24]
+    assert [ref.policy_version for ref in trace.trained] == [16]
     assert trace.descendants == ()
 
 
 def test_model_versions_are_named(world: World, connect: Callable[[], ModelRegistry]) -> None:
     registry = connect()
-    for step in (16, 32):
+    for step in (8, 24):
         registry.register_checkpoint(world.folder(step), step, {"weights_digest": f"weights{step}"})
     registry.promote(1)
 
@@ -140,16 +146,26 @@ def test_a_moved_project_is_still_traced(world: World, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     moved = tmp_path / "elsewhere" / "demo"
     world.checkpoints.rename(moved)
-    trace = trace_checkpoint(moved / "global_step_32", world.store)
-    assert [step.result.policy_version for step in trace.trainings] == [32, 16, 8]
+    trace = trace_checkpoint(moved / "global_step_24", world.store)
+    assert [step.result.policy_version for step in trace.trainings] == [24, 8, 60]
     row = trace_row(rollout(1, 0).row_id, world.store, moved)
-    assert [ref.policy_version for ref in row.descendants] == [24, 32]
+    assert [ref.policy_version for ref in row.descendants] == [16, 24]
 
 
 def test_a_lost_ancestor_is_admitted(world: World) -> None:
-    (world.folder(16) / "manifest.json").unlink()
-    trace = trace_checkpoint(world.folder(32), world.store)
-    assert (len(trace.trainings), trace.complete) == (1, False)
+    (world.warm_start / "manifest.json").unlink()
+    trace = trace_checkpoint(world.folder(24), world.store)
+    assert ([step.result.policy_version for step in trace.trainings], trace.complete) == ([24, 8], False)
+    (world.folder(8) / "manifest.json").unlink()
+    assert not trace_checkpoint(world.folder(24), world.store).complete
+
+
+def test_rounds_of_another_project_are_not_looked_up_here(world: World) -> None:
+    continued = world.checkpoints.parent / "other" / "global_step_4"
+    publish(continued, 4, world.folder(24), 0, {"project": "other", "round": 1, "judge_version": "judge-1"})
+    other, *before = trace_checkpoint(continued, world.store).trainings
+    assert len(other.rollouts) == 1
+    assert [(step.result.policy_version, step.rollouts) for step in before] == [(24, ()), (8, ()), (60, ())]
 
 
 def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 import logging
 import shutil
+import socket
 import subprocess
 import sys
 import warnings
@@ -97,6 +98,13 @@ def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot be written"):
         open_client(f"sqlite:///{tmp_path}/file/mlflow.db")
+
+
+def test_a_server_that_is_not_there_is_reported_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        with pytest.raises(UserError, match="does not answer"):
+            open_client(f"http://127.0.0.1:{closed.getsockname()[1]}")
 
 
 def test_names_mlflow_would_choke_on_are_refused(tmp_path: Path) -> None:

@@ -142,11 +142,11 @@ class FakeEngine:
 
     def _chat_answer(self, body: dict[str, Any]) -> dict[str, Any]:
         prompt = encode(render(body["messages"]))
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        limit: int = body.get("max_completion_tokens") or body["max_tokens"]
         sampling = SamplingParams(max_tokens=limit, n=body.get("n") or 1, seed=body.get("seed"))
         choices = []
         for index, completion in enumerate(self._complete(prompt, sampling)):
-            content = [{"token": chr(t), "logprob": p, "bytes": None, "top_logprobs": []}
+            content: list[dict[str, Any]] = [{"token": chr(t), "logprob": p, "bytes": None, "top_logprobs": []}
                        for t, p in zip(completion.token_ids, completion.logprobs, strict=True)]  # fmt: skip
             choices.append(
                 {
@@ -170,7 +170,11 @@ def _message(body: dict[str, Any], text: str) -> dict[str, Any]:
     if body.get("tools") and last["role"] == "user" and str(last["content"]).startswith("call: "):
         arguments = json.dumps({"expression": last["content"].removeprefix("call: ")})
         function = {"name": "calculator", "arguments": arguments}
-        return {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": function}],
+        }
     return {"role": "assistant", "content": text}
 
 

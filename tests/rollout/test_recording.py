@@ -110,7 +110,7 @@ async def test_streamed_answer_is_recorded_whole(engine: FakeEngine, pools: Conn
 
 async def test_streamed_tool_call_is_put_together(engine: FakeEngine, pools: ConnectionPools) -> None:
     history = new_history()
-    tools: Any = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
+    tools: Any = [{"type": "function", "function": {"name": "calculator", "parameters": {}, "strict": True}}]
     async with pools.async_client(history).chat.completions.stream(
         model="m", messages=[{"role": "user", "content": "call: 1+1"}], tools=tools
     ) as stream:

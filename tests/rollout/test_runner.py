@@ -68,7 +68,7 @@ def test_class_style_workflow_returns_its_experiences(engine: FakeEngine) -> Non
 
 @dataclass
 class Flaky:
-    """Fails by plan: ``plan[run number]`` attempts of a run raise or hang before one succeeds."""
+    """Fails by plan: ``plan[question]`` says in what way, and how many attempts fail before one succeeds."""
 
     plan: dict[str, tuple[str, int]]
 
@@ -86,34 +86,62 @@ class Flaky:
             self.attempts[question] += 1
             kind, failures = self.plan.get(question, ("", 0))
             if self.attempts[question] <= failures:
-                if kind == "hang":
-                    await asyncio.Event().wait()
+                if kind == "time-out":
+                    async with asyncio.timeout(0):
+                        await asyncio.Event().wait()
+                if kind == "exit":
+                    raise SystemExit(1)
                 raise ConnectionResetError(f"tool broke in {kind}")
             return WorkflowOutput(response=[question, message["content"]])
         finally:
             self.now -= 1
 
 
-def test_two_hundred_runs_with_failures_and_time_outs(engine: FakeEngine) -> None:
+def test_two_hundred_runs_with_injected_failures(engine: FakeEngine) -> None:
     chance = random.Random(0)
-    plan = {f"question {n}": (chance.choice(["hang", "raise"]), chance.choice([0, 0, 1, 2, 99])) for n in range(200)}
+    kinds, counts = ["time-out", "raise", "exit"], [0, 0, 1, 2, 99]
+    plan = {f"question {n}": (chance.choice(kinds), chance.choice(counts)) for n in range(200)}
     workflow = Flaky(plan)
-    batch = explore(engine, workflow, 200, repeat_times=1, concurrency=100, timeout_s=1.0, max_retries=1)
+    batch = explore(engine, workflow, 200, repeat_times=1, concurrency=100, max_retries=1)
     report = batch.report
     lost = {q for q, (_, failures) in plan.items() if failures == 99}  # two passes of two attempts mend the others
-    failures = sum(min(count, 4) for _, count in plan.values())
+    failed = {kind: sum(min(n, 4) for k, n in plan.values() if k == kind) for kind in kinds}
     assert (report.runs, report.failed, report.dropped_groups) == (200, len(lost), len(lost))
     assert report.rows == len(batch.rows) == 200 - len(lost)
-    assert sum(report.errors.values()) == failures
-    assert report.retried == failures - len(lost)  # each failed attempt but a run's last is followed by another
-    assert report.errors["TimeoutError: no result within 1 s"] == sum(
-        min(count, 4) for kind, count in plan.values() if kind == "hang"
-    )
+    assert report.retried == sum(failed.values()) - len(
+        lost
+    )  # all failed attempts but a run's last are followed by one
+    assert report.errors == {
+        "TimeoutError: ": failed["time-out"],
+        "ConnectionResetError: tool broke in raise": failed["raise"],
+        "SystemExit: 1": failed["exit"],
+    }
     assert 1 < workflow.most <= 100
     for row in batch.rows:  # no cross-talk: a run's row is its own call and its own output
         question, answer = row.run_output
         assert question == row.messages[0]["content"] == f"question {row.task_id[5:]}"
         assert answer == row.response["content"]
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_run_that_hangs_is_given_up(engine: FakeEngine, blocking: bool) -> None:
+    freed = threading.Event()
+
+    async def hangs(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        if task["question"] == "question 1":
+            await asyncio.Event().wait()
+        return await ask_once(task, model)
+
+    def blocks(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        if task["question"] == "question 1":
+            freed.wait()
+        return ask_blocking(task, model)
+
+    workflow = blocks if blocking else hangs
+    batch = explore(engine, workflow, repeat_times=1, timeout_s=2.0, max_retries=0, group_policy="drop")
+    freed.set()
+    assert (batch.report.rows, batch.report.failed) == (2, 1)
+    assert batch.report.errors == {"TimeoutError: no result within 2 s": 1}
 
 
 @pytest.mark.parametrize(

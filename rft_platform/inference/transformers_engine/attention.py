@@ -35,7 +35,7 @@ def slot_attention(
     attention_pass: AttentionPass | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls; shapes [rows, heads, tokens, head size] in, [rows, tokens, heads, ...] out."""
+    """The function that transformers calls: [rows, heads, tokens, head size] in, [rows, tokens, heads, ...] out."""
     if attention_pass is None:
         raise ValueError(f"attention '{ATTENTION_NAME}' needs the keyword attention_pass of the forward call")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,6 @@ def _text_of(content: Any) -> str:
 def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
     function = dict(call.get("function") or {})
     if isinstance(function.get("arguments"), str):
-        try:
+        with suppress(json.JSONDecodeError):  # what a model wrote need not be JSON: the template then shows it as it is
             function["arguments"] = json.loads(function["arguments"] or "{}")
-        except json.JSONDecodeError:
-            pass  # what a model wrote need not be JSON; the template then shows it as it stands
     return {**call, "function": function}

@@ -1,11 +1,11 @@
 """The engine behind the HTTP planes: model, tokenizer, template and scheduler as one thing."""
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -27,7 +27,18 @@ from rft_platform.inference.transformers_engine.weights import (
 from rft_platform.weights import digest_weights
 
 CACHE_SHARE = 0.25  # of the memory that is free at the start, for keys and values
-CAPABILITIES = ["chat", "completions", "tokens", "score", "logprobs", "tools", "stream", "lora", "pause", "update_weights"]
+CAPABILITIES = [
+    "chat",
+    "completions",
+    "tokens",
+    "score",
+    "logprobs",
+    "tools",
+    "stream",
+    "lora",
+    "pause",
+    "update_weights",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +68,13 @@ class TransformersEngine:
         self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template))
         self.model = PolicyModel(folder, dtype, self.device)
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
-        self.name = folder.name
+        self.model_path = folder
         self.base = folder  # the full weights that adapters are merged into
         generator = Generator(self.model, self.tokenizer.end_ids, self.tokenizer.decode)
         budget = settings.max_batch_tokens or self._free_tokens()
         served = Served(0, digest_weights(folder), folder)
         self.scheduler = Scheduler(generator, served, settings.max_rows, budget)
-        self._seeds = None if settings.seed is None else iter(range(settings.seed, 1 << 63))
+        self._seeds = None if settings.seed is None else itertools.count(settings.seed)
         self._counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0, "weight_updates": 0.0}
         self._process = psutil.Process()
         self._last_use = time.monotonic()
@@ -75,7 +86,7 @@ class TransformersEngine:
         top_logprobs: int = 0,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> Request:
-        """Queue prompts for sampling; UserError where one is empty, too long or has ids that the model does not know."""
+        """Queue prompts for sampling; UserError where one is empty, too long or has unknown ids."""
         for prompt in prompts:
             self._check(prompt, self.max_model_len - 1, "; nothing could be sampled after it")
         if sampling.seed is None and self._seeds is not None:
@@ -114,7 +125,7 @@ class TransformersEngine:
         served, times = self.scheduler.served, self._process.cpu_times()
         return EngineStatus(
             engine=f"transformers-{_transformers_version()}",
-            model_path=str(served.folder),
+            model_path=str(self.model_path),
             policy_version=served.policy_version,
             weights_digest=served.weights_digest,
             template_hash=self.template.digest,
@@ -124,6 +135,7 @@ class TransformersEngine:
             pid=os.getpid(),
             cpu_seconds=times.user + times.system,
             capabilities=CAPABILITIES,
+            weights_path=str(served.folder),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -152,7 +164,9 @@ class TransformersEngine:
                 f"{self.max_model_len} tokens{why}"
             )
         if min(ids) < 0 or max(ids) >= self.model.vocabulary:
-            raise UserError(f"token ids must lie between 0 and {self.model.vocabulary - 1}: got {min(ids)} to {max(ids)}")
+            raise UserError(
+                f"token ids must lie between 0 and {self.model.vocabulary - 1}: got {min(ids)} to {max(ids)}"
+            )
 
     def _count(self, request: Request) -> None:
         self._counts["requests"] += 1
@@ -161,9 +175,30 @@ class TransformersEngine:
         self.touch()
 
     def _free_tokens(self) -> int:
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else psutil.virtual_memory().available
+        free = (
+            torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else psutil.virtual_memory().available
+        )
         return max(self.max_model_len, int(free * CACHE_SHARE) // self.model.cache_bytes_per_token)
 
 
 class ContextLengthError(UserError):
     """A prompt longer than the model's context."""
+
+
+def _resolve_device(device: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in known:
+        raise UserError(f"dtype {dtype!r}: expected auto or one of {', '.join(known)}")
+    return known[dtype]
+
+
+def _transformers_version() -> str:
+    from transformers import __version__
+
+    return __version__

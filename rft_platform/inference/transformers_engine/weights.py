@@ -58,7 +58,9 @@ def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Pa
     """
     state = module.state_dict(keep_vars=True)
     owner: dict[int, str] = {}  # storage -> the first name of it
-    tied = {name: first for name, tensor in state.items() if (first := owner.setdefault(tensor.data_ptr(), name)) != name}
+    tied = {
+        name: first for name, tensor in state.items() if (first := owner.setdefault(tensor.data_ptr(), name)) != name
+    }
     present_ties = {name: first for name, first in tied.items() if name in tensors}
     _check_names(tensors, (set(state) - set(tied)) | set(present_ties), source)
     for name, tensor in tensors.items():
@@ -78,7 +80,9 @@ def _check_names(given: Mapping[str, torch.Tensor], expected: set[str], source: 
     if missing or unexpected:
         raise WeightMismatchError(
             f"{source}: not the tensors of the served model: "
-            + "; ".join(f"{len(n)} {kind} ({_some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n)
+            + "; ".join(
+                f"{len(n)} {kind} ({_some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
+            )
         )
 
 

@@ -16,9 +16,9 @@ _NUMBER = re.compile(
             (?:[ ]?/[ ]?(?P<divisor>\d+(?![\d/,.])))? )""",
     re.VERBOSE,
 )
-_HASHES = re.compile(r"####[ \t]*([^\n]*)")
+_HASHES = re.compile(r"####\s*([^\n]*)")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
-_ANSWER = re.compile(r"(?<![A-Za-z])(?:(?:A|Answer|ANSWER)\s*[:：]|answer is\s*[:：]?)[ \t]*([^\n]*)")
+_ANSWER = re.compile(r"(?<![A-Za-z])(?:(?:A|Answer|ANSWER)\s*[:：]|answer is\s*[:：]?)\s*([^\n]*)")
 _MOST_DIGITS = 100  # a longer run of digits is no answer, and costly to compare
 
 

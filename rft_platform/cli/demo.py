@@ -1,0 +1,110 @@
+"""``rft demo``: from nothing to a better model, with nothing to prepare."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rft_platform.config.home import Home
+    from rft_platform.config.schema import RftConfig
+    from rft_platform.rounds.project import Project
+
+
+def demo(
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run.", show_default=False)] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier project aside and start afresh.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds, in place of the recipe's number.", show_default=False)
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the results to this file too.", show_default=False)
+    ] = None,
+) -> None:
+    """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
+    from rft_platform.cli.console import notes, output
+    from rft_platform.cli.driving import drive_project
+    from rft_platform.cli.preflight import check_run
+    from rft_platform.cli.starting import put_in_force, with_rounds
+    from rft_platform.cli.summary import print_summary, summary_of, write_summary
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.project import Project
+
+    home, console = Home.from_environment(), notes()
+    _refuse_bad_target(json_file)
+    if fresh and (moved := move_aside(home)):
+        console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
+    config = with_rounds(demo_config(home, seed), rounds)
+    check_run(home, config)
+    put_in_force(home, config)
+    project = Project.open(home)
+    if is_finished(project):
+        console.print("This demo is complete. `rft demo --fresh` moves it aside and starts afresh.")
+    else:
+        console.print(_opening(project), markup=False, soft_wrap=True)
+        try:
+            drive_project(project, console)
+        except KeyboardInterrupt:
+            console.print("interrupted: `rft demo` goes on from here, `rft demo --fresh` starts afresh")
+            raise
+    summary = summary_of(project)
+    print_summary(summary, output())
+    if json_file is not None:
+        write_summary(summary, json_file)
+
+
+def demo_config(home: "Home", seed: int | None) -> "RftConfig":
+    """The recipe's configuration, its model and data made below the home on first use; the seed in force is kept."""
+    from rft_platform.config.load import load_config
+    from rft_platform.errors import UserError
+    from rft_platform.recipes.arithmetic.prepare import PROJECT, prepare
+
+    in_force = load_config(home.config_file) if home.config_file.exists() else None
+    if in_force is not None and in_force.project != PROJECT:
+        raise UserError(
+            f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
+            "`rft demo --fresh` moves it aside"
+        )
+    if in_force is not None and seed not in (None, in_force.seed):
+        raise UserError(
+            f"--seed {seed}: the demo in {home.root} has seed {in_force.seed}; leave it out to go on, or add --fresh"
+        )
+    config = load_config(prepare(home.root / "arithmetic"))
+    chosen = seed if seed is not None else in_force.seed if in_force is not None else config.seed
+    return config.model_copy(update={"seed": chosen})
+
+
+def move_aside(home: "Home") -> Path | None:
+    """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none."""
+    from rft_platform.cli.driver_lock import refuse_second_driver
+    from rft_platform.cli.leases import leases_of, stop
+
+    if not home.root.exists():
+        return None
+    refuse_second_driver(home)
+    for held in leases_of(home):
+        stop(held)
+    target = home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+    return home.root.rename(target)
+
+
+def is_finished(project: "Project") -> bool:
+    """Whether nothing is left to do."""
+    from rft_platform.rounds.observe import Launches, observe
+    from rft_platform.rounds.plan import plan_next
+
+    return plan_next(observe(project, Launches())).finished
+
+
+def _opening(project: "Project") -> str:
+    begun = max(project.store.rounds(), default=0)
+    state = f"continues after round {begun - 1}" if begun > 1 else "continues" if begun else "starts"
+    return f"The demo {state}: {project.rounds_budget} rounds in {project.home.root}"
+
+
+def _refuse_bad_target(json_file: Path | None) -> None:
+    from rft_platform.errors import UserError
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder does not exist; make it first")

@@ -1,0 +1,96 @@
+"""Driving a project to the end of its plan from the command line: progress, interruption, and tidying up."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rft_platform.cli.leases import leases_of, stop
+from rft_platform.cli.ledger import recorded_cost
+from rft_platform.cli.live import showing_progress
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.jobs.driver import DriveResult
+    from rft_platform.rounds.project import Project
+
+
+def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
+    """Run what the plan says until it is finished; raises what made it fail.
+
+    Engine and trainer that were started on the way end with it, unless ``detach``; those that ran before stay.
+    """
+    use_home(project.home)
+    with started_processes_end(project.home, console, detach), terminable(), recorded_cost(project.home) as cost:
+        with console.status("loading"):
+            from dagster import DagsterExecutionInterruptedError
+
+            from rft_platform.definitions import defs
+            from rft_platform.jobs.driver import drive
+        try:
+            with showing_progress(console):
+                result = drive(project, defs)
+        except DagsterExecutionInterruptedError:
+            raise KeyboardInterrupt from None
+        cost.launches = [
+            {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
+            for done in result.launched
+        ]
+    if result.failed:
+        raise _failure(result)
+    return result
+
+
+def use_home(home: Home) -> None:
+    """Point everything that is imported or started from here on at ``home``, and find user code in this folder."""
+    os.environ["RFT_HOME"] = str(home.root)
+    os.environ["DAGSTER_HOME"] = str(home.dagster)
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109  what `python -m` would put there
+        sys.path.insert(0, here)
+
+
+@contextmanager
+def started_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
+    """End the engine and the trainer that were started in the block; what ran before it goes on."""
+    before = {held.identity for held in leases_of(home) if held.alive}
+    try:
+        yield
+    finally:
+        if not detach:
+            with _undisturbed(), console.status("ending engine and trainer"):
+                for held in leases_of(home):
+                    if held.identity not in before:
+                        stop(held)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM interrupts the block as Ctrl-C does, so that it is left in order."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not stop the tidying up."""
+    previous = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in previous:
+            signal.signal(number, handler)
+
+
+def _failure(result: "DriveResult") -> RftError:
+    cause, said = result.error, result.failed or ""
+    if cause is not None and str(cause) not in said:
+        said = f"{said}\n{cause}"
+    return UserError(said) if isinstance(cause, UserError) else RftError(said)

@@ -1,0 +1,105 @@
+"""``rft eval``: measure a policy on the held-out tasks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rft_platform.evaluation.results import EvaluationResult
+    from rft_platform.rounds.policy import Policy
+    from rft_platform.rounds.project import Project
+
+
+def evaluate(
+    round_number: Annotated[int | None, typer.Option("--round", min=0, help="The policy of this round.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The weights of this folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="A registered model: models:/NAME@alias or models:/NAME/3.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
+    from rft_platform.cli.console import notes, output, print_json
+    from rft_platform.cli.driving import started_processes_end, terminable, use_home
+    from rft_platform.cli.live import showing_progress
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.measure import measure
+    from rft_platform.rounds.policy import deploy
+    from rft_platform.rounds.processes import connect_engine
+    from rft_platform.rounds.project import Project
+
+    project, console = Project.open(Home.from_environment()), notes()
+    use_home(project.home)
+    policy = chosen_policy(project, round_number, checkpoint, model)
+    check_engine_is_free(project)
+    with started_processes_end(project.home, console), terminable(), showing_progress(console):
+        engine = connect_engine(project)
+        deploy(engine, policy)
+        results = measure(project, engine, policy.round)
+    if as_json:
+        print_json({"checkpoint": policy.folder, "results": [result.to_json() for result in results]})
+    else:
+        output().print(f"{policy.folder} (policy version {policy.policy_version})", markup=False, soft_wrap=True)
+        output().print(results_table(project, results))
+
+
+def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
+    """The policy that the options name; raises UserError where they name none, or more than one."""
+    from rft_platform.errors import UserError
+    from rft_platform.rounds.policy import Policy, published, required
+    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.weights import digest_weights
+
+    given = [option for option in (round_number, checkpoint, model) if option is not None]
+    if len(given) > 1:
+        raise UserError("give one of --round, --checkpoint and --model")
+    if not project.config.buffer.explorer_input.eval_tasksets:
+        raise UserError("buffer.explorer_input.eval_tasksets is empty: name the held-out tasks to evaluate on")
+    if checkpoint is not None or model is not None:
+        registered = None if model is None else connect_registry(project).resolve(model)
+        folder = registered.folder if registered else Path(checkpoint or "").absolute()
+        if not folder.is_dir():
+            raise UserError(f"--checkpoint {folder}: no such folder; give one with safetensors in it")
+        tags = registered.tags if registered else {}
+        return Policy(
+            str(folder), int(tags.get("policy_version", 0)), digest_weights(folder), round=int(tags.get("round", 0))
+        )
+    if round_number is not None:
+        return required(project.store, round_number)
+    found = [policy for number in project.store.rounds() if (policy := published(project.store, number))]
+    if not found:
+        raise UserError(f"{project.home.root}: no round has published a policy yet; give --checkpoint, or train first")
+    return found[-1]
+
+
+def check_engine_is_free(project: "Project") -> None:
+    """Raise UserError while a run uses the engine: swapping its weights would spoil that run."""
+    from rft_platform.cli.driver_lock import refuse_second_driver
+    from rft_platform.errors import UserError
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.launches import launches
+
+    refuse_second_driver(project.home)
+    with open_instance(project.home) as instance:
+        running = sorted(launches(instance).running)
+    if running:
+        kind, number = running[0]
+        raise UserError(f"a run uses the engine ({kind} of round {number}): wait for it, then evaluate")
+
+
+def results_table(project: "Project", results: "list[EvaluationResult]") -> "Table":
+    """One row a held-out taskset."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("taskset", "tasks", "sampled", "95 %", "greedy", "95 %", "failed", "seconds"):
+        table.add_column(name, justify="left" if name == "taskset" else "right", no_wrap=True)
+    for (_, dataset), result in zip(project.eval_tasks, results, strict=True):
+        rates = []
+        for rate in (result.sampled, result.greedy):
+            rates += ["–", ""] if rate is None else [f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}"]
+        name = dataset.tasks[0].taskset
+        table.add_row(name, f"{result.tasks:,}", *rates, f"{result.failed_runs:,}", f"{result.seconds:.1f}")
+    return table

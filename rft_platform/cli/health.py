@@ -1,0 +1,173 @@
+"""What ``rft doctor`` looks at: one function a subject, each giving findings with a fix where one is needed."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from time import perf_counter
+from typing import Literal
+
+from rft_platform.cli.leases import leases_of
+from rft_platform.cli.machine import cpu_count, gpu_count, installed_version
+from rft_platform.cli.preflight import check_room, check_writable, nearest_folder
+from rft_platform.cli.servers import port_is_free
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, UserError
+
+_PACKAGE = "rft-platform"
+_PORTS = {
+    3000: ("the Dagster interface", "`rft ui --port N` takes another one"),
+    5000: ("the MLflow interface", "`rft ui --mlflow-port N` takes another one"),
+    8010: ("the explorer service", "set explorer.proxy_port to another one"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at."""
+
+    name: str
+    state: Literal["ok", "warn", "fail"]
+    said: str
+    fix: str = ""
+
+
+def findings(home: Home) -> Iterator[Finding]:
+    """Everything, cheapest first."""
+    yield from python_findings()
+    yield from package_findings()
+    yield from home_findings(home)
+    yield from config_findings(home)
+    yield from process_findings(home)
+    yield from port_findings()
+    yield from device_findings()
+    yield from definition_findings(home)
+
+
+def python_findings() -> Iterator[Finding]:
+    """The interpreter against the range the package asks for."""
+    from packaging.specifiers import SpecifierSet
+
+    wanted = metadata.metadata(_PACKAGE)["Requires-Python"]
+    version = ".".join(map(str, sys.version_info[:3]))
+    if SpecifierSet(wanted).contains(version):
+        yield Finding("python", "ok", f"{version} at {sys.executable}")
+    else:
+        yield Finding("python", "fail", f"{version}; {wanted} is needed", "make the environment with another Python")
+
+
+def package_findings() -> Iterator[Finding]:
+    """Installed versions against the package's bounds; extras only where they are installed."""
+    from packaging.requirements import Requirement
+
+    good = 0
+    for text in metadata.requires(_PACKAGE) or []:
+        requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = installed_version(requirement.name)
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
+            good += 1
+            continue
+        said = f"{requirement.name} {version or 'is not installed'}; {requirement.specifier} is needed"
+        yield Finding("packages", "fail", said, f"pip install '{requirement}'")
+    yield Finding("packages", "ok", f"{good} within their bounds")
+
+
+def home_findings(home: Home) -> Iterator[Finding]:
+    """Can the project's folder be written, and is there room."""
+    try:
+        check_writable(home)
+        check_room(home, Path())
+    except UserError as error:
+        yield Finding("RFT_HOME", "fail", str(error), "see above")
+        return
+    import shutil
+
+    free = shutil.disk_usage(nearest_folder(home.root)).free
+    yield Finding("RFT_HOME", "ok", f"{home.root}, {free / 2**30:.1f} GiB free")
+
+
+def config_findings(home: Home) -> Iterator[Finding]:
+    """Is the project's configuration still valid here."""
+    from rft_platform.algorithms.presets import preset
+    from rft_platform.config.checks import check_config
+    from rft_platform.config.load import load_config
+
+    if not home.config_file.exists():
+        yield Finding("project", "ok", "none yet; `rft demo` or `rft run --config FILE` starts one")
+        return
+    try:
+        config = load_config(home.config_file)
+        chosen = preset(config.algorithm.algorithm_type)
+        check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
+    except UserError as error:
+        for line in str(error).splitlines():
+            yield Finding("project", "fail", line, f"mend {home.config_file}, or what it names")
+        return
+    yield Finding("project", "ok", f"{config.project}/{config.name}, {home.config_file}")
+
+
+def process_findings(home: Home) -> Iterator[Finding]:
+    """Engine and trainer, by their leases."""
+    held = leases_of(home)
+    for one in held:
+        where = f"pid {one.lease.pid}, {one.lease.host}:{one.lease.port}"
+        if one.alive:
+            yield Finding("process", "ok", f"{one.lease.kind} runs ({where})")
+        else:
+            said = f"{one.lease.kind} is gone and has left its lease {one.path} ({where})"
+            yield Finding("process", "warn", said, "`rft stop` clears it away; the next start replaces it too")
+    if not held:
+        yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
+
+
+def port_findings() -> Iterator[Finding]:
+    """The default ports of what can be served."""
+    for port, (what, fix) in _PORTS.items():
+        if port_is_free(port):
+            yield Finding("port", "ok", f"{port} is free for {what}")
+        else:
+            yield Finding("port", "warn", f"{port} is taken, so {what} cannot have it", fix)
+
+
+def device_findings() -> Iterator[Finding]:
+    """torch, the GPUs it sees, and vLLM."""
+    try:
+        import torch
+    except Exception as error:  # a broken installation raises all kinds of things
+        yield Finding("torch", "fail", f"cannot be imported: {error}", "install torch again, from the pinned version")
+        return
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    found = f"{len(devices)} x {devices[0]}" if devices else f"no GPU, {cpu_count()} processors"
+    if gpu_count() and not devices:
+        fix = "install a CUDA build of torch that the driver supports"
+        yield Finding("torch", "warn", f"{torch.__version__} sees none of the {gpu_count()} GPUs", fix)
+    else:
+        yield Finding("torch", "ok", f"{torch.__version__}, {found}")
+    vllm = installed_version("vllm")
+    if vllm is None and devices:
+        yield Finding(
+            "vllm", "warn", "is not installed; engine: auto takes the slower one", "pip install 'rft-platform[gpu]'"
+        )
+    else:
+        yield Finding("vllm", "ok", vllm or "is not installed; without a GPU the transformers engine serves")
+
+
+def definition_findings(home: Home) -> Iterator[Finding]:
+    """Does Dagster load what it is to serve."""
+    import os
+
+    os.environ.setdefault("RFT_HOME", str(home.root))
+    started = perf_counter()
+    try:
+        import dagster as dg
+
+        from rft_platform.definitions import defs
+
+        dg.Definitions.validate_loadable(defs)
+    except (dg.DagsterError, RftError, ImportError) as error:
+        yield Finding("definitions", "fail", str(error).splitlines()[0], "`dagster definitions validate` tells more")
+        return
+    yield Finding("definitions", "ok", f"load in {perf_counter() - started:.1f} s")

@@ -1,0 +1,57 @@
+"""What every drive of a project cost: wall clock, processor time, and the time each launch took."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rft_platform.cli.leases import leases_of, processor_seconds
+from rft_platform.config.home import Home
+from rft_platform.files import read_json, write_json
+
+
+@dataclass(slots=True)
+class DriveCost:
+    """One drive, from its start to its end, however it ended."""
+
+    started_at: float  # seconds since the epoch
+    wall_s: float = 0.0
+    cpu_s: float = 0.0  # of the driver, the engine and the trainer
+    launches: list[dict[str, Any]] = field(default_factory=list)  # kind, round, run_id, wall_s
+
+
+@contextmanager
+def recorded_cost(home: Home) -> Iterator[DriveCost]:
+    """Measure the block and add it to the project's ledger; the engine and the trainer must still run at its end."""
+    cost = DriveCost(time.time())
+    wall, cpu = time.perf_counter(), time.process_time()
+    before = {held.identity: processor_seconds(held) for held in leases_of(home)}
+    try:
+        yield cost
+    finally:
+        cost.wall_s = time.perf_counter() - wall
+        cost.cpu_s = time.process_time() - cpu
+        for held in leases_of(home):
+            cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
+        write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
+
+
+def drive_costs(home: Home) -> list[DriveCost]:
+    """All drives so far, oldest first."""
+    file = _file(home)
+    return [DriveCost(**item) for item in read_json(file)] if file.exists() else []
+
+
+def launch_seconds(home: Home) -> dict[int, float]:
+    """Wall seconds of all launches of each round; rounds that the daemon drove are not in it."""
+    seconds: dict[int, float] = {}
+    for cost in drive_costs(home):
+        for launch in cost.launches:
+            seconds[launch["round"]] = seconds.get(launch["round"], 0.0) + launch["wall_s"]
+    return seconds
+
+
+def _file(home: Home) -> Path:
+    return home.logs / "drives.json"

@@ -1,0 +1,91 @@
+"""What each round came to, in one line a round: read from the notes that its phases left, and nothing else."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.cli.ledger import launch_seconds
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+_PARTS = ("rollout", "judge", "train", "evaluation")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """One round; None where a phase has not ended or a number was not measured. Round 0 is the starting policy."""
+
+    round: int
+    reward: float | None = None  # mean over the runs explored
+    pass_rate_sampled: float | None = None  # of the held-out tasks
+    pass_rate_greedy: float | None = None
+    kl: float | None = None  # engine to trainer, k3 estimate, nats a token
+    entropy: float | None = None  # nats a token
+    rows: int | None = None
+    tokens_per_s: float | None = None  # completion tokens of the rollouts
+    optimizer_steps: int | None = None
+    policy_version: int | None = None
+    model_version: str | None = None
+    champion: bool = False
+    checkpoint: str | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as plain JSON values."""
+        return asdict(self)
+
+
+def round_lines(project: "Project") -> list[RoundLine]:
+    """A line for every round that was begun, the starting policy first."""
+    store, walls = project.store, launch_seconds(project.home)
+    numbers = store.rounds()
+    promoted = [number for number in numbers if (store.read_note(number, "evaluation") or {}).get("promoted")]
+    champion = promoted[-1] if promoted else None
+    return [_line(project, number, walls.get(number), number == champion) for number in numbers]
+
+
+def _line(project: "Project", number: int, wall_s: float | None, champion: bool) -> RoundLine:
+    store = project.store
+    explored, judged, trained, evaluated, policy = (
+        store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
+    )
+    metrics, scores = trained.get("metrics", {}), evaluated.get("metrics", {})
+    return RoundLine(
+        round=number,
+        reward=judged.get("mean_reward"),
+        pass_rate_sampled=scores.get("sampled_pass"),
+        pass_rate_greedy=scores.get("greedy_pass"),
+        kl=metrics.get("mismatch_k3"),
+        entropy=metrics.get("entropy"),
+        rows=explored.get("rows"),
+        tokens_per_s=explored.get("tokens_per_s"),
+        optimizer_steps=trained.get("steps"),
+        policy_version=policy.get("policy_version"),
+        model_version=policy.get("model_version"),
+        champion=champion,
+        checkpoint=policy.get("folder"),
+        seconds=_time_split(explored, judged, trained, evaluated, wall_s),
+    )
+
+
+def _time_split(
+    explored: Mapping[str, Any],
+    judged: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    wall_s: float | None,
+) -> dict[str, float]:
+    """Where the round's time went; ``overhead`` is what its launches took beyond that (known if `rft` drove them)."""
+    scores = evaluated.get("metrics", {})
+    measured = {
+        "rollout": explored.get("seconds"),
+        "judge": judged.get("seconds"),
+        # Handing the weights to the engine is part of training them.
+        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained else None,
+        "evaluation": scores.get("evaluation_s"),
+    }
+    split = {name: measured[name] for name in _PARTS if measured[name] is not None}
+    if wall_s is not None and len(split) == len(_PARTS):
+        split["overhead"] = max(0.0, wall_s - sum(split.values()))
+    return split

@@ -1,0 +1,92 @@
+"""The table of rounds, and what comes next, for people."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rft_platform.cli.round_lines import RoundLine, round_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.state import Plan
+
+_MISSING = "–"
+_SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
+
+
+def print_rounds(project: "Project", console: "Console") -> None:
+    """Print the table of all rounds, and what the plan says is next."""
+    console.print(rounds_table(round_lines(project)))
+    console.print(what_is_next(project), markup=False, soft_wrap=True)
+
+
+def rounds_table(lines: Sequence[RoundLine]) -> "Table":
+    """One row a round; seconds are given as rollout / judge / train / evaluation / overhead."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("round", "reward", "sampled", "greedy", "KL", "entropy", "rows", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("s: roll/judge/train/eval/over", justify="right", no_wrap=True)
+    for name in ("policy", "model"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for line in lines:
+        table.add_row(*_cells(line))
+    return table
+
+
+def what_is_next(project: "Project") -> str:
+    """What the plan would launch now, or what it waits for, in words."""
+    from rft_platform.cli.driver_lock import driver_is_running
+    from rft_platform.rounds.observe import Launches, observe
+    from rft_platform.rounds.plan import plan_next
+
+    said = describe_plan(plan_next(observe(project, Launches())), project.rounds_budget)
+    return f"a driver is at work; {said}" if driver_is_running(project.home) else said
+
+
+def describe_plan(plan: "Plan", rounds_budget: int) -> str:
+    """A plan in one line."""
+    if plan.finished:
+        return f"finished: all {rounds_budget} rounds are done"
+    if plan.failed:
+        return f"failed: {plan.failed}"
+    launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]
+    return "; ".join([*launches, *(f"waits: {reason}" for reason in plan.waiting)])
+
+
+def _launch_name(kind: str, number: int) -> str:
+    from rft_platform.experience.rounds import round_key
+
+    return kind.replace("_", " ") if kind == "warm_start" else f"{round_key(number)} {kind}"
+
+
+def _cells(line: RoundLine) -> list[str]:
+    from rft_platform.experience.rounds import round_key
+
+    return [
+        round_key(line.round) if line.round else "start",
+        _number(line.reward, ".3f"),
+        _percent(line.pass_rate_sampled),
+        _percent(line.pass_rate_greedy),
+        _number(line.kl, ".1e"),
+        _number(line.entropy, ".3f"),
+        _number(line.rows, ",d"),
+        _number(line.tokens_per_s, ",.0f"),
+        " / ".join(_number(line.seconds.get(name), ".1f") for name in _SECONDS) if line.seconds else _MISSING,
+        _MISSING if line.policy_version is None else f"v{line.policy_version}",
+        line.model_version or _MISSING,
+        "champion" if line.champion else "",
+    ]
+
+
+def _percent(value: float | None) -> str:
+    return _number(value, ".1%")
+
+
+def _number(value: float | None, form: str) -> str:
+    return _MISSING if value is None else format(value, form)

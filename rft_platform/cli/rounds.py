@@ -1,0 +1,20 @@
+"""``rft rounds``: how far the project is, a line a round."""
+
+from typing import Annotated
+
+import typer
+
+
+def rounds(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show every round: reward, pass rates, KL, speed, where the time went, weights; and what comes next."""
+    from rft_platform.cli.console import output, print_json
+    from rft_platform.cli.round_lines import round_lines
+    from rft_platform.cli.round_table import print_rounds, what_is_next
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.project import Project
+
+    project = Project.open(Home.from_environment())
+    if as_json:
+        print_json({"rounds": [line.to_json() for line in round_lines(project)], "next": what_is_next(project)})
+    else:
+        print_rounds(project, output())

@@ -1,0 +1,48 @@
+"""``rft run``: check a configuration, put it in force and drive its project to the end."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def run(
+    config: Annotated[Path, typer.Option("--config", "-c", help="The project's YAML file.", show_default=False)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and stop.")] = False,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds of the whole run, in place of what the file says.")
+    ] = None,
+    detach_engines: Annotated[
+        bool, typer.Option("--detach-engines", help="Leave engine and trainer running (until their idle time-out).")
+    ] = False,
+) -> None:
+    """Train as a configuration file says; continues where it stands if it was begun before."""
+    from rft_platform.cli.console import notes, output
+    from rft_platform.cli.preflight import check_run
+    from rft_platform.cli.starting import put_in_force, with_rounds
+    from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config
+    from rft_platform.config.plan import render_plan
+
+    home, console = Home.from_environment(), notes()
+    loaded = with_rounds(load_config(config), rounds)
+    plan = check_run(home, loaded)
+    if dry_run:
+        output().print(render_plan(plan), end="", markup=False, soft_wrap=True)
+        return
+    for notice in plan.notices:
+        console.print(f"note: {notice}", markup=False, soft_wrap=True)
+
+    from rft_platform.cli.driving import drive_project
+    from rft_platform.cli.round_table import print_rounds
+    from rft_platform.rounds.project import Project
+
+    put_in_force(home, loaded)
+    project = Project.open(home)
+    console.print(plan.title, style="bold", markup=False)
+    try:
+        drive_project(project, console, detach_engines)
+    except KeyboardInterrupt:
+        console.print(f"interrupted: `rft run --config {config}` goes on from here", markup=False)
+        raise
+    print_rounds(project, output())

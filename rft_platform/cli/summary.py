@@ -1,0 +1,115 @@
+"""What a finished run came to: the table at the end of ``rft demo``, and the same as JSON."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.cli.ledger import drive_costs
+from rft_platform.cli.machine import machine_facts
+from rft_platform.cli.round_lines import RoundLine, round_lines
+from rft_platform.files import write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.rounds.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run from its starting policy to its last evaluated one; None where nothing was measured."""
+
+    project: str
+    seed: int
+    held_out_n: int  # tasks
+    held_out_pass_before: float | None  # sampled at temperature 1.0 (or as configured)
+    held_out_pass_after: float | None
+    greedy_before: float | None
+    greedy_after: float | None
+    rounds: list[RoundLine]  # without the starting policy
+    wall_s: float  # of all drives
+    cpu_s: float  # of the driver, the engine and the trainer in all drives
+    model_version: str | None  # models:/NAME/VERSION of the last policy
+    policy_version: int | None
+    champion: str | None
+    picture: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values, with what the machine is."""
+        return {
+            **asdict(self),
+            "picture": None if self.picture is None else str(self.picture),
+            "machine": machine_facts(),
+        }
+
+
+def summary_of(project: "Project") -> Summary:
+    """Read what the project's notes and ledger say."""
+    lines = round_lines(project)
+    measured = [line for line in lines if line.pass_rate_sampled is not None or line.pass_rate_greedy is not None]
+    before = next((line for line in measured if line.round == 0), RoundLine(0))
+    after = next((line for line in reversed(measured) if line.round > 0), RoundLine(0))
+    last = next((line for line in reversed(lines) if line.policy_version is not None), RoundLine(0))
+    champion = next((line for line in lines if line.champion), RoundLine(0))
+    costs = drive_costs(project.home)
+    picture = project.store.round_folder(after.round) / "learning_curve.png"
+    return Summary(
+        project=f"{project.config.project}/{project.config.name}",
+        seed=project.config.seed,
+        held_out_n=sum(len(dataset.tasks) for _, dataset in project.eval_tasks),
+        held_out_pass_before=before.pass_rate_sampled,
+        held_out_pass_after=after.pass_rate_sampled,
+        greedy_before=before.pass_rate_greedy,
+        greedy_after=after.pass_rate_greedy,
+        rounds=[line for line in lines if line.round > 0],
+        wall_s=sum(cost.wall_s for cost in costs),
+        cpu_s=sum(cost.cpu_s for cost in costs),
+        model_version=_model_uri(project, last),
+        policy_version=last.policy_version,
+        champion=_model_uri(project, champion),
+        picture=picture if picture.exists() else None,
+    )
+
+
+def write_summary(summary: Summary, file: Path) -> None:
+    """Write the summary as JSON."""
+    write_json(file.absolute(), summary.to_json())
+
+
+def print_summary(summary: Summary, console: "Console") -> None:
+    """Print the table, where the picture lies, and what to look at next."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=summary.project, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in ("held-out pass rate", "before", "after"):
+        table.add_column(name, justify="left" if name.startswith("held") else "right")
+    table.add_row("sampled", _percent(summary.held_out_pass_before), _percent(summary.held_out_pass_after))
+    table.add_row("greedy", _percent(summary.greedy_before), _percent(summary.greedy_after))
+    console.print(table)
+    model = summary.model_version or "not registered"
+    facts = {
+        "held-out problems": f"{summary.held_out_n:,}",
+        "rounds": f"{len(summary.rounds):,}",
+        "time": f"{summary.wall_s:,.1f} s wall, {summary.cpu_s:,.1f} s processor (driver, engine, trainer)",
+        "model version": f"{model} (policy version {summary.policy_version})",
+        "champion": summary.champion or "none yet",
+        "learning curve": str(summary.picture or "none yet"),
+    }
+    for name, value in facts.items():
+        console.print(f"{name:<18} {value}", markup=False, soft_wrap=True)
+    console.print("\nNext", style="bold")
+    console.print("rft ui             the Dagster and MLflow interfaces: every row, checkpoint and score of this")
+    console.print("rft rounds         all rounds in a table")
+    if summary.model_version:
+        console.print(
+            f"rft trace {summary.model_version}    where these weights come from", markup=False, soft_wrap=True
+        )
+
+
+def _model_uri(project: "Project", line: RoundLine) -> str | None:
+    return None if line.model_version is None else f"models:/{project.model_name}/{line.model_version}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

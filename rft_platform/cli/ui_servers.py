@@ -1,0 +1,97 @@
+"""Which servers the interface consists of, and how each tells that it is ready."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rft_platform.cli.servers import Server
+from rft_platform.config.home import Home
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_HOST = "127.0.0.1"
+_DEFINITIONS = ["-m", "rft_platform.definitions"]
+
+
+def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Server]:
+    """The Dagster webserver, MLflow (unless the project uses a server of its own elsewhere) and the daemon."""
+    from rft_platform.jobs.instance import open_instance
+
+    instance = open_instance(home)
+    instance.get_runs_count()  # creates the databases here, so that two servers do not race to it
+    python, env = [sys.executable, "-m"], _environment(home)
+    servers = [
+        Server(
+            name="Dagster",
+            command=[*python, "dagster_webserver", *_DEFINITIONS, "-h", _HOST, "-p", str(port)],
+            env=env,
+            port=port,
+            url=f"http://{_HOST}:{port}",
+            is_ready=_answers(f"http://{_HOST}:{port}/server_info"),
+        )
+    ]
+    tracking_uri = _tracking_uri(home)
+    if tracking_uri.startswith(("http://", "https://")):
+        servers.append(Server(name="MLflow", command=[], env=env, url=tracking_uri, is_ready=lambda: True))
+    else:
+        servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env))
+    if daemon:
+        command = [*python, "dagster._daemon", "run", *_DEFINITIONS]
+        servers.append(Server(name="daemon", command=command, env=env, is_ready=_beats(instance)))
+    return servers
+
+
+def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str]) -> Server:
+    home.mlflow.mkdir(parents=True, exist_ok=True)
+    options = {
+        "--backend-store-uri": tracking_uri,
+        "--default-artifact-root": str(home.mlflow / "artifacts"),
+        "--host": _HOST,
+        "--port": str(port),
+        "--workers": "1",
+    }
+    command = [*python, "mlflow", "server", *(part for option in options.items() for part in option)]
+    url = f"http://{_HOST}:{port}"
+    return Server(name="MLflow", command=command, env=env, port=port, url=url, is_ready=_answers(f"{url}/health"))
+
+
+def _tracking_uri(home: Home) -> str:
+    from rft_platform.config.load import load_config
+
+    configured = load_config(home.config_file).registry.tracking_uri if home.config_file.exists() else None
+    return os.environ.get("MLFLOW_TRACKING_URI") or configured or f"sqlite:///{home.mlflow / 'mlflow.db'}"
+
+
+def _environment(home: Home) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RFT_HOME": str(home.root),
+        "DAGSTER_HOME": str(home.dagster),
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of MLflow's own: idle processes here
+    }
+
+
+def _answers(url: str) -> Callable[[], bool]:
+    import httpx
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(url, timeout=2.0, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    return is_ready
+
+
+def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
+    """Ready when a daemon's heartbeat is younger than now."""
+    started = time.time()
+
+    def is_ready() -> bool:
+        return any(beat.timestamp >= started for beat in instance.get_daemon_heartbeats().values())
+
+    return is_ready

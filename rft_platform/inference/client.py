@@ -1,0 +1,132 @@
+"""The embedded engine from the caller's side: ``PolicyEngine`` over HTTP."""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+import psutil
+
+from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.processes.lease import Lease, find_process
+from rft_platform.processes.spawn import stop_process
+
+CONNECT_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 30.0
+SHUTDOWN_TIMEOUT_S = 15.0
+
+
+class EngineClient:
+    """Talks to one running engine; safe to share between threads. A whole batch of prompts is one request."""
+
+    def __init__(self, address: Lease | str, token: str = "", request_timeout_s: float = 3600.0) -> None:
+        """``address``: the engine's lease, or its URL (``http://host:port``) with the ``token`` of its lease."""
+        self.lease = address if isinstance(address, Lease) else None
+        if isinstance(address, Lease):
+            token, url = address.token, f"http://{address.host}:{address.port}"
+        else:
+            url = address.rstrip("/").removesuffix("/v1")
+        self.url = url
+        self._http = httpx.Client(
+            base_url=f"{url}/engine",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,  # a proxy of the environment is not for the loopback interface
+        )
+        self._close = weakref.finalize(self, self._http.close)
+
+    @property
+    def base_url(self) -> str:
+        """Root of the OpenAI-compatible API, ending in ``/v1``."""
+        return f"{self.url}/v1"
+
+    def status(self) -> EngineStatus:
+        """Health, identity and the policy version now served."""
+        return EngineStatus(**self._post("status", timeout_s=STATUS_TIMEOUT_S))
+
+    def render(
+        self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
+    ) -> list[list[int]]:
+        """Prompt ids of each conversation through the chat template, with the generation prompt."""
+        ids: list[list[int]] = self._post("render", conversations=list(conversations), tools=tools)["ids"]
+        return ids
+
+    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
+        """Sample ``sampling.n`` completions of every prompt, in one call, without detokenising."""
+        answer = self._post("generate", prompts=list(prompts), sampling=asdict(sampling))
+        columns = zip(prompts, answer["token_ids"], answer["logprobs"], answer["finish_reasons"], strict=True)
+        return [
+            Generation(prompt, list(map(Completion, ids, logprobs, reasons)), answer["policy_version"])
+            for prompt, ids, logprobs, reasons in columns
+        ]
+
+    def decode(self, sequences: Sequence[list[int]]) -> list[str]:
+        """Text of each sequence, special tokens left out."""
+        texts: list[str] = self._post("decode", sequences=list(sequences))["texts"]
+        return texts
+
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        logprobs: list[list[float]] = self._post("score", sequences=list(sequences))["logprobs"]
+        return logprobs
+
+    def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Swap the weights in place; WeightMismatchError, and the old ones stay, where the new ones do not fit."""
+        self._post("update_weights", folder=str(folder.absolute()), policy_version=policy_version)
+
+    def pause(self, mode: PauseMode = "wait") -> None:
+        """Hold new requests; ``abort`` ends those running, ``wait`` lets them finish, ``keep`` freezes them."""
+        self._post("pause", mode=mode)
+
+    def resume(self) -> None:
+        """Serve again after a pause."""
+        self._post("resume")
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start: requests, prompt_tokens, completion_tokens, generate_seconds, weight_updates."""
+        return self._post("metrics")
+
+    def shutdown(self) -> None:
+        """End the server process and remove its lease."""
+        process = find_process(self.lease.pid, self.lease.create_time) if self.lease else None
+        self._post("shutdown")
+        if self.lease and process:
+            psutil.wait_procs([process], timeout=SHUTDOWN_TIMEOUT_S)
+            stop_process(self.lease.pid, self.lease.create_time)
+
+    def close(self) -> None:
+        """Close the connections; the engine goes on."""
+        self._close()
+
+    def __enter__(self) -> "EngineClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _post(self, name: str, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
+        try:
+            response = self._http.post(f"/{name}", json=body, timeout=timeout_s or self._http.timeout)
+        except httpx.HTTPError as error:
+            raise EngineError(
+                f"the engine at {self.url} does not answer {name}: {error or type(error).__name__}"
+            ) from error
+        if response.status_code == 200:
+            answer: dict[str, Any] = response.json()
+            return answer
+        raise self._refusal(name, response)
+
+    def _refusal(self, name: str, response: httpx.Response) -> RftError:
+        try:
+            message = str(response.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError):
+            message = response.text[:500]
+        kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError}
+        kind = kinds.get(response.status_code, EngineError)
+        return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")

@@ -1,0 +1,163 @@
+"""Finding the engine that runs already, or starting it."""
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.files import digest_file, digest_json, read_json
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.transformers_engine.chat_template import load_template
+from rft_platform.processes.lease import is_alive, locked, read_lease, remove_lease
+from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+
+LEASE_FILE, LOG_FILE = "engine.json", "engine.log"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOOL_CALL_PARSERS = ("hermes",)
+EXIT_USER_ERROR = 2
+STOP_TIMEOUT_S = 15.0
+
+
+def find_or_start_engine(
+    model_path: Path,
+    home_leases: Path,
+    home_logs: Path,
+    *,
+    kind: Literal["auto", "transformers", "vllm"] = "auto",
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int = 1,
+    idle_timeout_s: float = 900.0,
+    max_model_len: int | None = None,
+    seed: int | None = None,
+    tool_call_parser: str | None = None,
+    chat_template: str | None = None,
+    max_batch_tokens: int | None = None,
+    start_timeout_s: float = 600.0,
+) -> EngineClient:
+    """A healthy engine for ``model_path`` with these settings: the one that the lease names, else a new one.
+
+    An engine that serves another model or has other settings is ended first. Which WEIGHTS a found engine serves is
+    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. ``chat_template`` is a
+    file or the template's text; ``max_batch_tokens`` bounds the memory of a batch (default: by the free memory).
+    Raises UserError for a folder or a setting that cannot be served, EngineError where the engine does not come up.
+    """
+    if kind == "vllm":
+        raise UserError("engine kind 'vllm' is not part of this version: use 'transformers' or 'auto'")
+    if tool_call_parser not in (None, *TOOL_CALL_PARSERS):
+        raise UserError(f"tool_call_parser {tool_call_parser!r}: this engine knows {', '.join(TOOL_CALL_PARSERS)}")
+    check_model_folder(model_path)
+    engine = {
+        "dtype": dtype,
+        "device": device,
+        "threads": threads,
+        "max_model_len": max_model_len,
+        "seed": seed,
+        "chat_template": load_template(chat_template),
+        "max_batch_tokens": max_batch_tokens,
+    }
+    start = _Start(model_path.absolute(), home_leases / LEASE_FILE, home_logs / LOG_FILE, idle_timeout_s, engine)
+    with locked(start.lease):
+        return _find(start) or _start(start, start_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Which engine is wanted."""
+
+    model_path: Path
+    lease: Path
+    log: Path
+    idle_timeout_s: float
+    engine: dict[str, Any]
+
+    def digest(self) -> str:
+        """Identity of the model's architecture, its tokenizer and the settings; not of the weights, which change."""
+        files = sorted([*self.model_path.glob("*.json"), *self.model_path.glob("*.jinja")])
+        names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
+        return digest_json([str(self.model_path), names, self.idle_timeout_s, self.engine])
+
+    def arguments(self) -> str:
+        """The server's command-line argument."""
+        return json.dumps(
+            {
+                "lease": str(self.lease.absolute()),
+                "model_digest": self.digest(),
+                "idle_timeout_s": self.idle_timeout_s,
+                "model_path": str(self.model_path),
+                "engine": self.engine,
+            }
+        )
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise UserError unless ``folder`` has what a model needs: configuration, weights, tokenizer."""
+    if not folder.is_dir():
+        raise UserError(f"model folder {folder}: no such folder; give a folder with config.json, weights and tokenizer")
+    try:
+        config = read_json(folder / "config.json")
+    except FileNotFoundError as error:
+        raise UserError(f"model folder {folder}: has no config.json, so it is not a Hugging Face model") from error
+    except ValueError as error:
+        raise UserError(f"model folder {folder}: config.json is not valid JSON: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise UserError(f"model folder {folder}: config.json names no model_type")
+    if not any(folder.glob("*.safetensors")):
+        raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        raise UserError(
+            f"model folder {folder}: has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "
+            "save the model's tokenizer into it"
+        )
+
+
+def _find(wanted: _Start) -> EngineClient | None:
+    """The engine that the lease names if it is the one wanted and healthy; any other is ended."""
+    lease = read_lease(wanted.lease)
+    if lease is None:
+        return None
+    if is_alive(lease):
+        client = EngineClient(lease)
+        if lease.model_digest == wanted.digest() and _answers(client):
+            return client
+        client.close()
+        stop_process(lease.pid, lease.create_time, STOP_TIMEOUT_S)
+    remove_lease(wanted.lease, lease.pid)
+    return None
+
+
+def _answers(client: EngineClient) -> bool:
+    try:
+        client.status()
+    except EngineError:
+        return False
+    return True
+
+
+def _start(wanted: _Start, timeout_s: float) -> EngineClient:
+    package = "rft_platform.inference.transformers_engine"
+    threads = str(wanted.engine["threads"])
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "RAYON_NUM_THREADS": threads,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    # -P: modules that happen to lie in the caller's folder must not shadow those of the engine
+    process = start_detached([sys.executable, "-P", "-m", package, wanted.arguments()], wanted.log, environment)
+    try:
+        return EngineClient(wait_for_lease(wanted.lease, process, timeout_s, wanted.log))
+    except StartError as error:
+        if error.exit_code == EXIT_USER_ERROR:
+            raise UserError(_last_line(wanted.log)) from error
+        stop_process(process.pid, process.create_time() if process.is_running() else 0.0, STOP_TIMEOUT_S)
+        raise EngineError(f"the policy engine does not start: {error}") from error
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else f"the engine could not start; its log {log} is empty"

@@ -1,0 +1,77 @@
+"""Sampled ids to what the caller reads: text, cut at stop strings, with tool calls taken out.
+
+A streamed answer and a whole one go through the same code, so their texts are equal by construction.
+"""
+
+from collections.abc import Callable, Sequence
+
+from rft_platform.inference.transformers_engine.stops import cut_at_stop, held_back
+from rft_platform.inference.transformers_engine.tool_calls import ToolCall, ToolCallParser
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what the first bytes of a character decode to
+
+
+class TextStream:
+    """Decodes ids as they arrive, in pieces that end at whole characters.
+
+    Each piece is decoded together with the one before it, because tokenizers treat the first token of a text
+    differently (its leading space, say).
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._ids: list[int] = []
+        self._shown = 0  # ids whose text has been given out
+        self._context = 0  # where the piece before begins
+
+    def feed(self, ids: Sequence[int], last: bool) -> str:
+        """The text that ``ids`` add."""
+        self._ids += ids
+        known = self._decode(self._ids[self._context : self._shown])
+        text = self._decode(self._ids[self._context :])
+        if not last and (len(text) <= len(known) or text.endswith(INCOMPLETE)):
+            return ""
+        self._context, self._shown = self._shown, len(self._ids)
+        return text[len(known) :]
+
+
+class AnswerText:
+    """One choice: ids in, (text, tool calls) out."""
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], stops: Sequence[str], parser: ToolCallParser | None, prefix: str = ""
+    ) -> None:
+        """``parser`` where tools are on offer; ``prefix``: the forced beginning of the answer, part of the prompt."""
+        self._stream = TextStream(decode)
+        self._stops = stops
+        self._parser = parser
+        self._pending = ""
+        self._stopped = False
+        self.called = False
+        if parser is not None and prefix:
+            parser.feed(prefix)
+
+    def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
+        """What ``ids`` add for the reader; ``last`` where no more follow."""
+        text = self._until_stop(self._stream.feed(ids, last), last)
+        if self._parser is None:
+            return text, []
+        shown, calls = self._parser.feed(text)
+        if last:
+            rest, more = self._parser.finish()
+            shown, calls = shown + rest, calls + more
+        self.called = self.called or bool(calls)
+        return shown, calls
+
+    def finish_reason(self, reason: str) -> str:
+        """The reason as the caller sees it: an answer that ended by itself with a tool call says so."""
+        return "tool_calls" if self.called and reason == "stop" else reason
+
+    def _until_stop(self, text: str, last: bool) -> str:
+        if self._stopped or not self._stops:
+            return "" if self._stopped else text
+        self._pending, self._stopped = cut_at_stop(self._pending + text, self._stops)
+        hold = 0 if last or self._stopped else held_back(self._pending, self._stops)
+        shown = self._pending[: len(self._pending) - hold]
+        self._pending = self._pending[len(shown) :]
+        return shown

@@ -1,0 +1,68 @@
+"""Errors as OpenAI's API words them: ``{"error": {"message", "type", "code", "param"}}`` with the right status."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.inference.transformers_engine.engine import ContextLengthError
+
+
+class ApiError(Exception):
+    """A request that is refused with ``status``."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+#: The first class that fits gives the status and the code.
+STATUS: list[tuple[type[RftError], int, str]] = [
+    (ContextLengthError, 400, "context_length_exceeded"),
+    (UserError, 400, "invalid_value"),
+    (WeightMismatchError, 409, "weights_refused"),
+    (EngineError, 503, "engine_unavailable"),
+    (RftError, 500, "engine_failed"),
+]
+
+
+def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    """The body of an error answer."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "code": code, "param": param}}
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """(status, body) for an exception that a handler let through."""
+    if isinstance(error, ApiError):
+        return error.status, error_body(error.status, str(error), error.code, error.param)
+    for kind, status, code in STATUS:
+        if isinstance(error, kind):
+            return status, error_body(status, str(error), code)
+    return 500, error_body(500, f"{type(error).__name__}: {error}", "internal_error")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` in this form."""
+
+    async def known(_: Request, error: Exception) -> JSONResponse:
+        status, body = describe(error)
+        return JSONResponse(body, status)
+
+    async def invalid(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        return JSONResponse(error_body(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None), 400)
+
+    async def http(_: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code)
+
+    for kind in (ApiError, RftError, Exception):
+        app.add_exception_handler(kind, known)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(HTTPException, http)

@@ -1,0 +1,198 @@
+"""The data plane: chat completions, completions and models, as OpenAI's clients speak them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from fastapi import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from rft_platform.inference.transformers_engine.answer_text import AnswerText
+from rft_platform.inference.transformers_engine.api_errors import ApiError, describe
+from rft_platform.inference.transformers_engine.engine import TransformersEngine
+from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer
+from rft_platform.inference.transformers_engine.openai_schema import ChatBody, CompletionBody, SamplingBody
+from rft_platform.inference.transformers_engine.request import Request, TokenEvent
+from rft_platform.inference.transformers_engine.tool_calls import OPEN, ToolCallParser
+
+VERSION_HEADER = "X-Policy-Version"
+COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
+
+
+@dataclass
+class Work:
+    """A request as the routes handle it, whatever plane it came from."""
+
+    body: SamplingBody
+    prompts: list[list[int]]
+    top_logprobs: int
+    default_max_tokens: int
+    form: AnswerForm
+    parse_tools: bool = False
+    prefix: str = ""  # forced beginning of the answer, already part of the prompt
+
+    def texts(self, engine: TransformersEngine, rows: int, stops: tuple[str, ...]) -> list[AnswerText]:
+        """One text builder a row."""
+        return [
+            AnswerText(engine.tokenizer.decode, stops, ToolCallParser() if self.parse_tools else None, self.prefix)
+            for _ in range(rows)
+        ]
+
+
+def install(app: FastAPI, engine: TransformersEngine) -> None:
+    """Add the routes below /v1."""
+    router = APIRouter(prefix="/v1")
+
+    @router.get("/models")
+    async def models() -> dict[str, Any]:
+        names = [engine.model_path.name, str(engine.model_path)]
+        entries = [
+            {"id": n, "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len} for n in names
+        ]
+        return {"object": "list", "data": entries}
+
+    @router.post("/chat/completions")
+    async def chat(body: ChatBody, http: HttpRequest) -> Response:
+        return await _answer(engine, _chat_work(engine, body), http)
+
+    @router.post("/completions")
+    async def completions(body: CompletionBody, http: HttpRequest) -> Response:
+        return await _answer(engine, _completion_work(engine, body), http)
+
+    app.include_router(router)
+
+
+def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
+    text = engine.template.text(body.messages, body.tools_on_offer, **(body.chat_template_kwargs or {}))
+    prefix = "" if body.forced_tool is None else forced_beginning(body.forced_tool)
+    return Work(
+        body,
+        engine.tokenizer.encode([text + prefix]),
+        top_logprobs=body.top_logprobs or 0,
+        default_max_tokens=engine.max_model_len,
+        form=_form(engine, body, chat=True, logprobs=bool(body.logprobs)),
+        parse_tools=bool(body.tools_on_offer),
+        prefix=prefix,
+    )
+
+
+def _completion_work(engine: TransformersEngine, body: CompletionBody) -> Work:
+    form = _form(engine, body, chat=False, logprobs=body.logprobs is not None)
+    return Work(body, _prompts(engine, body), body.logprobs or 0, COMPLETION_TOKENS, form)
+
+
+def _prompts(engine: TransformersEngine, body: CompletionBody) -> list[list[int]]:
+    given: list[Any] = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if given and isinstance(given[0], int):
+        given = [given]
+    if not given:
+        raise ApiError(400, "prompt is empty", "invalid_value", "prompt")
+    return [engine.tokenizer.encode([each])[0] if isinstance(each, str) else each for each in given]
+
+
+def forced_beginning(tool: str) -> str:
+    """How an answer begins that must call ``tool``, or any tool where that is empty."""
+    return f"{OPEN}\n" + (f'{{"name": {json.dumps(tool)}, "arguments": ' if tool else "")
+
+
+def _form(engine: TransformersEngine, body: SamplingBody, chat: bool, logprobs: bool) -> AnswerForm:
+    known = (engine.model_path.name, str(engine.model_path))
+    if body.model is not None and body.model not in known:
+        message = f"the model {body.model!r} does not exist: this engine serves {known[0]!r}"
+        raise ApiError(404, message, "model_not_found", "model")
+    return AnswerForm(chat, body.model or known[0], engine.tokenizer, logprobs, bool(body.return_token_ids))
+
+
+async def _answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> Response:
+    sampling = work.body.sampling(work.default_max_tokens)
+    if work.body.stream:
+        return await _streamed_answer(engine, work)
+    request = engine.submit(work.prompts, sampling, work.top_logprobs)
+    await finished(engine, request, http)
+    texts = work.texts(engine, request.rows, sampling.stop)
+    return JSONResponse(whole_answer(work.form, request, texts), headers=version_header(request))
+
+
+async def finished(engine: TransformersEngine, request: Request, http: HttpRequest) -> None:
+    """Wait for ``request``; give it up when its caller goes away."""
+    result: asyncio.Future[Any] = asyncio.wrap_future(request.future)
+    gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not result.done():
+            engine.scheduler.cancel(request)
+        await result
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def version_header(request: Request) -> dict[str, str]:
+    """The version that sampled the answer."""
+    return {VERSION_HEADER: str(request.policy_version)}
+
+
+async def _streamed_answer(engine: TransformersEngine, work: Work) -> Response:
+    events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+
+    def post(event: TokenEvent | None) -> None:
+        with suppress(RuntimeError):  # the server is shutting down and its loop is closed
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    sampling = work.body.sampling(work.default_max_tokens)
+    request = engine.submit(work.prompts, sampling, work.top_logprobs, on_token=post)
+    request.future.add_done_callback(lambda _: post(None))
+    first = await events.get()  # now the version is known, and a failure can still have its status
+    if first is None:
+        request.future.result()
+    builders = [
+        ChunkBuilder(work.form, request, row, text)
+        for row, text in enumerate(work.texts(engine, request.rows, sampling.stop))
+    ]
+    chunks = _chunks(engine, request, first, events, builders, work.body.includes_usage)
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=version_header(request))
+
+
+async def _chunks(
+    engine: TransformersEngine,
+    request: Request,
+    event: TokenEvent | None,
+    events: "asyncio.Queue[TokenEvent | None]",
+    builders: list[ChunkBuilder],
+    with_usage: bool,
+) -> AsyncIterator[str]:
+    form = builders[0].form
+    try:
+        for builder in builders if form.chat else []:
+            yield _event(builder.first())
+        while event is not None:
+            tops = [event.top]
+            for chunk in builders[event.row].add([event.token_id], [event.logprob], tops, event.finish_reason):
+                yield _event(chunk)
+            event = await events.get()
+        error = request.future.exception()
+        if isinstance(error, Exception):
+            yield _event(describe(error)[1])
+            return
+        for builder in builders:
+            for chunk in [] if builder.finished else builder.add([], [], [], "abort"):
+                yield _event(chunk)
+        if with_usage:
+            yield _event({**form.envelope(request, [], chunk=True), "usage": usage(request)})
+        yield "data: [DONE]\n\n"
+    finally:
+        if not request.future.done():  # the reader went away
+            engine.scheduler.cancel(request)
+
+
+def _event(chunk: dict[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"

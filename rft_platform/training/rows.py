@@ -1,0 +1,141 @@
+"""Rows to train on, read from Parquet: samples, which of them belong together, and what is known about them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rft_platform.errors import NonFiniteError, StorageError, UserError
+from rft_platform.files import digest_file, digest_json
+from rft_platform.training.samples import Sample, check_sampling, rollout_sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ROLLOUT_COLUMNS = [
+    "row_id", "group_id", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask", "temperature",
+    "top_p", "top_k", "truncated",
+]  # fmt: skip
+_JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
+_NAMED = 5  # row ids that an error message names
+
+
+@dataclass(slots=True)
+class TrainingRows:
+    """R rows. Rows of equal ``group`` stay together in one optimiser step."""
+
+    samples: list[Sample]
+    group: np.ndarray  # int64 [R], numbered from 0 in order of appearance
+    digest: str  # of the files' contents
+    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward
+    dropped: int = 0  # rows that a filter kept from training
+
+
+def digest_files(paths: Sequence[str]) -> str:
+    """Identity of the contents of some files, in order."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise StorageError(f"{path} does not exist: the training data is gone or was never written")
+    return digest_json([digest_file(Path(path)) for path in paths])
+
+
+def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_gradient: bool) -> TrainingRows:
+    """Rollout rows with their judgement, in the order of the files; rows that a filter dropped are left out.
+
+    Raises StorageError where rows and judgements do not match one to one, NonFiniteError naming rows whose numbers are
+    not finite, and UserError for rows a ``policy_gradient`` loss cannot use.
+    """
+    import pyarrow.compute as pc
+
+    digest = digest_files([*rollouts, *judged])
+    rows, judgements = _read(rollouts, _ROLLOUT_COLUMNS), _read(judged, _JUDGED_COLUMNS)
+    judgements = judgements.take(_matches(rows, judgements))
+    kept = pc.is_null(judgements["dropped_by"])
+    dropped = len(rows) - pc.sum(kept).as_py() if len(rows) else 0
+    rows, judgements = rows.filter(kept).combine_chunks(), judgements.filter(kept).combine_chunks()
+    if policy_gradient:
+        _check_sampling(rows)
+    advantage = judgements["advantage"].to_numpy()
+    samples = _samples(rows, advantage)
+    group = rows["group_id"].combine_chunks().dictionary_encode()
+    facts = {
+        "policy_version": rows["policy_version"].to_numpy(),
+        "truncated": rows["truncated"].to_numpy(),
+        "reward": judgements["reward"].to_numpy(),
+    }
+    return TrainingRows(samples, _codes(group), digest, facts, dropped)
+
+
+def _read(paths: Sequence[str], columns: list[str]) -> "pa.Table":
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in paths:
+        try:
+            tables.append(pq.read_table(path, columns=columns))
+        except (pa.ArrowException, OSError) as error:
+            raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+    if not tables:
+        raise UserError("a training on rollouts needs at least one file of rollouts and one of judgements")
+    return pa.concat_tables(tables)
+
+
+def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
+    """For every rollout row the index of its judgement; the two must match one to one."""
+    import pyarrow.compute as pc
+
+    ids, judged_ids = rows["row_id"], judgements["row_id"].combine_chunks()
+    for name, column in (("rollouts", ids), ("judgements", judged_ids)):
+        if pc.count_distinct(column).as_py() != len(column):
+            raise StorageError(f"the {name} hold a row_id more than once: files of one round must not repeat rows")
+    index = pc.index_in(ids, judged_ids)
+    unjudged = ids.filter(pc.is_null(index))
+    if len(unjudged):
+        raise StorageError(f"{len(unjudged)} rollout rows have no judgement ({_some(unjudged)}): judge the round again")
+    if len(judged_ids) != len(ids):
+        extra = judged_ids.filter(pc.is_null(pc.index_in(judged_ids, ids.combine_chunks())))
+        raise StorageError(f"{len(extra)} judgements have no rollout row ({_some(extra)}): a rollout file is missing")
+    return index
+
+
+def _check_sampling(rows: "pa.Table") -> None:
+    settings = zip(*(rows[name].to_pylist() for name in ("row_id", "temperature", "top_p", "top_k")), strict=True)
+    for row_id, temperature, top_p, top_k in settings:
+        check_sampling(row_id, temperature, top_p, top_k)
+
+
+def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
+    prompts, responses, logprobs, masks = (
+        _split(rows[name]) for name in ("prompt_ids", "response_ids", "logprobs", "loss_mask")
+    )
+    row_ids, temperature = rows["row_id"].to_pylist(), rows["temperature"].to_numpy()
+    finite = np.isfinite(advantage) & [bool(np.isfinite(values).all()) for values in logprobs]
+    if not finite.all():
+        bad = np.array(row_ids)[~finite]
+        raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {_some(bad)}")
+    values = zip(row_ids, prompts, responses, logprobs, masks, advantage.tolist(), temperature.tolist(), strict=True)
+    try:
+        return [rollout_sample(*row, advantage=a, temperature=t or 1.0) for *row, a, t in values]  # 0: greedy, for SFT
+    except ValueError as error:
+        raise StorageError(f"the rollouts hold a row that cannot be trained on: {error}") from error
+
+
+def _split(column: "pa.ChunkedArray") -> list[np.ndarray]:
+    """One array a row of a list column; views of Arrow's own buffer where numpy can have them."""
+    lists = column.combine_chunks()
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    bounds = (lists.offsets.to_numpy() - lists.offsets[0].as_py()).tolist() if len(lists) else [0]
+    return [values[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _codes(dictionary: "pa.DictionaryArray") -> np.ndarray:
+    return dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _some(ids: "pa.ChunkedArray | np.ndarray") -> str:
+    named = ids[:_NAMED].tolist() if isinstance(ids, np.ndarray) else ids.slice(0, _NAMED).to_pylist()
+    return ", ".join(named) + (", ..." if len(ids) > _NAMED else "")

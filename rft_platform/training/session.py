@@ -1,0 +1,267 @@
+"""The trainer's state machine: one held state, and requests that lead from a parent checkpoint to the next.
+
+Whatever happens inside a request, the state held afterwards is a published one: the request's result, or its parent.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rft_platform.errors import NonFiniteError, RftError, StorageError, TrainerError, TrainingCancelled, UserError
+from rft_platform.files import read_json
+from rft_platform.training.batches import share_of_rank
+from rft_platform.training.checkpoint import load_state, publish
+from rft_platform.training.manifest import STEPS, Manifest, identify, library_versions, read_manifest
+from rft_platform.training.model import compute_dtype
+from rft_platform.training.optimizer import apply_step, build_optimizer, check_schedule, clip_gradients
+from rft_platform.training.plan import Planner, TrainingPlan
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.reference import Reference
+from rft_platform.training.samples import demonstration_sample
+from rft_platform.training.state import TrainerState
+from rft_platform.training.step import accumulate_gradients, build_objective, score
+from rft_platform.training.step_metrics import Stopwatch, peak_rss_mb, row_metrics, summarise
+
+OnStep = Callable[[StepEvent], None]
+_NAMED = 5  # row ids that an error message names
+_SCORE_PACK = 16384  # tokens
+
+
+class TrainingSession:
+    """Trains and scores on all ranks alike: every rank makes the same calls in the same order."""
+
+    def __init__(self, ranks: Ranks, dtype: str = "auto") -> None:
+        self.ranks = ranks
+        self.dtype = compute_dtype(dtype, ranks.device)
+        self.state: TrainerState | None = None
+        self._planner = Planner()
+        self._reference = Reference(ranks, self.dtype)
+
+    def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
+        """Train and publish; see ``TrainRequest``. ``cancelled`` is asked on rank 0 before every step.
+
+        Raises TrainingCancelled, NonFiniteError, UserError or StorageError; the parent's state is held after those.
+        """
+        watch, cpu = Stopwatch(), time.process_time()
+        parent = Path(request.parent).absolute()
+        check_schedule(request.optimizer)
+        objective = build_objective(request.algorithm)
+        with watch.time("data"):
+            parent_digest: str = self.ranks.from_first(lambda: identify(parent))
+            plan = self._planner.plan(request, parent, parent_digest, objective)
+        target = Path(request.output).absolute() / f"global_step_{request.parent_version + len(plan.steps)}"
+        reused = self._reuse(target, plan, request, on_step)
+        if reused is not None:
+            return reused
+        with watch.time("load"):
+            self._hold(parent, parent_digest, request)
+        if not plan.steps:
+            return self._no_op(plan, request, watch, cpu)
+        try:
+            if request.reference is not None and request.algorithm.beta:
+                with watch.time("reference"):
+                    self._score_reference(Path(request.reference), plan, request)
+            events = self._run(plan, request, on_step, cancelled, watch)
+            return self._publish(target, parent_digest, plan, request, events, watch, cpu)
+        except RftError:
+            self._hold(parent, parent_digest, request)
+            raise
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        if self.state is None:
+            raise TrainerError("the trainer holds no weights yet: train first, then score")
+        if not all(sequences):
+            raise UserError("a sequence to score is empty: expected at least one token id")
+        samples = [
+            demonstration_sample(str(index), list(ids), np.arange(len(ids)) > 0) for index, ids in enumerate(sequences)
+        ]
+        values = score(self.state.policy, samples, max_tokens_per_pack=_SCORE_PACK, reduce=self.ranks.reduce)
+        return [[0.0, *row.tolist()] for row in values]
+
+    def _hold(self, folder: Path, digest: str, request: TrainRequest) -> None:
+        """Hold the state of ``folder``, reading it unless it is exactly the one that is held."""
+        state = self.state
+        if state is None or state.digest != digest or state.lora != request.lora:
+            self.state = None  # free it before the next one is read
+            self.state = load_state(
+                folder,
+                self.ranks,
+                self.dtype,
+                request.optimizer,
+                lora=request.lora,
+                seed=request.seed,
+                fresh=request.fresh_optimizer,
+            )
+            return
+        state.folder = folder
+        moments = None if request.fresh_optimizer else state.optimizer
+        state.optimizer = build_optimizer(state.policy.model, request.optimizer, moments)
+
+    def _reuse(self, target: Path, plan: TrainingPlan, request: TrainRequest, on_step: OnStep) -> TrainResult | None:
+        """The result of an identical request that was published before, if there is one; its weights are then held."""
+        if not plan.steps or not self.ranks.from_first(lambda: _is_published(target, plan.identity)):
+            return None
+        manifest = read_manifest(target)
+        assert manifest is not None
+        self._hold(target, manifest.state_digest, request)
+        for event in read_json(target / STEPS):
+            on_step(StepEvent(**event))
+        return TrainResult(
+            checkpoint=str(target),
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            steps=len(plan.steps),
+            reused=True,
+            **manifest.result,
+        )
+
+    def _no_op(self, plan: TrainingPlan, request: TrainRequest, watch: Stopwatch, cpu: float) -> TrainResult:
+        """No row carries a gradient: the parent is the result."""
+        assert self.state is not None
+        rows = np.arange(len(plan.rows.samples))
+        metrics = row_metrics(plan.rows, rows, request.parent_version) if len(rows) else {}
+        return TrainResult(
+            checkpoint=str(self.state.folder),
+            policy_version=request.parent_version,
+            weights_digest=self.state.weights_digest,
+            steps=0,
+            metrics=metrics | {"rows": float(len(rows)), "rows_dropped": float(plan.rows.dropped)},
+            seconds=watch.seconds,
+            cpu_seconds=self._total(time.process_time() - cpu),
+        )
+
+    def _score_reference(self, folder: Path, plan: TrainingPlan, request: TrainRequest) -> None:
+        mine = np.unique(np.concatenate([self._share(plan, step) for step in plan.steps]))
+        samples = [plan.rows.samples[row] for row in mine]
+        self._reference.add_logprobs(folder.absolute(), samples, request.max_tokens_per_pack)
+
+    def _share(self, plan: TrainingPlan, step: np.ndarray) -> np.ndarray:
+        """This rank's rows of a step."""
+        tokens = np.array([len(sample.token_ids) for sample in plan.rows.samples])
+        return share_of_rank(step, plan.rows.group, tokens, self.ranks.rank, self.ranks.world_size)
+
+    def _run(
+        self,
+        plan: TrainingPlan,
+        request: TrainRequest,
+        on_step: OnStep,
+        cancelled: Callable[[], bool],
+        watch: Stopwatch,
+    ) -> list[StepEvent]:
+        """All optimiser steps; from the first one on the held state is nobody's until it is published."""
+        assert self.state is not None
+        self.state.digest = ""
+        events: list[StepEvent] = []
+        for number, chosen in enumerate(plan.steps):
+            if self.ranks.broadcast(cancelled()):
+                raise TrainingCancelled(f"training was cancelled before step {number + 1} of {len(plan.steps)}")
+            metrics = self._step(plan, chosen, request, request.parent_version + number, watch)
+            events.append(StepEvent(request.parent_version + number + 1, metrics))
+            on_step(events[-1])
+        return events
+
+    def _step(
+        self, plan: TrainingPlan, chosen: np.ndarray, request: TrainRequest, step: int, watch: Stopwatch
+    ) -> dict[str, float]:
+        """One optimiser step from global step ``step``; refused where loss or gradient are not finite."""
+        assert self.state is not None
+        state, lap, cpu = self.state, Stopwatch(), time.process_time()
+        samples = [plan.rows.samples[row] for row in self._share(plan, chosen)]
+        with lap.time("forward_backward"):
+            metrics = accumulate_gradients(
+                state.policy,
+                samples,
+                request.algorithm,
+                max_tokens_per_pack=request.max_tokens_per_pack,
+                reduce=self.ranks.reduce,
+                world_size=self.ranks.world_size,
+            )
+        with lap.time("optimizer"):
+            norm = clip_gradients(state.policy.parameters(), request.optimizer.clip_grad)
+            if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
+                raise NonFiniteError(self._blame(plan, chosen, step, norm, metrics["loss"]))
+            rate = apply_step(state.optimizer, request.optimizer, step)
+        watch.add(lap)
+        took = sum(lap.seconds.values())
+        return {
+            **metrics,
+            **row_metrics(plan.rows, chosen, step),
+            "lr": rate,
+            "grad_norm": norm,
+            "tokens_per_s": metrics["tokens_unpacked"] / took,
+            "step_seconds": took,
+            "forward_backward_seconds": lap.seconds["forward_backward"],
+            "optimizer_seconds": lap.seconds["optimizer"],
+            "cpu_seconds": self._total(time.process_time() - cpu),
+            "peak_rss_mb": float(self.ranks.reduce(torch.tensor([peak_rss_mb()], dtype=torch.float64), "max")),
+        }
+
+    def _blame(self, plan: TrainingPlan, chosen: np.ndarray, step: int, norm: float, loss: float) -> str:
+        """Message for a refused step, naming the rows whose log-probs are not finite, else some of the step's rows."""
+        assert self.state is not None
+        samples = [plan.rows.samples[row] for row in chosen]
+        values = score(self.state.policy, samples, max_tokens_per_pack=_SCORE_PACK, reduce=self.ranks.reduce)
+        bad = [sample.row_id for sample, row in zip(samples, values, strict=True) if not np.isfinite(row).all()]
+        what = f"{len(bad)} rows have log-probs that are not finite" if bad else "no row stands out among"
+        named = (bad or [sample.row_id for sample in samples])[:_NAMED]
+        return (
+            f"step {step + 1} was refused: loss {loss}, gradient norm {norm}; {what}: {', '.join(named)}. "
+            "Lower the learning rate or look at those rows"
+        )
+
+    def _publish(
+        self,
+        target: Path,
+        parent_digest: str,
+        plan: TrainingPlan,
+        request: TrainRequest,
+        events: list[StepEvent],
+        watch: Stopwatch,
+        cpu: float,
+    ) -> TrainResult:
+        assert self.state is not None
+        state, settings = self.state, asdict(request)
+        metrics = summarise([event.metrics for event in events]) | {"rows_dropped": float(plan.rows.dropped)}
+        result = {"metrics": metrics, "seconds": watch.seconds, "cpu_seconds": self._total(time.process_time() - cpu)}
+        with watch.time("save"):
+            manifest = Manifest(
+                policy_version=events[-1].step,
+                parent=str(Path(request.parent).absolute()),
+                parent_version=request.parent_version,
+                parent_digest=parent_digest,
+                request_digest=plan.identity,
+                weights_digest="",
+                lineage=settings.pop("lineage"),
+                request=settings,
+                result=result,
+                created_at=time.time(),
+                versions=library_versions(),
+                dtype=str(state.dtype).removeprefix("torch."),
+                files={},
+                base_model=None if state.base_model is None else str(state.base_model),
+                lora=settings["lora"],
+            )
+            steps = [asdict(event) for event in events]
+            manifest = publish(target, state, manifest, plan.position, steps, self.ranks)
+        state.folder, state.digest = target, manifest.state_digest
+        state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
+        return TrainResult(str(target), manifest.policy_version, manifest.weights_digest, len(events), **result)
+
+    def _total(self, value: float) -> float:
+        """Sum over the ranks."""
+        return float(self.ranks.reduce(torch.tensor([value], dtype=torch.float64), "sum"))
+
+
+def _is_published(target: Path, identity: str) -> bool:
+    try:
+        manifest = read_manifest(target)
+    except StorageError:
+        return False  # unreadable: it will be replaced
+    return manifest is not None and manifest.request_digest == identity

@@ -1,0 +1,55 @@
+"""Real kills: whatever dies, the repeated work ends in the weights of the undisturbed run."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from rft_platform.processes.lease import read_lease
+
+pytestmark = pytest.mark.slow
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.005)
+
+
+def assert_equal_weights(project, reference) -> None:
+    for number in (1, 2):
+        ours, theirs = project.note(number, "policy"), reference.note(number, "policy")
+        a, b = load_file(f"{ours['folder']}/model.safetensors"), load_file(f"{theirs['folder']}/model.safetensors")
+        assert a.keys() == b.keys()
+        for name, tensor in a.items():
+            assert abs(tensor - b[name]).max() <= 1e-6, name
+
+
+def test_killed_driver_and_trainer_lead_to_the_same_weights(make_project, finished):
+    project = make_project("killed")
+    started = project.home / "rounds" / "r0001" / "judge.json"
+    driver = subprocess.Popen(
+        project.command("run", "--config", str(project.config)),
+        env=project.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(started.exists, "round 1 was judged")
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+
+    resumed = subprocess.Popen(
+        project.command("run", "--config", str(project.config)),
+        env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    second = project.home / "rounds" / "r0002" / "judge.json"
+    wait_until(second.exists, "round 2 was judged")
+    lease = read_lease(project.home / "leases" / "trainer.json")
+    assert lease is not None
+    psutil.Process(lease.pid).kill()
+    output, _ = resumed.communicate(timeout=200)
+    assert resumed.returncode == 0, output
+    assert_equal_weights(project, finished)

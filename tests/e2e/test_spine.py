@@ -1,0 +1,94 @@
+"""The spine on real processes: what a finished project leaves on disk, in Dagster and in MLflow."""
+
+import json
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.config.home import Home
+from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.processes import connect_registry
+from rft_platform.rounds.project import Project
+
+pytestmark = pytest.mark.slow
+
+CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
+
+
+def test_rows_are_whole_and_of_one_version_a_round(finished):
+    for number, version in ((1, 0), (2, 2)):
+        folder = finished.home / "rounds" / f"r{number:04d}"
+        table = pq.read_table(folder / "rollouts")
+        assert table.num_rows == 32
+        assert set(table["policy_version"].to_pylist()) == {version}
+        assert len(set(table["row_id"].to_pylist())) == 32
+        judged = pq.read_table(next(folder.glob("judged/*.parquet")))
+        assert set(judged["row_id"].to_pylist()) == set(table["row_id"].to_pylist())
+
+
+def test_engine_and_trainer_agree_on_every_update(finished):
+    for number in (1, 2):
+        assert finished.note(number, "evaluation")["metrics"]["canary_delta"] <= 1e-4
+        assert finished.note(number, "train")["metrics"]["mismatch_abs"] <= 1e-4
+
+
+def test_dagster_knows_every_asset_of_every_round(finished):
+    with open_instance(Home(finished.home)) as instance:
+        assert instance.get_dynamic_partitions("rft_round") == ["r0001", "r0002"]
+        for name in CHAIN:
+            assert instance.get_materialized_partitions(dg.AssetKey(name)) == {"r0001", "r0002"}, name
+        runs = instance.get_runs()
+        assert {run.job_name for run in runs} == {"warm_start_job", "explore_job", "sync_round_job"}
+        assert all(run.status is dg.DagsterRunStatus.SUCCESS for run in runs)
+        event = instance.get_latest_materialization_event(dg.AssetKey("rollout_batches"))
+        metadata = event.asset_materialization.metadata
+        assert metadata["dagster/row_count"].value == 32
+        assert [column.name for column in metadata["dagster/column_schema"].value.columns][:2] == ["row_id", "task_id"]
+
+
+def test_every_checkpoint_is_a_tagged_model_version(finished):
+    project = Project.open(Home(finished.home))
+    versions = connect_registry(project).versions()
+    assert [int(version.tags["policy_version"]) for version in versions] == [2, 4]
+    for number, version in enumerate(versions, start=1):
+        policy = finished.note(number, "policy")
+        assert version.tags["round"] == str(number)
+        assert version.tags["weights_digest"] == policy["weights_digest"]
+        assert version.tags["judge_version"] == finished.note(number, "judge")["judge_version"]
+        assert version.tags["dagster_run_id"]
+        assert Path(policy["folder"], "model.safetensors").exists()
+    assert any("champion" in version.aliases for version in versions)
+
+
+def test_checkpoint_loads_in_plain_transformers(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = finished.note(2, "policy")["folder"]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.architectures == ["Qwen3ForCausalLM"]
+    assert tokenizer.chat_template
+
+
+def test_rounds_command_tells_the_story(finished):
+    told = finished.json("rounds")
+    assert [row["round"] for row in told["rounds"]] == [1, 2]
+    assert told["finished"] is True
+    assert "r0001" in finished.rft("rounds").stdout
+
+
+def test_trace_goes_back_to_the_rows_and_forward_to_the_versions(finished):
+    back = finished.json("trace", finished.note(2, "policy")["folder"])
+    text = json.dumps(back)
+    assert finished.note(2, "judge")["judge_version"] in text
+    assert finished.note(1, "policy")["weights_digest"] in text
+    row = pq.read_table(finished.home / "rounds" / "r0001" / "rollouts")["row_id"][0].as_py()
+    forward = json.dumps(finished.json("trace", row))
+    assert row in forward
+    assert "r0001" in forward
+
+
+def test_a_second_run_finds_nothing_to_do(finished):
+    again = finished.rft("run", "--config", str(finished.config))
+    assert "finished" in again.stdout.lower() or "done" in again.stdout.lower()

@@ -1,0 +1,185 @@
+"""Judging runs and rows: rewards, errors, advantages, speed."""
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import pytest
+
+from rft_platform.config.buffer import WeightedJudge
+from rft_platform.errors import StorageError, UserCodeError, UserError
+from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
+from rft_platform.judging.compose import build_judge
+from rft_platform.judging.types import JudgeOutput
+from rft_platform.tasks.task import Task
+
+TASKS = {
+    f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"question": f"{i}+{i}", "answer": str(2 * i)})
+    for i in range(3)
+}
+
+
+def row(task: int, run: int, text: str, step: int = 0, output: Any = None, reward: float | None = None) -> RolloutRow:
+    run_id = f"g{task}-{run}"
+    return RolloutRow(
+        row_id=row_id(run_id, step),
+        task_id=f"t{task}",
+        taskset="sums",
+        group_id=f"g{task}",
+        run_id=run_id,
+        step=step,
+        msg_id="m",
+        round=1,
+        policy_version=0,
+        engine="test",
+        template_hash="h",
+        prompt_ids=[1],
+        response_ids=[2],
+        logprobs=[-0.1],
+        loss_mask=[True],
+        temperature=1.0,
+        top_p=1.0,
+        top_k=-1,
+        finish_reason="stop",
+        truncated=False,
+        messages=[],
+        tools=[],
+        response={"role": "assistant", "content": text},
+        run_output=output,
+        run_reward=reward,
+    )
+
+
+def test_a_run_is_judged_by_its_output_or_by_its_last_answer() -> None:
+    rows = [row(1, 0, "2"), row(2, 0, "4", step=1), row(2, 0, "thinking", step=0), row(2, 1, "4", output="five")]
+    runs = judge_runs(rows, TASKS, build_judge("exact_match"))
+    assert [(run.run_id, run.reward) for run in runs] == [("g1-0", 1.0), ("g2-0", 1.0), ("g2-1", 0.0)]
+    assert runs[0].parts == {"exact_match": 1.0}
+
+
+def test_rows_get_their_runs_reward_and_advantage() -> None:
+    rows = [row(1, 0, "2"), row(1, 1, "x"), row(2, 0, "4"), row(2, 1, "4")]
+    spec = build_judge("exact_match")
+    judged = judge_rollouts(rows, TASKS, spec, advantage_fn="grpo")
+    expected = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert [r.row_id for r in judged.rows] == [r.row_id for r in rows]
+    assert [r.reward for r in judged.rows] == [1.0, 0.0, 1.0, 1.0]
+    assert [r.advantage for r in judged.rows] == pytest.approx([expected, -expected, 0.0, 0.0], abs=1e-12)
+    assert {r.judge_version for r in judged.rows} == {spec.version}
+    assert all(r.dropped_by is None for r in judged.rows) and judged.errors == []
+
+
+def test_every_step_of_a_run_has_the_outcome() -> None:
+    rows = [row(1, 0, "a"), row(1, 0, "b", step=1), row(1, 0, "2", step=2), row(1, 1, "c"), row(1, 1, "3", step=1)]
+    judged = judge_rollouts(rows, TASKS, build_judge("exact_match"), advantage_fn="step_wise_grpo")
+    expected = 0.5 / (math.sqrt(0.5) + 1e-6)
+    assert [r.advantage for r in judged.rows] == pytest.approx([expected] * 3 + [-expected] * 2)
+    assert [r.reward for r in judged.rows] == [1.0, 1.0, 1.0, 0.0, 0.0]
+    halved = judge_rollouts(
+        rows, TASKS, build_judge("exact_match"), advantage_fn="step_wise_grpo", advantage_args={"step_norm": True}
+    )
+    assert halved.rows[4].advantage == pytest.approx(-expected / 2)
+
+
+def test_the_weighted_sum_and_its_parts() -> None:
+    spec = build_judge(
+        [
+            WeightedJudge(judge="exact_match"),
+            WeightedJudge(judge="length", weight=0.5, args={"max_chars": 1}),
+            WeightedJudge(judge=f"{__name__}:with_metrics", weight=-0.1),
+        ]
+    )
+    run = judge_runs([row(1, 0, "2")], TASKS, spec)[0]
+    assert run.reward == pytest.approx(1.0 + 0.5 - 0.2)
+    with_metrics_name = f"{__name__}:with_metrics"
+    assert run.parts == {"exact_match": 1.0, "length": 1.0, with_metrics_name: 2.0, f"{with_metrics_name}/words": 3.0}
+
+
+def with_metrics(task: dict[str, Any], response: Any) -> JudgeOutput:
+    return JudgeOutput(reward=2.0, metrics={"words": 3})
+
+
+def test_a_failing_judge_drops_the_run_and_is_counted() -> None:
+    def fails_on_x(task: dict[str, Any], response: Any) -> float:
+        if response == "x":
+            raise RuntimeError("no verdict")
+        return float(response == task["answer"])
+
+    rows = [row(1, 0, "2"), row(1, 1, "3"), row(1, 2, "x"), row(1, 2, "x", step=1)]
+    judged = judge_rollouts(rows, TASKS, build_judge(fails_on_x), advantage_fn="step_wise_grpo")
+    assert [r.dropped_by for r in judged.rows] == [None, None, JUDGE_ERROR, JUDGE_ERROR]
+    assert math.isnan(judged.rows[2].reward) and judged.rows[2].advantage == 0.0
+    assert judged.rows[0].advantage == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
+    assert [(run.run_id, run.error) for run in judged.errors] == [("g1-2", "RuntimeError: no verdict")]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, "1 of 2"])
+def test_a_reward_that_is_no_finite_number_is_an_error(bad: Any) -> None:
+    def judge(task: dict[str, Any], response: Any) -> Any:
+        return bad if response == "x" else 1.0
+
+    runs = judge_runs([row(1, 0, "2"), row(1, 1, "x")], TASKS, build_judge(judge))
+    assert runs[0].error is None and runs[1].error is not None and math.isnan(runs[1].reward)
+
+
+def test_a_judge_that_always_fails_is_the_users_error() -> None:
+    def broken(task: dict[str, Any], response: Any) -> float:
+        return task["absent"]
+
+    with pytest.raises(UserCodeError, match="failed on all 2 runs; the first: KeyError: 'absent'"):
+        judge_rollouts([row(1, 0, "2"), row(1, 1, "2")], TASKS, build_judge(broken), advantage_fn="grpo")
+
+
+def test_without_a_judge_the_workflows_reward_counts() -> None:
+    rows = [row(1, 0, "2", reward=0.25), row(1, 1, "2", reward=0.75)]
+    judged = judge_rollouts(rows, TASKS, None, advantage_fn=None)
+    assert [r.reward for r in judged.rows] == [0.25, 0.75]
+    assert judged.rows[0].judge_version == WORKFLOW_REWARD and judged.rows[0].advantage == 0.0
+    with pytest.raises(UserError, match=r"task t1 of taskset 'sums'.*Give the taskset a judge"):
+        judge_runs([row(1, 0, "2")], TASKS, None)
+    both = judge_runs([row(1, 0, "2", reward=0.25)], TASKS, build_judge("exact_match"))
+    assert both[0].reward == 1.0
+
+
+def test_a_row_of_another_taskset_is_refused() -> None:
+    with pytest.raises(StorageError, match="task t1 is not in the taskset"):
+        judge_runs([row(1, 0, "2")], {}, build_judge("exact_match"))
+
+
+def test_async_judges_run_together_within_the_bound() -> None:
+    running = most = 0
+
+    async def judge(task: dict[str, Any], response: Any, auxiliary_models: Any, logger: Any) -> JudgeOutput:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return JudgeOutput(reward=auxiliary_models["bonus"])
+
+    rows = [row(1, run, "2") for run in range(10)]
+    runs = judge_runs(rows, TASKS, build_judge(judge), concurrency=3, auxiliary_models={"bonus": 0.5})
+    assert [run.reward for run in runs] == [0.5] * 10
+    assert [run.run_id for run in runs] == [f"g1-{run}" for run in range(10)]
+    assert most == 3
+
+
+async def test_judging_works_inside_a_running_event_loop() -> None:
+    assert judge_runs([row(1, 0, "2")], TASKS, build_judge("numeric"))[0].reward == 1.0
+
+
+def test_no_rows() -> None:
+    judged = judge_rollouts([], TASKS, build_judge("numeric"), advantage_fn="grpo")
+    assert (judged.rows, judged.runs) == ([], [])
+
+
+def test_ten_thousand_rows_are_judged_in_seconds() -> None:
+    rows = [row(run % 3, run, f"Let us think.\n#### {run % 7}") for run in range(10_000)]
+    spec = build_judge("numeric")
+    started = time.perf_counter()
+    judged = judge_rollouts(rows, TASKS, spec, advantage_fn="grpo")
+    seconds = time.perf_counter() - started
+    assert len(judged.rows) == 10_000
+    assert seconds < 10

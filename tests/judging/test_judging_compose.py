@@ -1,0 +1,173 @@
+"""Building judges: names, signatures, weights, versions."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.config.buffer import WeightedJudge
+from rft_platform.errors import UserError
+from rft_platform.judging.compose import build_judge
+from rft_platform.judging.registry import RULES, find_judge
+from rft_platform.judging.signature import check_judge_function
+
+
+def judge_with_everything(task: Any, response: Any, auxiliary_models: Any = None, logger: Any = None) -> float:
+    return 1.0
+
+
+def test_judges_are_found_by_name_and_by_import() -> None:
+    assert find_judge("gsm8k") is RULES["gsm8k"]
+    assert find_judge("rft_platform.judging.rules.numbers:numeric") is RULES["numeric"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("exact_mach", "did you mean 'exact_match'"),
+        ("zzz", "Known are exact_match, numeric"),
+        ("no.such.module:judge", "cannot be imported"),
+        ("rft_platform.judging.text:absent", "has no 'absent'"),
+        ("rft_platform.judging.apply:JUDGE_ERROR", "expected a function, got a str"),
+    ],
+)
+def test_unknown_judges(name: str, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        find_judge(name)
+
+
+def test_signatures_are_checked_by_name() -> None:
+    def needs_response(task: Any) -> float:
+        return 1.0
+
+    def variadic(task: Any, response: Any, *args: Any, **kwargs: Any) -> float:
+        return 1.0
+
+    def extra(task: Any, response: Any, threshold: float = 0.5) -> float:
+        return threshold
+
+    check_judge_function(judge_with_everything)
+    check_judge_function(extra, extra=["threshold"])
+    with pytest.raises(ValueError, match=r"Missing essential parameters: \['response'\]"):
+        check_judge_function(needs_response)
+    with pytest.raises(ValueError, match=r"Should not use \*args or \*\*kwargs"):
+        check_judge_function(variadic)
+    with pytest.raises(ValueError, match=r"Contains disallowed parameters: \['threshold'\]"):
+        check_judge_function(extra)
+    with pytest.raises(ValueError, match=r"no parameters for the given arguments: \['level'\]"):
+        check_judge_function(judge_with_everything, extra=["level"])
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(UserError, match=r"'format': got the arguments \[\]; it takes \['pattern'\] and needs"):
+        build_judge("format")
+    with pytest.raises(UserError, match=r"it takes .*'tolerance'"):
+        build_judge("numeric", {"tolerence": 1})
+    with pytest.raises(UserError, match=r"format\.response_key is null"):
+        build_judge("exact_match", answer_key=None)
+    with pytest.raises(UserError, match="no parameters for"):
+        build_judge(judge_with_everything, {"level": 1})
+    with pytest.raises(UserError, match="each entry has arguments of its own"):
+        build_judge([WeightedJudge(judge="numeric")], {"tolerance": 1})
+    with pytest.raises(UserError, match="the list is empty"):
+        build_judge([])
+
+
+def test_the_answer_column_reaches_the_rules_that_compare() -> None:
+    spec = build_judge(
+        [WeightedJudge(judge="numeric"), WeightedJudge(judge="length", args={"max_chars": 9})], answer_key="y"
+    )
+    assert [dict(part.args) for part in spec.parts] == [{"answer_key": "y"}, {"max_chars": 9}]
+    assert dict(build_judge("numeric", {"answer_key": "z"}, answer_key="y").parts[0].args) == {"answer_key": "z"}
+
+
+def test_parts_have_distinct_names() -> None:
+    spec = build_judge([WeightedJudge(judge="numeric"), WeightedJudge(judge="numeric", args={"tolerance": 0.1})])
+    assert [part.name for part in spec.parts] == ["numeric", "numeric#2"]
+
+
+def test_the_version_covers_name_arguments_and_weights() -> None:
+    def entry(weight: float = 1.0, **args: Any) -> WeightedJudge:
+        return WeightedJudge(judge="numeric", weight=weight, args=args)
+
+    versions = [
+        build_judge("numeric").version,
+        build_judge("gsm8k").version,
+        build_judge("numeric", {"tolerance": 0.1}).version,
+        build_judge([entry(weight=2)]).version,
+        build_judge([entry(), entry()]).version,
+        build_judge("numeric", answer_key="y").version,
+    ]
+    assert len(set(versions)) == len(versions)
+    assert build_judge("numeric").version == build_judge([entry()]).version == versions[0]
+    assert len(versions[0]) == 16
+
+
+SOURCE = """
+import re
+LIMIT = 0.5
+PATTERN = re.compile("x")
+
+def helper(text):
+    return len(text) > LIMIT
+
+def judge(task, response):
+    return float(helper(response) and bool(PATTERN.search(response)))
+
+def unrelated():
+    return 1
+"""
+
+
+@pytest.fixture
+def version_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Version of ``judge`` in a module with the given source."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    count = 0
+
+    def version(source: str) -> str:
+        nonlocal count
+        count += 1  # a new folder each time: Python caches sources by path
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        (folder / "my_judges.py").write_text(source)
+        monkeypatch.syspath_prepend(str(folder))
+        sys.modules.pop("my_judges", None)
+        importlib.invalidate_caches()
+        try:
+            return build_judge("my_judges:judge").version
+        finally:
+            sys.modules.pop("my_judges", None)
+
+    return version
+
+
+def test_changed_code_is_a_changed_version(version_of: Any) -> None:
+    original = version_of(SOURCE)
+    assert version_of(SOURCE) == original
+    assert version_of(SOURCE.replace("return 1", "return 2")) == original
+    assert version_of(SOURCE.replace("bool(", "not bool(")) != original
+    assert version_of(SOURCE.replace("len(text) > LIMIT", "len(text) >= LIMIT")) != original
+    assert version_of(SOURCE.replace("LIMIT = 0.5", "LIMIT = 0.6")) != original
+    assert version_of(SOURCE.replace('compile("x")', 'compile("y")')) != original
+
+
+def test_closures_and_callable_objects_have_versions() -> None:
+    def make(threshold: float) -> Any:
+        def judge(task: Any, response: Any) -> float:
+            return float(len(response) > threshold)
+
+        return judge
+
+    class Judge:
+        def __init__(self, threshold: float) -> None:
+            self.threshold = threshold
+
+        def __call__(self, task: Any, response: Any) -> float:
+            return float(len(response) > self.threshold)
+
+    for kind in (make, Judge):
+        assert build_judge(kind(1)).version == build_judge(kind(1)).version
+        assert build_judge(kind(1)).version != build_judge(kind(2)).version

@@ -1,0 +1,181 @@
+"""Loading datasets: every format gives the same tasks, every fault is one clear line."""
+
+import csv
+import json
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.tasks.dataset import load_tasks
+from rft_platform.tasks.leaks import find_leaks
+
+ROWS = [{"question": f"{a}+1", "answer": str(a + 1)} for a in range(5)]
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_json(path: Path, rows: list[Any]) -> Path:
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    return path
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("t.jsonl", write_jsonl), ("t.json", write_json), ("t.csv", write_csv), ("t.parquet", write_parquet)],
+)
+def test_every_format_gives_the_same_tasks(tmp_path: Path, name: str, write: Callable[..., Path]) -> None:
+    dataset = load_tasks(str(write(tmp_path / name, ROWS)), name="sums")
+    reference = load_tasks(str(write_jsonl(tmp_path / "reference.jsonl", ROWS)), name="sums")
+    assert dataset.tasks == reference.tasks
+    assert dataset.digest == reference.digest
+    assert [task.prompt for task in dataset.tasks] == [row["question"] for row in ROWS]
+    assert (dataset.tasks[0].answer, dataset.tasks[0].taskset, dataset.tasks[0].raw) == ("1", "sums", ROWS[0])
+    assert dataset.by_id()[dataset.tasks[3].task_id].prompt == "3+1"
+    assert dataset.report.columns == ("question", "answer")
+
+
+def test_faulty_rows_are_left_out_and_reported(tmp_path: Path) -> None:
+    rows = [ROWS[0], {"question": "  ", "answer": "1"}, ROWS[1], ROWS[0], {"question": "x", "answer": None}, ROWS[0]]
+    dataset = load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows)))
+    report = dataset.report
+    assert len(dataset.tasks) == 2
+    assert (report.rows, report.duplicates, report.duplicate_lines) == (6, 2, (4, 6))
+    assert (report.empty, report.empty_lines) == (2, (2, 5))
+
+
+def test_blank_lines_do_not_shift_line_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"question": "a", "answer": "b"}\n\n{"question": "", "answer": "b"}\n')
+    assert load_tasks(str(path)).report.empty_lines == (3,)
+
+
+def test_other_columns_limit_and_tasks_without_answers(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i}", "n": i} for i in range(4)]
+    path = str(write_jsonl(tmp_path / "t.jsonl", rows))
+    assert [t.answer for t in load_tasks(path, prompt_key="prompt", response_key=None).tasks] == [None] * 4
+    limited = load_tasks(path, prompt_key="prompt", response_key="n", limit=2)
+    assert [task.answer for task in limited.tasks] == ["0", "1"]
+
+
+def test_parquet_values_that_json_does_not_know_become_text(tmp_path: Path) -> None:
+    rows = [{"question": "when", "answer": date(2024, 1, 2)}]
+    assert load_tasks(str(write_parquet(tmp_path / "t.parquet", rows))).tasks[0].answer == "2024-01-02"
+
+
+def test_a_folder_of_split_files(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", ROWS)
+    write_jsonl(tmp_path / "test.jsonl", ROWS[:2])
+    assert len(load_tasks(str(tmp_path)).tasks) == 5
+    held_out = load_tasks(str(tmp_path), split="test")
+    assert len(held_out.tasks) == 2
+    assert held_out.tasks[0].taskset == f"{tmp_path.name}-test"
+    with pytest.raises(UserError, match=r"no file of split 'validation'.*found: test.jsonl, train.jsonl"):
+        load_tasks(str(tmp_path), split="validation")
+
+
+def test_a_folder_of_shards_below_a_subset(tmp_path: Path) -> None:
+    data = tmp_path / "main" / "data"
+    data.mkdir(parents=True)
+    write_parquet(data / "train-00001-of-00002.parquet", ROWS[3:])
+    write_parquet(data / "train-00000-of-00002.parquet", ROWS[:3])
+    tasks = load_tasks(str(tmp_path), subset_name="main").tasks
+    assert [task.prompt for task in tasks] == [row["question"] for row in ROWS]
+
+
+def test_a_split_in_two_formats_is_ambiguous(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "train.jsonl", ROWS)
+    write_csv(tmp_path / "train.csv", ROWS)
+    with pytest.raises(UserError, match=r"train.csv, train.jsonl all hold split 'train'"):
+        load_tasks(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("t.jsonl", '{"question": "a", "answer": "b"}\n{"question": \n', "t.jsonl, line 2: not valid JSON"),
+        ("t.jsonl", "[1]\n", "t.jsonl, line 1: expected an object"),
+        ("t.jsonl", "", "the dataset is empty"),
+        ("t.jsonl", '{"question": "", "answer": ""}\n', "all 1 rows lack a value of question or answer"),
+        ("t.jsonl", '{"Question": "a", "answer": "b"}\n', "no column 'question'.*, answer; did you mean 'Question'"),
+        ("t.jsonl", '{"question": "a", "x": "b"}\n', "no column 'answer'; the columns are question, x"),
+        ("t.json", '{"a": 1}', "expected a list of objects, got a dict"),
+        ("t.json", '[\n{"a": 1},\n{"b" 2}]', "line 3: not valid JSON"),
+        ("t.csv", "question,answer\na,b,c\n", "line 2: expected 2 fields"),
+        ("t.csv", 'question,answer\n"a,b\n', "after line 1: not valid CSV"),
+        ("t.parquet", "no parquet", "not a readable Parquet file"),
+        ("t.jsonl", b'{"question": "\xff"}\n', "not UTF-8 text"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_one_clear_line(tmp_path: Path, name: str, content: str | bytes, expected: str) -> None:
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError, match=expected) as caught:
+        load_tasks(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such data file"):
+        load_tasks(str(tmp_path / "absent.jsonl"))
+    with pytest.raises(UserError, match="no such file or folder, and not the name"):
+        load_tasks(str(tmp_path / "absent"))
+
+
+def test_a_hub_name_without_a_network_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets.config
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(UserError, match=r"'nobody/nothing'.*could not be read from Hugging Face.*local copy"):
+        load_tasks("nobody/nothing")
+
+
+def test_the_digest_covers_order_content_and_mapping(tmp_path: Path) -> None:
+    def digest(rows: list[Any], **options: Any) -> str:
+        return load_tasks(str(write_jsonl(tmp_path / "t.jsonl", rows)), **options).digest
+
+    original = digest(ROWS)
+    assert digest(ROWS) == original
+    assert digest(ROWS, name="renamed") == original
+    assert digest(ROWS[::-1]) != original
+    assert digest([*ROWS[:-1], {"question": "4+1", "answer": "6"}]) != original
+    assert digest(ROWS, limit=4) != original
+    assert digest(ROWS, prompt_key="answer", response_key="question") != original
+
+
+def test_leaks_are_found_whatever_the_spelling(tmp_path: Path) -> None:
+    train = load_tasks(str(write_jsonl(tmp_path / "train.jsonl", [{"question": "How  many Apples?", "answer": "3"}])))
+    rows = [{"question": "how many apples? ", "answer": "x"}, {"question": "how many pears?", "answer": "3"}]
+    held_out = load_tasks(str(write_jsonl(tmp_path / "test.jsonl", rows)))
+    assert [task.answer for task in find_leaks(train.tasks, held_out.tasks)] == ["x"]
+    assert find_leaks(train.tasks, held_out.tasks[1:]) == []
+
+
+def test_gsm8k_loads_from_its_folder(test_data: Path) -> None:
+    train = load_tasks(str(test_data / "data" / "gsm8k"))
+    held_out = load_tasks(str(test_data / "data" / "gsm8k"), split="test")
+    assert (len(train.tasks), len(held_out.tasks)) == (7473, 1319)
+    assert find_leaks(train.tasks, held_out.tasks) == []
