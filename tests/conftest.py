@@ -1,10 +1,12 @@
 """Fixtures shared by all rooms: the tiny model, and test data that is not part of the repository."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -14,6 +16,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of an untrained ~1M-parameter Qwen3 model with tokenizer and chat template. Copy it before changing it."""
     return build_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
+    """A running engine that serves the tiny model in fp32. Do not change its weights: start one of your own for that."""
+    from rft_platform.inference.launcher import find_or_start_engine
+
+    home = tmp_path_factory.mktemp("engine")
+    engine = find_or_start_engine(tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu")
+    yield engine
+    engine.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -1,1 +1,1 @@
-"""The ``rft`` command: one subcommand a file, thin over plain functions."""
+"""The ``rft`` command: its subcommands (``commands``) and what they share."""

@@ -5,15 +5,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from rft_platform.cli.demo import demo
-from rft_platform.cli.doctor import doctor
-from rft_platform.cli.evaluate import evaluate
+from rft_platform.cli.commands.demo import demo
+from rft_platform.cli.commands.doctor import doctor
+from rft_platform.cli.commands.evaluate import evaluate
+from rft_platform.cli.commands.rounds import rounds
+from rft_platform.cli.commands.run import run
+from rft_platform.cli.commands.stop import stop
+from rft_platform.cli.commands.trace import trace
+from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
-from rft_platform.cli.rounds import rounds
-from rft_platform.cli.run import run
-from rft_platform.cli.stop import stop
-from rft_platform.cli.trace import trace
-from rft_platform.cli.ui import ui
 
 
 class _Commands(TyperGroup):

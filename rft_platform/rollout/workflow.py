@@ -23,8 +23,9 @@ class WorkflowOutput:
     metrics: dict[str, float] | None = None
 
 
-#: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name.
-WorkflowFunction = Callable[..., Awaitable[WorkflowOutput]]
+#: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name. One that is not async
+#: runs in a thread.
+WorkflowFunction = Callable[..., Awaitable[WorkflowOutput] | WorkflowOutput]
 
 
 @runtime_checkable

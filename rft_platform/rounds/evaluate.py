@@ -69,7 +69,7 @@ def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry",
     champion, decision = _against_champion(project, registry, first)
     promoted = decision.passed and policy.model_version is not None
     points = curve_points(project.store, policy.round, first)
-    best = policy.round if promoted else champion and champion.round
+    best = policy.round if promoted else None if champion is None else champion.round
     png = learning_curve(points, f"{project.config.project} / {project.config.name}", best)
 
     def page(picture: str) -> str:

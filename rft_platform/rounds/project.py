@@ -1,7 +1,7 @@
 """A project opened for work: its folder, its configuration, its store and its tasks."""
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,9 +92,15 @@ class Project:
 
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":
-    """Read the dataset that a taskset names."""
+    """Read the dataset that a taskset names; a dataset that did not change is read once a process."""
+    return _load_once(taskset.model_dump_json(), _stamps(Path(taskset.path)))
+
+
+@lru_cache(maxsize=16)
+def _load_once(taskset_json: str, stamps: tuple[tuple[str, int, int], ...]) -> "TaskDataset":
     from rft_platform.tasks.dataset import load_tasks
 
+    taskset = Taskset.model_validate_json(taskset_json)
     return load_tasks(
         taskset.path,
         name=taskset.name,
@@ -104,3 +110,9 @@ def load_taskset(taskset: Taskset) -> "TaskDataset":
         response_key=taskset.format.response_key,
         limit=taskset.limit,
     )
+
+
+def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of change of the files behind a path; empty for a name of the hub."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+    return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)

@@ -65,11 +65,20 @@ class Position:
 
 
 def load_state(
-    folder: Path, ranks: Ranks, dtype: torch.dtype, spec: OptimizerSpec, *, lora: LoraSpec | None, seed: int, fresh: bool
+    folder: Path,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    spec: OptimizerSpec,
+    *,
+    lora: LoraSpec | None,
+    version: int,
+    seed: int,
+    fresh: bool,
 ) -> TrainerState:
     """The state in ``folder``: a checkpoint of ours, whose digests are verified, or any Hugging Face model.
 
-    ``fresh`` leaves the optimizer's moments behind. Raises UserError where ``lora`` does not fit the checkpoint.
+    ``version`` is the number of optimiser steps the caller counts behind it. ``fresh`` leaves the optimizer's moments
+    behind. Raises UserError where ``lora`` does not fit the checkpoint.
     """
     origin = ranks.from_first(lambda: _inspect(folder))
     saved, base_model = _saved_lora(origin), origin["base_model"]
@@ -91,7 +100,7 @@ def load_state(
         folder=folder,
         digest=origin["digest"] if resumed else "",
         weights_digest=origin["weights_digest"],
-        policy_version=origin["policy_version"],
+        policy_version=version,
         base_model=weights if lora else None,
         lora=lora,
     )
@@ -100,16 +109,17 @@ def load_state(
 def _inspect(folder: Path) -> dict[str, Any]:
     """What there is in ``folder``, as JSON: read and verified by one rank for all."""
     if not any(folder.glob("tokenizer*")):
-        raise UserError(f"model folder {folder} holds no tokenizer (tokenizer.json): a checkpoint of it could not be served")
+        raise UserError(
+            f"model folder {folder} holds no tokenizer (tokenizer.json): no engine could serve what it becomes"
+        )
     manifest = read_manifest(folder)
     if manifest is None:
         digest = digest_weights(folder)
-        return {"digest": digest, "weights_digest": digest, "policy_version": 0, "trained": False, "lora": None, "base_model": None}
+        return {"digest": digest, "weights_digest": digest, "trained": False, "lora": None, "base_model": None}
     verify(folder, manifest)
     return {
         "digest": manifest.state_digest,
         "weights_digest": manifest.weights_digest,
-        "policy_version": manifest.policy_version,
         "trained": True,
         "lora": manifest.lora,
         "base_model": manifest.base_model,

@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: conversations through the chat template, loss on the assistant's tokens."""
+"""Demonstrations for supervised fine-tuning: conversations in the chat template, loss on the assistant's tokens."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ Conversation = list[dict[str, Any]]
 def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
     """The conversations of a Parquet file, tokenised as the model at ``model_folder`` reads them.
 
-    Columns: ``messages`` and perhaps ``tools`` as JSON text, or ``prompt`` and ``response`` and perhaps ``system`` as text.
+    Columns: ``messages`` and perhaps ``tools`` as JSON, or ``prompt`` and ``response`` and perhaps ``system`` as text.
     Every assistant message is one sample (its prompt is tokenised as at inference, since templates may render earlier
     turns otherwise once the conversation goes on); the samples of one conversation are one group.
     Raises UserError for a missing column, a conversation without an assistant message or end token.
@@ -35,7 +35,9 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
     turns = [(row, turn) for row, c in enumerate(conversations) for turn, m in enumerate(c) if m["role"] == "assistant"]
     silent = set(range(len(conversations))) - {row for row, _ in turns}
     if silent or not conversations:
-        raise UserError(f"{path}: {'row ' + str(min(silent)) + ' has' if silent else 'no row has'} no assistant message")
+        raise UserError(
+            f"{path}: {f'row {min(silent)} has' if silent else 'there is'} no assistant message to learn from"
+        )
     prompts = _render(tokenizer, [(conversations[row][:turn], tools[row]) for row, turn in turns], prompt=True)
     wholes = _render(tokenizer, [(conversations[row][: turn + 1], tools[row]) for row, turn in turns], prompt=False)
     answers = [_answer(path, row, p, w) for (row, _), p, w in zip(turns, prompts, wholes, strict=True)]
@@ -63,8 +65,9 @@ def _read(path: str) -> tuple[list[Conversation], list[list[dict[str, Any]] | No
         return _json(table, "messages"), tools
     if not {"prompt", "response"} <= columns:
         raise UserError(f"{path}: columns {sorted(columns)}; expected messages, or prompt and response")
-    texts = [table[name].to_pylist() if name in columns else [None] * len(table) for name in ("system", "prompt", "response")]
-    return [_conversation(*row) for row in zip(*texts, strict=True)], tools
+    system = table["system"].to_pylist() if "system" in columns else [None] * len(table)
+    texts = zip(system, table["prompt"].to_pylist(), table["response"].to_pylist(), strict=True)
+    return [_conversation(*row) for row in texts], tools
 
 
 def _json(table: "pa.Table", name: str) -> list[Any]:

@@ -65,9 +65,10 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Size and digest of every file below ``folder``."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_file(path)} for path in files
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_file(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 

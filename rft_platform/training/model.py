@@ -69,7 +69,9 @@ def _read(folder: Path) -> Any:
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: expected a Hugging Face model folder, but there is no config.json in it")
     try:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
 

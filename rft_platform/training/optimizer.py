@@ -37,8 +37,8 @@ def check_schedule(spec: OptimizerSpec) -> None:
     first = spec.schedule_start + spec.lr_warmup_steps
     if spec.total_steps is None or spec.total_steps <= first:
         raise UserError(
-            f"lr_scheduler_type {spec.lr_scheduler_type!r} decays from step {first} (start and warm-up) to total_steps, "
-            f"which is {spec.total_steps}: give a later step, or use 'constant'"
+            f"lr_scheduler_type {spec.lr_scheduler_type!r} decays from step {first} (start and warm-up) until "
+            f"total_steps, which is {spec.total_steps}: give a later step, or use 'constant'"
         )
 
 

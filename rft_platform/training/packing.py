@@ -134,7 +134,8 @@ def _assign(rows: _Rows, max_tokens: int) -> list[np.ndarray]:
     for r, (own, shared, length) in enumerate(
         zip(added.tolist(), rows.shared.tolist(), rows.length.tolist(), strict=True)
     ):
-        if not r or shared * WORTH_SHARING < length or sizes[-1] + own > max_tokens:
+        # A row that adds nothing (the same tokens again) always joins the one before.
+        if not r or (own and (shared * WORTH_SHARING < length or sizes[-1] + own > max_tokens)):
             starts.append(r)
             sizes.append(length)
         else:

@@ -36,7 +36,7 @@ class Ranks:
     def join(cls, device: str = "auto") -> "Ranks":
         """Join the group that ``torchrun`` describes in the environment; without one, be a group of one.
 
-        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one); every rank takes the GPU of its local rank.
+        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one); a rank takes the GPU of its local rank.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
@@ -73,10 +73,10 @@ class Ranks:
         """The JSON value that rank 0 gives, on every rank; the others' own is ignored."""
         if self.world_size == 1:
             return value
-        data = bytearray(json.dumps(value).encode() if self.is_first else b"")
+        data = json.dumps(value).encode() if self.is_first else b""
         length = torch.tensor([len(data)])
         dist.broadcast(length, 0, group=self.control)
-        body = torch.frombuffer(data, dtype=torch.uint8) if self.is_first else torch.empty(int(length), dtype=torch.uint8)
+        body = torch.frombuffer(bytearray(data or int(length)), dtype=torch.uint8)
         dist.broadcast(body, 0, group=self.control)
         return json.loads(body.numpy().tobytes())
 

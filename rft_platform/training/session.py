@@ -96,6 +96,7 @@ class TrainingSession:
                 self.dtype,
                 request.optimizer,
                 lora=request.lora,
+                version=request.parent_version,
                 seed=request.seed,
                 fresh=request.fresh_optimizer,
             )
@@ -229,7 +230,7 @@ class TrainingSession:
         assert self.state is not None
         state, settings = self.state, asdict(request)
         metrics = summarise([event.metrics for event in events]) | {"rows_dropped": float(plan.rows.dropped)}
-        result = {"metrics": metrics, "seconds": watch.seconds, "cpu_seconds": self._total(time.process_time() - cpu)}
+        spent = self._total(time.process_time() - cpu)
         with watch.time("save"):
             manifest = Manifest(
                 policy_version=events[-1].step,
@@ -240,7 +241,7 @@ class TrainingSession:
                 weights_digest="",
                 lineage=settings.pop("lineage"),
                 request=settings,
-                result=result,
+                result={"metrics": metrics, "seconds": watch.seconds, "cpu_seconds": spent},
                 created_at=time.time(),
                 versions=library_versions(),
                 dtype=str(state.dtype).removeprefix("torch."),
@@ -252,7 +253,9 @@ class TrainingSession:
             manifest = publish(target, state, manifest, plan.position, steps, self.ranks)
         state.folder, state.digest = target, manifest.state_digest
         state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
-        return TrainResult(str(target), manifest.policy_version, manifest.weights_digest, len(events), **result)
+        return TrainResult(
+            str(target), manifest.policy_version, manifest.weights_digest, len(events), metrics, watch.seconds, spent
+        )
 
     def _total(self, value: float) -> float:
         """Sum over the ranks."""

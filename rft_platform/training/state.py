@@ -41,7 +41,7 @@ class TrainerState:
 
 
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
-    """Trainable float32 tensors by name, whole and on the CPU; shared ones once. Rank 0 only; all ranks must call it."""
+    """Trainable float32 tensors by name, whole, on the CPU, shared ones once. For rank 0, but all ranks must call it."""
     model = state.policy.model
     whole = get_model_state_dict(model, options=_GATHER)
     if state.lora is None:
@@ -52,7 +52,7 @@ def gather_weights(state: TrainerState) -> dict[str, Tensor]:
 
 
 def gather_moments(state: TrainerState) -> dict[str, Tensor]:
-    """AdamW's moments and step counts as ``state.<parameter>.<name>``. Rank 0 only; all ranks must call it."""
+    """AdamW's moments and step counts as ``state.<parameter>.<name>``. For rank 0, but all ranks must call it."""
     flat: dict[str, Any] = get_optimizer_state_dict(state.policy.model, state.optimizer, options=_GATHER)
     return {name: value for name, value in flat.items() if name.startswith("state.")}
 

@@ -108,9 +108,7 @@ def test_two_hundred_runs_with_injected_failures(engine: FakeEngine) -> None:
     failed = {kind: sum(min(n, 4) for k, n in plan.values() if k == kind) for kind in kinds}
     assert (report.runs, report.failed, report.dropped_groups) == (200, len(lost), len(lost))
     assert report.rows == len(batch.rows) == 200 - len(lost)
-    assert report.retried == sum(failed.values()) - len(
-        lost
-    )  # all failed attempts but a run's last are followed by one
+    assert report.retried == sum(failed.values()) - len(lost)  # a lost run's last attempt is followed by no other
     assert report.errors == {
         "TimeoutError: ": failed["time-out"],
         "ConnectionResetError: tool broke in raise": failed["raise"],

@@ -1,0 +1,1 @@
+"""The subcommands of ``rft``: options, and calls of plain functions."""

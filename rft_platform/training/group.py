@@ -1,0 +1,209 @@
+"""The trainer group as its callers see it: found through its lease or started, and spoken to. No torch here."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import rft_platform
+from rft_platform.errors import TrainerError
+from rft_platform.processes.lease import Lease, is_alive, locked, read_lease
+from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.wire import Connection, Message, raise_error
+
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 10.0
+LOG_LINES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What group is wanted, and where its lease and log lie."""
+
+    leases: Path
+    logs: Path
+    nproc: int
+    threads: int
+    dtype: str
+    device: str
+    idle_timeout_s: float
+
+    @property
+    def lease(self) -> Path:
+        """The lease file."""
+        return self.leases / "trainer.json"
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of all ranks."""
+        return self.logs / "trainer.log"
+
+
+def find_or_start_trainer(
+    leases: Path,
+    logs: Path,
+    *,
+    nproc: int = 1,
+    threads: int = 1,
+    dtype: str = "auto",
+    idle_timeout_s: float = 900.0,
+    device: str = "auto",
+) -> "TrainerClient":
+    """A trainer group of ``nproc`` ranks that takes commands; one that runs with other settings is replaced.
+
+    ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` ``auto``, ``cpu`` or
+    ``cuda``. Raises TrainerError with the log's last lines where it does not start.
+    """
+    client = TrainerClient(TrainerSpec(leases, logs, nproc, threads, dtype, device, idle_timeout_s))
+    client.ensure_running()
+    return client
+
+
+class TrainerClient:
+    """Speaks to the trainer group. One command runs at a time, others wait; ``status`` and ``cancel`` do not."""
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        self._spec = spec
+
+    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
+        """Train and publish; ``on_step`` is called after every optimiser step.
+
+        A group that is found dead is started again first. Raises the error the training ended with, or TrainerError
+        where the group dies on the way (the same request can be made again: it starts from its parent).
+        """
+        message = {"command": "train", "request": asdict(request)}
+        try:
+            result = self._converse(message, on_step)
+        except _NotAccepted:
+            self.ensure_running()
+            result = self._converse(message, on_step)
+        return TrainResult(**result["result"])
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-prob of each token under the weights now held, at temperature 1; the first token's is 0.0."""
+        answer = self._converse({"command": "score", "sequences": [list(map(int, ids)) for ids in sequences]})
+        logprobs: list[list[float]] = answer["logprobs"]
+        return logprobs
+
+    def status(self) -> dict[str, Any]:
+        """pid, device, world_size, dtype, checkpoint, policy_version, weights_digest, cpu_seconds, peak_rss_mb, busy.
+
+        ``cpu_seconds`` is the processor time of all local ranks and their launcher since the start.
+        """
+        status: dict[str, Any] = self._converse({"command": "status"})["status"]
+        return status
+
+    def cancel(self) -> bool:
+        """End a running training before its next optimiser step; False where none runs."""
+        return bool(self._converse({"command": "cancel"})["cancelled"])
+
+    def shutdown(self) -> None:
+        """End the group after the command it is at; nothing happens where none runs."""
+        lease = read_lease(self._spec.lease)
+        if lease is None or not is_alive(lease):
+            return
+        with suppress(TrainerError):
+            self._converse({"command": "shutdown"})
+            _wait(lease)
+        stop_process(lease.pid, lease.create_time)
+
+    def ensure_running(self) -> None:
+        """Start the group unless it runs as wanted. Raises TrainerError where it does not start."""
+        with locked(self._spec.lease):
+            lease = read_lease(self._spec.lease)
+            if lease is not None and is_alive(lease):
+                if self._fits(lease):
+                    return
+                stop_process(lease.pid, lease.create_time)
+            self._start()
+
+    def _fits(self, lease: Lease) -> bool:
+        """Whether the group has the settings wanted, and runs the code that is installed now."""
+        spec, code = self._spec, Path(rft_platform.__file__).parent
+        wanted = {"nproc": spec.nproc, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device}
+        same = all(lease.details.get(name) == value for name, value in wanted.items())
+        return same and lease.started_at > max(file.stat().st_mtime for file in code.rglob("*.py"))
+
+    def _start(self) -> None:
+        spec = self._spec
+        threads = str(spec.threads)
+        env = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        process = start_detached(_command(spec), spec.log, env)
+        try:
+            wait_for_lease(spec.lease, process, START_TIMEOUT_S, spec.log)
+        except StartError as error:
+            stop_process(process.pid, process.create_time())
+            raise TrainerError(str(error)) from error
+
+    def _converse(self, message: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
+        """Send a command and return its last event; its error is raised."""
+        lease = read_lease(self._spec.lease)
+        if lease is None or not is_alive(lease):
+            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer")
+        accepted = False
+        try:
+            with closing(_connect(lease)) as connection:
+                connection.send(message | {"token": lease.token})
+                for event in connection:
+                    accepted = True
+                    if event["event"] == "error":
+                        raise_error(event)
+                    if event["event"] == "step" and on_step is not None:
+                        on_step(StepEvent(event["step"], event["metrics"]))
+                    if event["event"] in ("done", "status"):
+                        return event
+        except OSError as error:
+            cause: OSError | None = error
+        else:
+            cause = None
+        kind = TrainerError if accepted else _NotAccepted
+        raise kind(
+            f"the trainer group ended while it was at {message['command']!r}; make the same request again. {self._log()}"
+        ) from cause
+
+    def _log(self) -> str:
+        log = self._spec.log
+        lines = (
+            log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:] if log.exists() else []
+        )
+        return f"Last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class _NotAccepted(TrainerError):
+    """The command never reached a trainer group."""
+
+
+def _command(spec: TrainerSpec) -> list[str]:
+    """Command line of the group. A single rank needs no launcher: torchrun would add 1.8 s and a second process."""
+    ranks = f"--nproc-per-node={spec.nproc}"
+    launcher = [] if spec.nproc == 1 else ["torch.distributed.run", "--standalone", ranks, "-m"]
+    worker = "rft_platform.training.worker"
+    options = {
+        "--lease": spec.lease.absolute(), "--idle-timeout": spec.idle_timeout_s, "--threads": spec.threads,
+        "--dtype": spec.dtype, "--device": spec.device,
+    }  # fmt: skip
+    return [sys.executable, "-m", *launcher, worker, *(str(part) for option in options.items() for part in option)]
+
+
+def _connect(lease: Lease) -> Connection:
+    connected = socket.create_connection((lease.host, lease.port), timeout=CONNECT_TIMEOUT_S)
+    connected.settimeout(None)  # a training takes as long as it takes; a dead group closes the connection
+    return Connection(connected)
+
+
+def _wait(lease: Lease) -> None:
+    """Wait until the group has left: rank 0, and the launcher after the other ranks."""
+    pids = [lease.pid, *([lease.details["launcher"]] if lease.details.get("launcher") else [])]
+    processes = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)

@@ -1,0 +1,138 @@
+"""The trainer group's ear: takes commands on a loopback port, one at a time, and lets a caller look in or cancel.
+
+Threads only receive and answer; the work itself is done by whoever calls ``next_job``.
+"""
+
+import hmac
+import queue
+import socketserver
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from rft_platform.errors import TrainerError
+from rft_platform.training.wire import Connection, Message, error_message
+
+SEND_TIMEOUT_S = 30.0  # a caller that does not read for so long is given up; its command goes on
+_QUEUED = ("train", "score", "shutdown")
+
+
+@dataclass(slots=True)
+class Job:
+    """A command that waits for its turn, and the connection its events go to."""
+
+    message: Message
+    connection: Connection
+    listening: bool = True
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, message: Message) -> None:
+        """Send an event; a caller who has gone is no reason to stop."""
+        if not self.listening:
+            return
+        try:
+            self.connection.send(message)
+        except OSError:
+            self.listening = False
+
+    def finish(self, message: Message) -> None:
+        """Send the last event and let the connection close."""
+        self.send(message)
+        self.done.set()
+
+
+class CommandServer:
+    """Listens on ``port`` of the loopback interface. ``status`` is answered from a thread, even while a job runs.
+
+    Commands: ``train``, ``score``, ``shutdown`` (queued), ``status``, ``cancel`` (at once). Every one carries ``token``.
+    """
+
+    def __init__(self, token: str, status: Callable[[], Message]) -> None:
+        self.cancelled = threading.Event()
+        self._token = token
+        self._status = status
+        self._jobs: queue.Queue[Job] = queue.Queue()
+        self._lock = threading.Lock()
+        self._running: Job | None = None
+        self._closed = False
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.commands = self
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.server_address[1])
+
+    def next_job(self, timeout_s: float) -> Job | None:
+        """Wait for the next command; None after ``timeout_s`` without one, and from then on none is taken."""
+        try:
+            job = self._jobs.get(timeout=timeout_s)
+        except queue.Empty:
+            with self._lock:
+                self._closed = self._jobs.empty()
+            if self._closed:
+                return None
+            job = self._jobs.get()
+        with self._lock:
+            self.cancelled.clear()
+            self._running = job
+        return job
+
+    def end_job(self) -> None:
+        """No job runs any more."""
+        with self._lock:
+            self._running = None
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, message: Message, connection: Connection) -> None:
+        """Serve one command, on its connection's thread."""
+        if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token.encode()):
+            connection.send(error_message(TrainerError("wrong token: read it from the trainer's lease file")))
+            return
+        command = message.get("command")
+        if command == "status":
+            connection.send({"event": "status", "status": self._status() | {"busy": self._running is not None}})
+        elif command == "cancel":
+            connection.send({"event": "done", "cancelled": self._cancel()})
+        elif command in _QUEUED:
+            self._queue(Job(message, connection))
+        else:
+            connection.send(error_message(TrainerError(f"unknown command {command!r}")))
+
+    def _cancel(self) -> bool:
+        with self._lock:
+            training = self._running is not None and self._running.message["command"] == "train"
+            if training:
+                self.cancelled.set()
+        return training
+
+    def _queue(self, job: Job) -> None:
+        with self._lock:
+            if self._closed:
+                return  # the connection ends without "accepted": the caller starts a new group
+            job.send({"event": "accepted"})
+            self._jobs.put(job)
+        job.done.wait()
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    commands: CommandServer
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.settimeout(SEND_TIMEOUT_S)
+        connection = Connection(self.request)
+        try:
+            for message in connection:
+                cast(_Server, self.server).commands.answer(message, connection)
+                return
+        except (OSError, ValueError):
+            return  # gone, or no JSON

@@ -1,0 +1,166 @@
+"""The trainer group's process, one a rank; started by ``group.py``, by hand with::
+
+    torchrun --nproc-per-node N -m rft_platform.training.worker --lease FILE --idle-timeout 900
+
+Rank 0 takes commands on a loopback port (it is in the lease file) and repeats them to the other ranks.
+"""
+
+import argparse
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are folders here: nothing is looked up on the hub
+
+import torch
+from pydantic import TypeAdapter
+from transformers.utils import logging as transformers_logging
+
+from rft_platform.errors import RftError, TrainerError
+from rft_platform.processes.lease import Lease, remove_lease, write_lease
+from rft_platform.training.protocol import StepEvent, TrainRequest
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.server import CommandServer, Job
+from rft_platform.training.session import TrainingSession
+from rft_platform.training.step_metrics import peak_rss_mb
+from rft_platform.training.wire import Message, error_message
+
+LOG = logging.getLogger("rft_platform.training.worker")
+_REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
+
+
+def main() -> None:
+    """Serve until shut down or idle for too long."""
+    options = _options()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    ranks = Ranks.join(options.device)
+    session = TrainingSession(ranks, options.dtype)
+    if ranks.is_first:
+        _lead(session, options)
+    else:
+        _follow(session)
+    ranks.leave()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rft_platform.training.worker")
+    parser.add_argument("--lease", type=Path, required=True)
+    parser.add_argument("--idle-timeout", type=float, default=900.0, help="seconds without a command before it ends")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    return parser.parse_args()
+
+
+def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
+    """Rank 0: publish the lease, take commands, repeat them to the other ranks."""
+    family = _family()
+    server = CommandServer(token := secrets.token_hex(16), lambda: _status(session, family))
+    _publish_lease(options, server.port, token, session.ranks.world_size)
+    LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
+    try:
+        while (job := server.next_job(options.idle_timeout)) is not None:
+            if not _serve(session, server, job):
+                break
+            server.end_job()
+        else:
+            LOG.info("idle for %.0f s: ending", options.idle_timeout)
+    finally:
+        remove_lease(options.lease, os.getpid())
+        server.close()
+    session.ranks.broadcast({"command": "shutdown"})
+
+
+def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
+    """Do one job; False where it was the last. An error that is not the platform's ends the process, state and all."""
+    if job.message["command"] == "shutdown":
+        job.finish({"event": "done"})
+        return False
+    command = {name: value for name, value in job.message.items() if name != "token"}
+    session.ranks.broadcast(command)
+    try:
+        job.finish(_execute(session, command, job.send, server.cancelled.is_set))
+    except RftError as error:
+        LOG.warning("%s failed: %s", command["command"], error)
+        job.finish(error_message(error))
+    except Exception as error:
+        job.finish(error_message(TrainerError(f"{type(error).__name__}: {error}; the trainer ends, its log has more")))
+        raise
+    return True
+
+
+def _follow(session: TrainingSession) -> None:
+    """Other ranks: do what rank 0 does."""
+    while (command := session.ranks.broadcast(None))["command"] != "shutdown":
+        try:
+            _execute(session, command, lambda message: None, lambda: False)
+        except RftError as error:
+            LOG.warning("%s failed: %s", command["command"], error)
+
+
+def _execute(
+    session: TrainingSession, command: Message, send: Callable[[Message], None], cancelled: Callable[[], bool]
+) -> Message:
+    """Run a command on this rank; returns the last event."""
+    if command["command"] == "score":
+        return {"event": "done", "logprobs": session.score(command["sequences"])}
+
+    def on_step(event: StepEvent) -> None:
+        send({"event": "step", **asdict(event)})
+
+    request = _REQUEST.validate_python(command["request"])
+    return {"event": "done", "result": asdict(session.train(request, on_step, cancelled))}
+
+
+def _family() -> list[psutil.Process]:
+    """The processes of the group on this host: the ranks, and the launcher where there is one."""
+    launcher = psutil.Process(pid) if (pid := _launcher()) else None
+    return [psutil.Process()] if launcher is None else [launcher, *launcher.children()]
+
+
+def _launcher() -> int | None:
+    """Process id of torchrun, where it started this process."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def _status(session: TrainingSession, family: list[psutil.Process]) -> Message:
+    state, cpu = session.state, 0.0
+    for process in family:
+        used = process.cpu_times()
+        cpu += used.user + used.system
+    return {
+        "pid": os.getpid(),
+        "device": str(session.ranks.device),
+        "world_size": session.ranks.world_size,
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "checkpoint": None if state is None else str(state.folder),
+        "policy_version": None if state is None else state.policy_version,
+        "weights_digest": None if state is None else state.weights_digest,
+        "cpu_seconds": cpu,
+        "peak_rss_mb": peak_rss_mb(),
+    }
+
+
+def _publish_lease(options: argparse.Namespace, port: int, token: str, world_size: int) -> None:
+    me = psutil.Process()
+    details: dict[str, Any] = {
+        "nproc": world_size, "threads": options.threads, "dtype": options.dtype, "device": options.device,
+        "launcher": _launcher(),
+    }  # fmt: skip
+    lease = Lease("trainer", me.pid, me.create_time(), "127.0.0.1", port, token, "", time.time(), details)
+    write_lease(options.lease, lease)
+
+
+if __name__ == "__main__":
+    main()

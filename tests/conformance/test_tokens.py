@@ -1,0 +1,141 @@
+"""The token plane: ids in, ids and log-probs out."""
+
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import SamplingParams
+
+from .conftest import MAX_MODEL_LEN, PROMPTS, close
+
+
+def test_status_describes_the_engine(engine: EngineClient, tiny_model) -> None:
+    status = engine.status()
+    assert status.engine.partition("-")[0] in ("transformers", "vllm")
+    assert status.model_path == str(tiny_model) == status.weights_path
+    assert status.dtype == "float32" and status.max_model_len == MAX_MODEL_LEN
+    assert status.policy_version == 0 and not status.paused
+    assert len(status.weights_digest) == len(status.template_hash) == 64
+    assert status.pid > 0 and status.cpu_seconds > 0
+
+
+def test_score_equals_a_plain_forward(engine: EngineClient, reference) -> None:
+    for prompt, scores in zip(PROMPTS, engine.score(PROMPTS), strict=True):
+        assert close(scores, reference(prompt))
+
+
+def test_logprobs_of_samples_equal_a_plain_forward(engine: EngineClient, reference) -> None:
+    for generation in engine.generate(PROMPTS, SamplingParams(12, n=3, seed=5)):
+        for done in generation.completions:
+            expected = reference(generation.prompt_ids + done.token_ids)[len(generation.prompt_ids) :]
+            assert close(done.logprobs, expected)
+
+
+def test_logprobs_are_those_of_the_sampling_distribution(engine: EngineClient, tiny_model) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    (generation,) = engine.generate(PROMPTS[:1], SamplingParams(8, temperature=0.5, top_k=4, seed=1))
+    ids = generation.prompt_ids + generation.completions[0].token_ids
+    with torch.no_grad():
+        logits = model(torch.tensor([ids])).logits[0, len(PROMPTS[0]) - 1 : -1] / 0.5
+    top, index = logits.topk(4)
+    table = torch.full_like(logits, -torch.inf).scatter(-1, index, top).log_softmax(-1)
+    chosen = torch.tensor(generation.completions[0].token_ids)
+    assert close(generation.completions[0].logprobs, table.gather(-1, chosen[:, None]).squeeze(-1).tolist())
+
+
+def test_greedy_takes_the_likeliest_and_reports_temperature_one(engine: EngineClient, reference) -> None:
+    (generation,) = engine.generate(PROMPTS[:1], SamplingParams(6, temperature=0.0))
+    ids = generation.completions[0].token_ids
+    for position in range(len(ids)):
+        best = max(range(512), key=lambda t: reference([*PROMPTS[0], *ids[:position], t])[-1]) if position < 1 else ids[position]
+        assert best == ids[position]
+    assert close(generation.completions[0].logprobs, reference([*PROMPTS[0], *ids])[len(PROMPTS[0]) :])
+
+
+def test_same_seed_gives_the_same_answers_whatever_else_is_in_the_batch(engine: EngineClient) -> None:
+    sampling = SamplingParams(16, n=4, seed=11)
+    whole = engine.generate(PROMPTS, sampling)
+    again = engine.generate(PROMPTS, sampling)
+    alone = engine.generate(PROMPTS[:1], sampling)
+    assert [[c.token_ids for c in g.completions] for g in whole] == [[c.token_ids for c in g.completions] for g in again]
+    assert [c.token_ids for c in alone[0].completions] == [c.token_ids for c in whole[0].completions]
+    for one, other in zip(alone[0].completions, whole[0].completions, strict=True):
+        assert close(one.logprobs, other.logprobs, 1e-5)
+
+
+def test_choices_prompts_and_seeds_differ(engine: EngineClient) -> None:
+    first, second = engine.generate([PROMPTS[2]] * 2, SamplingParams(16, n=4, seed=1))
+    (other,) = engine.generate([PROMPTS[2]], SamplingParams(16, n=4, seed=2))
+    answers = [tuple(c.token_ids) for g in (first, second, other) for c in g.completions]
+    assert len(set(answers)) == len(answers)
+
+
+def test_without_a_seed_answers_vary(engine: EngineClient) -> None:
+    one, two = (engine.generate(PROMPTS[:1], SamplingParams(16)) for _ in range(2))
+    assert one[0].completions[0].token_ids != two[0].completions[0].token_ids
+
+
+def test_length_ends_an_answer_and_the_end_token_is_part_of_it(engine: EngineClient, model_name: str) -> None:
+    generations = engine.generate(PROMPTS, SamplingParams(40, n=64, seed=3))
+    done = [completion for generation in generations for completion in generation.completions]
+    assert {completion.finish_reason for completion in done} == {"stop", "length"}  # random weights end now and then
+    for completion in done:
+        assert len(completion.token_ids) == len(completion.logprobs)
+        assert (completion.token_ids[-1] == 2) == (completion.finish_reason == "stop")
+        assert 2 not in completion.token_ids[:-1]
+        assert len(completion.token_ids) == 40 or completion.finish_reason == "stop"
+
+
+def test_stop_strings_end_an_answer_with_their_last_token(engine: EngineClient) -> None:
+    free = engine.generate(PROMPTS[:1], SamplingParams(60, n=8, seed=9))[0].completions
+    texts = engine.decode([completion.token_ids for completion in free])
+    index, text = max(enumerate(texts), key=lambda item: len(item[1]))
+    stop = text[len(text) // 2 : len(text) // 2 + 2]
+    assert "�" not in stop or pytest.skip("the sampled text has no whole character there")
+    stopped = engine.generate(PROMPTS[:1], SamplingParams(60, n=8, seed=9, stop=(stop,)))[0].completions[index]
+    shown = engine.decode([stopped.token_ids, stopped.token_ids[:-1]])
+    assert stopped.finish_reason == "stop" and stop in shown[0] and stop not in shown[1]
+    assert free[index].token_ids[: len(stopped.token_ids)] == stopped.token_ids
+
+
+def test_answers_stop_at_the_end_of_the_context(engine: EngineClient) -> None:
+    prompt = [50] * (MAX_MODEL_LEN - 3)
+    (generation,) = engine.generate([prompt], SamplingParams(100, seed=1))
+    assert len(generation.completions[0].token_ids) <= 3
+    assert generation.completions[0].finish_reason in ("length", "stop")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([50] * MAX_MODEL_LEN, f"{MAX_MODEL_LEN} tokens"), ([], "0 tokens"), ([512], "token ids must lie"), ([-1], "token ids")],
+)
+def test_bad_prompts_are_refused(engine: EngineClient, prompt: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        engine.generate([PROMPTS[0], prompt], SamplingParams(4))
+
+
+def test_render_and_decode_in_bulk(engine: EngineClient, tiny_model) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    conversations = [[{"role": "user", "content": f"{i}+{i}="}] for i in range(20)]
+    rendered = engine.render(conversations)
+    for messages, ids in zip(conversations, rendered, strict=True):
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert ids == tokenizer.encode(text, add_special_tokens=False)
+    assert engine.decode(rendered)[3] == tokenizer.decode(rendered[3], skip_special_tokens=True)
+    assert engine.decode([]) == [] and engine.render([]) == []
+
+
+def test_metrics_count(engine: EngineClient) -> None:
+    before = engine.metrics()
+    done = engine.generate(PROMPTS[:2], SamplingParams(4, n=2))
+    after = engine.metrics()
+    assert after["requests"] == before["requests"] + 1
+    assert after["prompt_tokens"] - before["prompt_tokens"] == sum(map(len, PROMPTS[:2]))
+    sampled = sum(len(c.token_ids) for g in done for c in g.completions)
+    assert after["completion_tokens"] - before["completion_tokens"] == sampled
+    assert after["generate_seconds"] > before["generate_seconds"]

@@ -1,0 +1,90 @@
+"""The runner on the real engine: both paths record what the engine computes."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.rollout.calculator import CalculatorWorkflow
+from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.recording import ConnectionPools
+from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.single_turn import SingleTurn
+from rft_platform.rollout.workflow import Workflow
+
+from .samples import ask_blocking, ask_once, tasks
+
+
+def assert_engine_agrees(engine: PolicyEngine, rows: list[RolloutRow]) -> None:
+    """Scoring the recorded ids gives the recorded log-probs, so prompt and answer are the tokens that were sampled."""
+    scores = engine.score([[*row.prompt_ids, *row.response_ids] for row in rows])
+    for row, score in zip(rows, scores, strict=True):
+        np.testing.assert_allclose(row.logprobs, score[len(row.prompt_ids) :], atol=1e-4)
+        assert engine.render([row.messages], row.tools or None) == [row.prompt_ids]
+
+
+@pytest.mark.parametrize("workflow", [SingleTurn(), ask_once, ask_blocking, CalculatorWorkflow("use the tool")])
+def test_rows_are_what_the_engine_sampled(policy_engine: PolicyEngine, workflow: Workflow, tmp_path: Path) -> None:
+    def explore() -> list[RolloutRow]:
+        batch = run_rollouts(
+            policy_engine, tasks(4), workflow, round=1, batch=0, repeat_times=2, sampling=SamplingParams(max_tokens=8)
+        )
+        assert batch.report.failed == 0 and batch.report.runs == 8
+        return batch.rows
+
+    rows = explore()
+    assert_engine_agrees(policy_engine, rows)
+    again = explore()
+    assert [(row.row_id, row.response_ids) for row in again] == [(row.row_id, row.response_ids) for row in rows]
+    store = ExperienceStore(tmp_path)
+    store.write_rollouts(1, 0, rows)
+    assert [row.response_ids for row in store.rollout_rows(1)] == [row.response_ids for row in rows]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("blocking", [False, True])
+async def test_recording_equals_the_engines_own_ids(policy_engine: PolicyEngine, blocking: bool, stream: bool) -> None:
+    messages: Any = [{"role": "user", "content": "12+34?"}]
+    history = RunHistory(SamplingParams(max_tokens=12, temperature=0.8), seed=3)
+    pools = ConnectionPools(policy_engine.base_url, timeout_s=60)
+    texts: dict[int, str] = {}
+
+    def hear(answer: Any) -> None:
+        for choice in answer.choices:
+            text = (choice.delta if stream else choice.message).content or ""
+            texts[choice.index] = texts.get(choice.index, "") + text
+
+    def ask() -> None:
+        answer: Any = pools.sync_client(history).chat.completions.create(
+            model="m", messages=messages, n=3, stream=stream
+        )
+        for part in answer if stream else [answer]:
+            hear(part)
+
+    if blocking:
+        await asyncio.to_thread(ask)
+    else:
+        answer: Any = await pools.async_client(history).chat.completions.create(
+            model="m", messages=messages, n=3, stream=stream
+        )
+        if stream:
+            async for part in answer:
+                hear(part)
+        else:
+            hear(answer)
+    await pools.aclose()
+
+    seed = history.call_seed(0)
+    sampling = SamplingParams(max_tokens=12, temperature=0.8, n=3, seed=seed)
+    (own,) = policy_engine.generate(policy_engine.render([messages]), sampling)
+    calls = history.calls()
+    assert [call.response_ids for call in calls] == [completion.token_ids for completion in own.completions]
+    for call, completion in zip(calls, own.completions, strict=True):
+        np.testing.assert_allclose(call.logprobs, completion.logprobs, atol=1e-5)
+        assert call.prompt_ids == own.prompt_ids and call.finish_reason == completion.finish_reason
+        assert call.response["content"] == texts[call.choice]
