@@ -26,7 +26,7 @@ def policy_checkpoint(
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
     from rft_platform.rounds.register import register
-    from rft_platform.rounds.train import train
+    from rft_platform.rounds.train import engine_mismatch, train
 
     opened, number = project.open(), round_of(context)
     result, steps = train(opened, trainer.connect(), number, context.run_id)
@@ -42,5 +42,5 @@ def policy_checkpoint(
             **{f"seconds/{name}": value for name, value in result.seconds.items()},
         },
         data_version=dg.DataVersion(policy.weights_digest),
-        check_results=checkpoint_results(result),
+        check_results=checkpoint_results(result.steps, engine_mismatch(steps)),
     )

@@ -8,7 +8,6 @@ import dagster as dg
 
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.rounds.evaluate import RoundEvaluation
-from rft_platform.training.protocol import TrainResult
 
 EXPERIENCE_CHECKS = [
     dg.AssetCheckSpec(
@@ -87,17 +86,16 @@ def experience_results(rollouts: RolloutQuality, judged: JudgedQuality) -> list[
     ]
 
 
-def checkpoint_results(result: TrainResult) -> list[dg.AssetCheckResult]:
-    """Results of ``CHECKPOINT_CHECKS``."""
-    mismatch = result.metrics.get("mismatch_abs", 0.0)
+def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheckResult]:
+    """Results of ``CHECKPOINT_CHECKS``; ``mismatch`` in nats, None where the round cannot tell."""
     return [
         _result(
             "engine_agrees_with_trainer",
-            mismatch <= MISMATCH_WARNING,
+            mismatch is None or mismatch <= MISMATCH_WARNING,
             dg.AssetCheckSeverity.WARN,
             {"mean_abs_delta_logprob": mismatch, "limit": MISMATCH_WARNING},
         ),
-        _result("weights_changed", result.steps > 0, dg.AssetCheckSeverity.WARN, {"optimizer_steps": result.steps}),
+        _result("weights_changed", steps > 0, dg.AssetCheckSeverity.WARN, {"optimizer_steps": steps}),
     ]
 
 

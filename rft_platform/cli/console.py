@@ -1,5 +1,6 @@
 """The consoles that commands print to. Colour only on a terminal, and never with NO_COLOR."""
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,5 +31,7 @@ def print_json(value: Any) -> None:
 def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False)
-    return console if console.is_terminal else Console(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+    # The stream of now: a drive sends everything else that is printed to a log.
+    file = sys.stderr if stderr else sys.stdout
+    console = Console(file=file, highlight=False)
+    return console if console.is_terminal else Console(file=file, highlight=False, width=_PLAIN_WIDTH)

@@ -4,9 +4,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.cli.driver_lock import refuse_second_driver
 from rft_platform.cli.leases import leases_of, stop
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.live import showing_progress
@@ -26,6 +28,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     Engine and trainer that were started on the way end with it, unless ``detach``; those that ran before stay.
     """
     use_home(project.home)
+    refuse_second_driver(project.home)
     with started_processes_end(project.home, console, detach), terminable(), recorded_cost(project.home) as cost:
         with console.status("loading"):
             from dagster import DagsterExecutionInterruptedError
@@ -33,7 +36,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from rft_platform.definitions import defs
             from rft_platform.jobs.driver import drive
         try:
-            with showing_progress(console):
+            with showing_progress(console), prints_go_to(project.home.logs / "driver.log"):
                 result = drive(project, defs)
         except DagsterExecutionInterruptedError:
             raise KeyboardInterrupt from None
@@ -50,7 +53,7 @@ def use_home(home: Home) -> None:
     """Point everything that is imported or started from here on at ``home``, and find user code in this folder."""
     os.environ["RFT_HOME"] = str(home.root)
     os.environ["DAGSTER_HOME"] = str(home.dagster)
-    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109  what `python -m` would put there
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
 
 
@@ -66,6 +69,14 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
                 for held in leases_of(home):
                     if held.identity not in before:
                         stop(held)
+
+
+@contextmanager
+def prints_go_to(log: Path) -> Iterator[None]:
+    """Append what the block prints (Dagster's account of every event, above all) to ``log``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
+        yield
 
 
 @contextmanager

@@ -55,7 +55,9 @@ def complain(message: str) -> None:
 def disk_trouble(error: BaseException) -> str | None:
     """What is wrong with the disk, if that is what ``error`` (or what caused it) is about."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()  # Dagster's errors name each other as their causes, in a circle
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
         if isinstance(cause, OSError) and cause.errno in _DISK:
             return f"{cause.filename or 'writing'}: {_DISK[cause.errno]}"
         if isinstance(cause, sqlite3.OperationalError):

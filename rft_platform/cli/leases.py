@@ -1,13 +1,12 @@
 """The long-lived processes of a project, found by their lease files: engine and trainer."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rft_platform.config.home import Home
-from rft_platform.processes.lease import Lease, is_alive, read_lease, remove_lease
+from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease
 from rft_platform.processes.spawn import stop_process
 
 
@@ -36,32 +35,32 @@ def leases_of(home: Home) -> list[Held]:
 
 
 def stop(held: Held) -> bool:
-    """End a lease's process (group) and remove the lease; returns whether it was alive."""
-    alive = held.alive
-    if alive:
-        stop_process(*held.identity)
+    """End a lease's processes and remove the lease; returns whether they were alive."""
+    root = _root(held)
+    if root is not None:
+        stop_process(root.pid, root.create_time())
     remove_lease(held.path, held.lease.pid)
-    return alive
+    return root is not None
 
 
 def processor_seconds(held: Held) -> float:
-    """Processor time that the process of a lease and all others of its session have used."""
-    if not held.alive:
-        return 0.0
-    session = os.getsid(held.lease.pid)
-    return sum(_processor_seconds(process) for process in psutil.process_iter() if _session(process) == session)
+    """Processor time that a lease's processes have used since their start."""
+    root = _root(held)
+    return 0.0 if root is None else sum(map(_used, [root, *root.children(recursive=True)]))
 
 
-def _session(process: psutil.Process) -> int | None:
-    try:
-        return os.getsid(process.pid)
-    except ProcessLookupError:
+def _root(held: Held) -> psutil.Process | None:
+    """The process that all of a lease's processes descend from: a launcher where there is one."""
+    process = find_process(*held.identity)
+    if process is None:
         return None
+    launcher = held.lease.details.get("launcher")
+    return psutil.Process(launcher) if launcher and psutil.pid_exists(launcher) else process
 
 
-def _processor_seconds(process: psutil.Process) -> float:
+def _used(process: psutil.Process) -> float:
     try:
         used = process.cpu_times()
-    except psutil.Error:
+    except psutil.NoSuchProcess:
         return 0.0
     return float(used.user + used.system)

@@ -12,26 +12,42 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+_PACKAGE = logging.getLogger("rft_platform")
 _PLAIN_EVERY_S = 5.0
 
 
 @contextmanager
 def showing_progress(console: "Console") -> Iterator[None]:
-    """Show everything that is reported to ``rft_platform.progress`` while the block runs."""
+    """Show what is reported to ``rft_platform.progress`` while the block runs, and the package's warnings."""
+    warnings = Warnings(console)
     level = LOGGER.level
     LOGGER.setLevel(logging.INFO)
+    _PACKAGE.addHandler(warnings)
     with _live(console) if console.is_terminal else _plain(console) as handler:
         LOGGER.addHandler(handler)
         try:
             yield
         finally:
             LOGGER.removeHandler(handler)
+            _PACKAGE.removeHandler(warnings)
             LOGGER.setLevel(level)
 
 
 def describe(progress: Progress) -> str:
     """The numbers of a report, for people."""
     return "  ".join(f"{name} {value:.4g}" for name, value in progress.numbers.items())
+
+
+class Warnings(logging.Handler):
+    """A line for each warning of the platform's own parts."""
+
+    def __init__(self, console: "Console") -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the warning."""
+        self._console.print(f"{record.levelname.lower()}: {record.getMessage()}", markup=False, soft_wrap=True)
 
 
 class PlainLines(logging.Handler):
@@ -76,6 +92,7 @@ class LiveTable(logging.Handler):
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self.bars.add_task("at work", total=None, numbers="")  # moves even where nobody reports, as at a start
 
     def emit(self, record: logging.LogRecord) -> None:
         """Bring the table up to the report that ``record`` carries."""

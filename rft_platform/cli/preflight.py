@@ -67,17 +67,18 @@ def nearest_folder(path: Path) -> Path:
 
 def _problems(project: "Project") -> Iterator[str]:
     """A line for each thing that the run would stumble over."""
+    from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rollout.workflow import resolve_workflow
     from rft_platform.rounds.judge import judge_spec
     from rft_platform.rounds.project import load_taskset
 
     config, home = project.config, project.home
     model, inputs = Path(config.model.model_path), config.buffer.explorer_input
-    yield from _attempt(lambda: check_may_start(home, config))
-    yield from _attempt(lambda: check_writable(home))
-    yield from _attempt(lambda: check_room(home, model))
-    if model.is_dir() and not any(model.glob("*.safetensors")):
-        yield f"model.model_path {model}: no weights in it; save them as .safetensors"
+    yield from _attempt(check_may_start, home, config)
+    yield from _attempt(check_writable, home)
+    yield from _attempt(check_room, home, model)
+    if model.is_dir():
+        yield from _attempt(check_model_folder, model)
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         system_prompt = taskset.format.system_prompt
         yield from _attempt(load_taskset, taskset)

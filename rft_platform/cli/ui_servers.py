@@ -30,7 +30,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Se
             env=env,
             port=port,
             url=f"http://{_HOST}:{port}",
-            is_ready=_answers(f"http://{_HOST}:{port}/server_info"),
+            is_ready=answers(f"http://{_HOST}:{port}/server_info"),
         )
     ]
     tracking_uri = _tracking_uri(home)
@@ -55,7 +55,7 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
     }
     command = [*python, "mlflow", "server", *(part for option in options.items() for part in option)]
     url = f"http://{_HOST}:{port}"
-    return Server(name="MLflow", command=command, env=env, port=port, url=url, is_ready=_answers(f"{url}/health"))
+    return Server(name="MLflow", command=command, env=env, port=port, url=url, is_ready=answers(f"{url}/health"))
 
 
 def _tracking_uri(home: Home) -> str:
@@ -75,7 +75,8 @@ def _environment(home: Home) -> dict[str, str]:
     }
 
 
-def _answers(url: str) -> Callable[[], bool]:
+def answers(url: str) -> Callable[[], bool]:
+    """A test whether something answers at ``url``."""
     import httpx
 
     def is_ready() -> bool:

@@ -75,7 +75,7 @@ class ExperienceStore:
         others = (
             _read(other, schema.ROLLOUT_SCHEMA, ["row_id"]) for other in self.rollout_files(round) if other != path
         )
-        _check_unique([table, *others])
+        _check_unique(table, list(others))
         _write(path, table)
         return path
 
@@ -116,7 +116,7 @@ class ExperienceStore:
                 )
         path = self._judged_path(round, judge_version)
         table = schema.judged_to_table(rows)
-        _check_unique([table])
+        _check_unique(table)
         _write(path, table)
         if make_current:
             write_json(path.parent / "current.json", {"judge_version": judge_version, "rows": len(rows)})
@@ -204,18 +204,13 @@ def _check_round(table: pa.Table, round: int) -> None:
         raise ValueError(f"rollout row {row}: belongs to round {found}, written to round {round}")
 
 
-def _check_unique(tables: list[pa.Table]) -> None:
-    """Refuse a ``row_id`` of the first table that occurs again, in it or in a later table."""
-    seen: set[str] = set()
-    for table in reversed(tables):
-        ids = table["row_id"].to_pylist()
-        if len(seen) + len(ids) == len(seen.union(ids)):
-            seen.update(ids)
-            continue
-        for row in ids:
-            if row in seen:
-                raise ValueError(f"row {row}: occurs twice; row ids are unique in a round (was a batch renumbered?)")
-            seen.add(row)
+def _check_unique(table: pa.Table, others: Sequence[pa.Table] = ()) -> None:
+    """Refuse a ``row_id`` that occurs again, in ``table`` itself or in one of ``others``."""
+    seen = {row for other in others for row in other["row_id"].to_pylist()}
+    for row in table["row_id"].to_pylist():
+        if row in seen:
+            raise ValueError(f"row {row}: occurs twice; row ids are unique in a round (was a batch renumbered?)")
+        seen.add(row)
 
 
 def _write(path: Path, table: pa.Table) -> None:

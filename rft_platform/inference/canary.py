@@ -5,6 +5,7 @@ Nothing but a comparison of log-probs sees that, so none is skipped.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from rft_platform.errors import WeightMismatchError
 from rft_platform.inference.interface import PolicyEngine
@@ -38,3 +39,22 @@ def check_canary(engine: PolicyEngine, canary: Canary) -> float:
             "of the checkpoint, so the version is refused"
         )
     return mean
+
+
+def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
+    """Make the engine serve ``folder`` if it then answers as the trainer does; returns the mean |delta log-prob|.
+
+    No request is sampled in between. On WeightMismatchError the weights served before are served again.
+    """
+    before = engine.status()
+    engine.pause("wait")
+    try:
+        engine.update_weights(folder, policy_version)
+        try:
+            return check_canary(engine, canary)
+        except WeightMismatchError:
+            engine.update_weights(Path(before.weights_path), before.policy_version)
+            raise
+    finally:
+        if not before.paused:
+            engine.resume()

@@ -33,7 +33,7 @@ class EngineClient:
         self.url = url
         self._http = httpx.Client(
             base_url=f"{url}/engine",
-            headers={"Authorization": f"Bearer {token}"},
+            headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,  # a proxy of the environment is not for the loopback interface
         )

@@ -78,7 +78,7 @@ class _Start:
         """Identity of the model's architecture, its tokenizer and the settings; not of the weights, which change."""
         files = sorted([*self.model_path.glob("*.json"), *self.model_path.glob("*.jinja")])
         names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
-        return digest_json([str(self.model_path), names, self.idle_timeout_s, self.engine])
+        return digest_json([str(self.model_path), names, self.engine])
 
     def arguments(self) -> str:
         """The server's command-line argument."""

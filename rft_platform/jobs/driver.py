@@ -22,6 +22,9 @@ from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Action
 
+#: Events go to the instance; the caller's terminal belongs to progress.
+_QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
 
 @dataclass(slots=True)
 class Launched:
@@ -78,6 +81,7 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
             partition_key=key,
             run_id=run_id,
             tags={**run_tags(action.round), **driver_tags()},
+            run_config=_QUIET,
         )
     except RftError as raised:
         error = raised

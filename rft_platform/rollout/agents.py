@@ -12,7 +12,7 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.recording import ConnectionPools
+from rft_platform.rollout.recording import RecordingClients
 from rft_platform.rollout.report import Tally
 from rft_platform.rollout.run import AgentLimits, Run, rows_of_run
 from rft_platform.rollout.signature import accepted_arguments
@@ -71,13 +71,13 @@ class AgentRunner:
     ) -> dict[str, list[RolloutRow]]:
         limits = self._limits
         asyncio.get_running_loop().set_default_executor(_Threads(limits.concurrency + _SPARE_THREADS, "rollout"))
-        pools = ConnectionPools(self._engine.base_url, limits.timeout_s)
+        clients = RecordingClients(self._engine.base_url, limits.timeout_s)
         slots = asyncio.Semaphore(limits.concurrency)
         done: dict[str, list[RolloutRow]] = {}
 
         async def one(run: Run, first_attempt: int) -> None:
             async with slots:
-                rows = await self._run(run, pools, first_attempt)
+                rows = await self._run(run, clients, first_attempt)
             if rows is not None:
                 done[run.run_id] = rows
                 if on_progress is not None:
@@ -93,22 +93,20 @@ class AgentRunner:
                             group.create_task(one(run, number * (limits.max_retries + 1)))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        finally:
-            await pools.aclose()
         return done
 
-    async def _run(self, run: Run, pools: ConnectionPools, first_attempt: int) -> list[RolloutRow] | None:
+    async def _run(self, run: Run, clients: RecordingClients, first_attempt: int) -> list[RolloutRow] | None:
         """Rows of a run, or ``None`` when all its attempts failed."""
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
-            rows = await self._attempt(run, pools, attempt)
+            rows = await self._attempt(run, clients, attempt)
             if rows is not None:
                 return rows
         return None
 
-    async def _attempt(self, run: Run, pools: ConnectionPools, attempt: int) -> list[RolloutRow] | None:
-        history = RunHistory(self._sampling, run.seed(self._seed, attempt))
-        model = ModelHandle(pools, history, self._status.model_path)
+    async def _attempt(self, run: Run, clients: RecordingClients, attempt: int) -> list[RolloutRow] | None:
+        history = RunHistory(self._status.model_path, self._sampling, run.seed(self._seed, attempt))
+        model = ModelHandle(clients, history)
         try:
             async with asyncio.timeout(self._limits.timeout_s) as deadline:
                 returned = await self._call(run, model)
@@ -118,6 +116,7 @@ class AgentRunner:
             self._note(run, attempt, late if deadline.expired() else error)
         finally:
             history.close()
+            await model.aclose()
             self.tally.client_retries += history.client_retries
         if history.connection_lost:
             await asyncio.to_thread(self._engine.status)  # raises EngineError when the engine itself is gone

@@ -23,8 +23,11 @@ class Asked:
     token_ids: bool
 
 
-def prepare(body: dict[str, Any], sampling: SamplingParams, seed: int) -> tuple[dict[str, Any], Asked]:
-    """The request to send: the caller's, with recording switched on and the run's sampling where it names none."""
+def prepare(body: dict[str, Any], model: str, sampling: SamplingParams, seed: int) -> tuple[dict[str, Any], Asked]:
+    """The request to send: the caller's, with recording switched on and the run's sampling where it names none.
+
+    ``model`` replaces the name the caller gives: an agent written for another model talks to the policy unchanged.
+    """
     asked = Asked(bool(body.get("logprobs")), bool(body.get("return_token_ids")))
     defaults: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
     if sampling.top_k > 0:
@@ -34,7 +37,7 @@ def prepare(body: dict[str, Any], sampling: SamplingParams, seed: int) -> tuple[
     if body.get("max_completion_tokens") is None:
         defaults["max_tokens"] = sampling.max_tokens
     given = {name: value for name, value in body.items() if value is not None}
-    return {**defaults, **given, "logprobs": True, "return_token_ids": True}, asked
+    return {**defaults, **given, "model": model, "logprobs": True, "return_token_ids": True}, asked
 
 
 def restore(answer: dict[str, Any], asked: Asked) -> dict[str, Any]:

@@ -39,7 +39,9 @@ class RecordedCall:
 class RunHistory:
     """What one run asked of the policy. Filled by the recording transport, read when the run has ended."""
 
-    def __init__(self, sampling: SamplingParams, seed: int) -> None:
+    def __init__(self, model: str, sampling: SamplingParams, seed: int) -> None:
+        """``model`` is the policy's name at the engine; ``sampling`` and ``seed`` hold where a call names none."""
+        self.model = model
         self.sampling = sampling
         self.client_retries = 0
         self.connection_lost = False  # the engine could not be reached at least once

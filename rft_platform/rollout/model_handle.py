@@ -1,6 +1,5 @@
 """The ``model`` that a workflow is handed: the policy, with every call of this run recorded."""
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.rollout.history import RecordedCall, RunHistory
@@ -8,16 +7,18 @@ from rft_platform.rollout.history import RecordedCall, RunHistory
 if TYPE_CHECKING:
     import openai
 
-    from rft_platform.rollout.recording import ConnectionPools
+    from rft_platform.rollout.recording import RecordingClients
 
 
 class ModelHandle:
-    """The policy as one run sees it. Handles of different runs share connections and nothing else."""
+    """The policy as one run sees it. Handles of different runs share nothing."""
 
-    def __init__(self, pools: "ConnectionPools", history: RunHistory, model_path: str) -> None:
-        self._pools = pools
+    def __init__(self, clients: "RecordingClients", history: RunHistory) -> None:
+        self._clients = clients
         self._history = history
-        self.model_path = model_path
+        self._async: openai.AsyncOpenAI | None = None
+        self._sync: openai.OpenAI | None = None
+        self.model_path = history.model
 
     @property
     def model_name(self) -> str:
@@ -25,12 +26,16 @@ class ModelHandle:
         return self.model_path
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
-        """An ``openai.AsyncOpenAI`` for any agent framework; one object a run."""
-        return self._async_client
+        """An ``openai.AsyncOpenAI`` for any agent framework; the same one until somebody closes it."""
+        if self._async is None or self._async.is_closed():
+            self._async = self._clients.async_client(self._history)
+        return self._async
 
     def get_openai_client(self) -> "openai.OpenAI":
-        """An ``openai.OpenAI``; one object a run. It blocks: use it from a thread (``asyncio.to_thread``)."""
-        return self._sync_client
+        """An ``openai.OpenAI``, likewise. It blocks: use it from a thread (``asyncio.to_thread``)."""
+        if self._sync is None or self._sync.is_closed():
+            self._sync = self._clients.sync_client(self._history)
+        return self._sync
 
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
@@ -38,7 +43,7 @@ class ModelHandle:
         """The assistant's message that continues ``messages``, in wire format, ready to be appended to them."""
         if tools:
             arguments["tools"] = tools
-        client: Any = self._async_client
+        client: Any = self.get_openai_async_client()
         answer = await client.chat.completions.create(model=self.model_name, messages=messages, **arguments)
         message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
         return message
@@ -47,10 +52,9 @@ class ModelHandle:
         """The calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
         return self._history.extract(clear_history)
 
-    @cached_property
-    def _async_client(self) -> "openai.AsyncOpenAI":
-        return self._pools.async_client(self._history)
-
-    @cached_property
-    def _sync_client(self) -> "openai.OpenAI":
-        return self._pools.sync_client(self._history)
+    async def aclose(self) -> None:
+        """Close the connections of the run; what it left running behind loses them."""
+        if self._async is not None:
+            await self._async.close()
+        if self._sync is not None:
+            self._sync.close()

@@ -26,46 +26,41 @@ def _wire_package() -> str:
 wire: Any = importlib.import_module(_wire_package())
 
 _RECORDED_PATH = "/chat/completions"
-_KEEPALIVE_CONNECTIONS = 256
 _API_KEY = "EMPTY"  # the client refuses to be without one
 
 
-class ConnectionPools:
-    """Connections to one engine, shared by the clients of all runs of one event loop, and closed in it."""
+class RecordingClients:
+    """Makes clients of one engine. Each has connections of its own: a pool of hundreds is searched at every request."""
 
     def __init__(self, base_url: str, timeout_s: float) -> None:
-        # The runner bounds concurrency; a bound here could only starve a run that fans out.
-        limits = wire.Limits(max_connections=None, max_keepalive_connections=_KEEPALIVE_CONNECTIONS)
-        self._async = wire.AsyncHTTPTransport(limits=limits)
-        self._sync = wire.HTTPTransport(limits=limits)
         self._base_url = base_url
         self._timeout_s = timeout_s
+        self._tls = wire.create_ssl_context()  # reads the certificates: once, not for every client
 
     def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
-        """A client whose chat calls go into ``history``."""
-        recorder: Any = AsyncRecorder(self._async, history)
+        """A client whose chat calls go into ``history``; ``await client.close()`` when done."""
+        transport: Any = AsyncRecorder(wire.AsyncHTTPTransport(verify=self._tls), history)
         # trust_env would route calls around the recorder where the environment names a proxy.
-        http = openai.DefaultAsyncHttpxClient(transport=recorder, trust_env=False, timeout=self._timeout_s)
+        http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.AsyncOpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
-        """A client whose chat calls go into ``history``; to be used off the event loop's thread."""
-        recorder: Any = SyncRecorder(self._sync, history)
-        http = openai.DefaultHttpxClient(transport=recorder, trust_env=False, timeout=self._timeout_s)
+        """A client whose chat calls go into ``history``, for use off the event loop's thread; ``close()`` when done."""
+        transport: Any = SyncRecorder(wire.HTTPTransport(verify=self._tls), history)
+        http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._async.aclose()
-        self._sync.close()
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):
-    """Records the chat calls that pass; closing it leaves the shared connections open."""
+    """Records the chat calls that pass through ``inner``."""
 
     def __init__(self, inner: Any, history: RunHistory) -> None:
         self._inner = inner
         self._history = history
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request, recorded if it is a chat call."""
@@ -91,6 +86,10 @@ class SyncRecorder(wire.BaseTransport):
     def __init__(self, inner: Any, history: RunHistory) -> None:
         self._inner = inner
         self._history = history
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._inner.close()
 
     def handle_request(self, request: Any) -> Any:
         """Send a request, recorded if it is a chat call."""
@@ -119,7 +118,7 @@ class _ChatCall:
         self._created_at, self._started = time(), perf_counter()
         history.client_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
         self._sent, self._asked = chat_wire.prepare(
-            json.loads(request.content), history.sampling, history.call_seed(self._order)
+            json.loads(request.content), history.model, history.sampling, history.call_seed(self._order)
         )
         self.streamed = bool(self._sent.get("stream"))
         self.request = self._rewritten(request)

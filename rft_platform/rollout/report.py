@@ -51,6 +51,7 @@ class RolloutReport:
         return cls(**totals, policy_versions=tuple(versions), errors=dict(errors))
 
 
+_ERRORS_REPORTED = 20
 _SUMMED = [item.name for item in fields(RolloutReport) if item.type in (int, float)]
 
 
@@ -62,6 +63,11 @@ class Tally:
     client_retries: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     last_error: BaseException | None = None
+
+    def counts(self) -> dict[str, Any]:
+        """The fields of a report that it fills; of many kinds of error the most frequent."""
+        errors = dict(self.errors.most_common(_ERRORS_REPORTED))
+        return {"retried": self.retried, "client_retries": self.client_retries, "errors": errors}
 
 
 @dataclass(slots=True)

@@ -22,8 +22,6 @@ GroupPolicy = Literal["complete", "drop", "partial"]
 
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
-_ERRORS_REPORTED = 20
-
 
 def run_rollouts(
     engine: PolicyEngine,
@@ -70,17 +68,14 @@ def run_rollouts(
     if tasks and not rows:
         raise _all_failed(explored, tally)
     kept = rows if group_policy == "partial" else complete_groups(rows, repeat_times)
-    after = engine.status()
     report = RolloutReport(
         runs=len(tasks) * repeat_times,
         failed=len(tasks) * repeat_times - len({row.run_id for row in rows}),
-        retried=tally.retried,
         dropped_groups=len(tasks) - len({row.group_id for row in kept}),
         seconds=perf_counter() - started,
         cpu_s=process_time() - cpu,
-        engine_cpu_s=after.cpu_seconds - status.cpu_seconds,
-        client_retries=tally.client_retries,
-        errors=dict(tally.errors.most_common(_ERRORS_REPORTED)),
+        engine_cpu_s=engine.status().cpu_seconds - status.cpu_seconds,
+        **tally.counts(),
         **row_counts(kept),
     )
     return RolloutBatch(kept, report)

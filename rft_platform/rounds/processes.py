@@ -1,5 +1,7 @@
 """How a project reaches its engine, its trainer group and its registry: found where they run, else started."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +12,16 @@ from rft_platform.rounds.project import Project
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry
     from rft_platform.training.group import TrainerClient
+
+
+def start_all(project: Project) -> None:
+    """Start what a project's first phase needs, side by side: each takes seconds, most of them waiting and imports."""
+    starts = [connect_engine] if project.config.warm_start is None else [connect_engine, connect_trainer]
+    with ThreadPoolExecutor(len(starts) + 1) as pool:
+        started = [pool.submit(start, project) for start in starts]
+        connect_registry(project).prepare()
+        for start in started:
+            start.result()
 
 
 def connect_engine(project: Project) -> PolicyEngine:
@@ -48,14 +60,20 @@ def connect_trainer(project: Project) -> "TrainerClient":
 
 def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":
     """The model registry: at ``tracking_uri``, else as configured, else the SQLite store below the home."""
-    from rft_platform.registry.models import ModelRegistry
-
     home = project.home
     uri = tracking_uri or project.config.registry.tracking_uri
     local = f"sqlite:///{home.mlflow / 'mlflow.db'}"
-    return ModelRegistry(
+    return _registry(
         uri or local, None if uri else home.mlflow / "artifacts", project.config.project, project.model_name
     )
+
+
+@lru_cache(maxsize=8)
+def _registry(uri: str, artifacts: Path | None, project: str, model_name: str) -> "ModelRegistry":
+    """One registry a process: opening MLflow's store costs seconds, and it may be shared."""
+    from rft_platform.registry.models import ModelRegistry
+
+    return ModelRegistry(uri, artifacts, project, model_name)
 
 
 def base_model_folder(project: Project) -> Path:

@@ -1,6 +1,7 @@
 """Training of a round: from its judged experiences to a published checkpoint."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpe
 
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
+
+NOTE = "train"
 
 #: Metrics worth watching while a round trains.
 _WATCHED = ("loss", "grad_norm", "entropy")
@@ -50,9 +53,20 @@ def train(
         round=round_number,
         canary=parent.canary if result.steps == 0 else take_canary(project, trainer, round_number),
     )
-    store.write_note(round_number, "train", {**asdict(result), "step_events": [asdict(event) for event in steps]})
+    events = [asdict(event) for event in steps]
+    note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    store.write_note(round_number, NOTE, note)
     publish(store, policy)
     return result, steps
+
+
+def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
+    """Mean |delta log-prob| in nats between the engine that sampled and the trainer, for the very same weights.
+
+    Only the first step tells, and only where the round explored with its parent: later the policy has moved on.
+    """
+    first = steps[0].metrics if steps else {}
+    return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None
 
 
 def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:

@@ -14,7 +14,7 @@ from rft_platform.progress import report
 from rft_platform.rounds.demonstrations import write_demonstrations
 from rft_platform.rounds.measure import sampled_pass
 from rft_platform.rounds.policy import Policy, deploy, publish
-from rft_platform.rounds.processes import base_model_folder
+from rft_platform.rounds.processes import base_model_folder, start_all
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.train import optimizer_spec
@@ -35,6 +35,7 @@ def make_starting_policy(
     run_id: str,
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with, and make the engine serve it."""
+    start_all(project)
     settings, engine = project.config.warm_start, connect_engine()
     if settings is None:
         folder = base_model_folder(project)
@@ -111,7 +112,6 @@ class WarmStartCourse:
             demonstrations=str(demonstrations),
             train_batch_size=self.settings.batch_size,
             max_steps=steps,
-            epochs=0,
             max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
             seed=config.seed,
             lineage={

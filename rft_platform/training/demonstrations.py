@@ -35,9 +35,8 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
     turns = [(row, turn) for row, c in enumerate(conversations) for turn, m in enumerate(c) if m["role"] == "assistant"]
     silent = set(range(len(conversations))) - {row for row, _ in turns}
     if silent or not conversations:
-        raise UserError(
-            f"{path}: {f'row {min(silent)} has' if silent else 'there is'} no assistant message to learn from"
-        )
+        where = f"row {min(silent)}" if silent else "the file"
+        raise UserError(f"{path}: {where} has no assistant message to learn from")
     prompts = _render(tokenizer, [(conversations[row][:turn], tools[row]) for row, turn in turns], prompt=True)
     wholes = _render(tokenizer, [(conversations[row][: turn + 1], tools[row]) for row, turn in turns], prompt=False)
     answers = [_answer(path, row, p, w) for (row, _), p, w in zip(turns, prompts, wholes, strict=True)]

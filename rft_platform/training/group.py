@@ -3,7 +3,7 @@
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,7 +122,7 @@ class TrainerClient:
             if lease is not None and is_alive(lease):
                 if self._fits(lease):
                     return
-                stop_process(lease.pid, lease.create_time)
+                self.shutdown()
             self._start()
 
     def _fits(self, lease: Lease) -> bool:
@@ -137,43 +137,46 @@ class TrainerClient:
         threads = str(spec.threads)
         env = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
         process = start_detached(_command(spec), spec.log, env)
+        born = process.create_time()
         try:
             wait_for_lease(spec.lease, process, START_TIMEOUT_S, spec.log)
         except StartError as error:
-            stop_process(process.pid, process.create_time())
+            stop_process(process.pid, born)
             raise TrainerError(str(error)) from error
 
     def _converse(self, message: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
         """Send a command and return its last event; its error is raised."""
+        for event in self._events(message):
+            if event["event"] == "step" and on_step is not None:
+                on_step(StepEvent(event["step"], event["metrics"]))
+            last = event
+        if last["event"] == "error":
+            raise_error(last)
+        return last
+
+    def _events(self, message: Message) -> Iterator[Message]:
+        """Send a command and yield its events up to the last; TrainerError where the group dies before that."""
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
             raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer")
-        accepted = False
+        heard, cause = False, None
         try:
             with closing(_connect(lease)) as connection:
                 connection.send(message | {"token": lease.token})
                 for event in connection:
-                    accepted = True
-                    if event["event"] == "error":
-                        raise_error(event)
-                    if event["event"] == "step" and on_step is not None:
-                        on_step(StepEvent(event["step"], event["metrics"]))
-                    if event["event"] in ("done", "status"):
-                        return event
+                    heard = True
+                    yield event
+                    if event["event"] in ("done", "error"):
+                        return
         except OSError as error:
-            cause: OSError | None = error
-        else:
-            cause = None
-        kind = TrainerError if accepted else _NotAccepted
-        raise kind(
-            f"the trainer group ended while it was at {message['command']!r}; make the same request again. {self._log()}"
-        ) from cause
+            cause = error
+        what, kind = message["command"], TrainerError if heard else _NotAccepted
+        raise kind(f"the trainer group ended during {what!r}; make the same request again. {self._log()}") from cause
 
     def _log(self) -> str:
-        log = self._spec.log
-        lines = (
-            log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:] if log.exists() else []
-        )
+        log, lines = self._spec.log, list[str]()
+        if log.exists():
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
         return f"Last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
 
 

@@ -69,6 +69,14 @@ class Ranks:
             dist.all_reduce(values, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.control)
         return values
 
+    def total(self, value: float) -> float:
+        """Sum of a number over the ranks."""
+        return float(self.reduce(torch.tensor([value], dtype=torch.float64), "sum"))
+
+    def largest(self, value: float) -> float:
+        """Maximum of a number over the ranks."""
+        return float(self.reduce(torch.tensor([value], dtype=torch.float64), "max"))
+
     def broadcast(self, value: Any) -> Any:
         """The JSON value that rank 0 gives, on every rank; the others' own is ignored."""
         if self.world_size == 1:

@@ -113,7 +113,7 @@ def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
         _split(rows[name]) for name in ("prompt_ids", "response_ids", "logprobs", "loss_mask")
     )
     row_ids, temperature = rows["row_id"].to_pylist(), rows["temperature"].to_numpy()
-    finite = np.isfinite(advantage) & [bool(np.isfinite(values).all()) for values in logprobs]
+    finite = np.isfinite(advantage) & np.array([np.isfinite(values).all() for values in logprobs], bool)
     if not finite.all():
         bad = np.array(row_ids)[~finite]
         raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {_some(bad)}")

@@ -15,6 +15,7 @@ from rft_platform.errors import TrainerError
 from rft_platform.training.wire import Connection, Message, error_message
 
 SEND_TIMEOUT_S = 30.0  # a caller that does not read for so long is given up; its command goes on
+_POLL_S = 0.1  # how soon it notices that it was closed
 _QUEUED = ("train", "score", "shutdown")
 
 
@@ -36,16 +37,11 @@ class Job:
         except OSError:
             self.listening = False
 
-    def finish(self, message: Message) -> None:
-        """Send the last event and let the connection close."""
-        self.send(message)
-        self.done.set()
-
 
 class CommandServer:
-    """Listens on ``port`` of the loopback interface. ``status`` is answered from a thread, even while a job runs.
+    """Listens on ``port`` of the loopback interface; every command carries ``token``.
 
-    Commands: ``train``, ``score``, ``shutdown`` (queued), ``status``, ``cancel`` (at once). Every one carries ``token``.
+    ``train``, ``score`` and ``shutdown`` are queued; ``status`` and ``cancel`` are answered even while a job runs.
     """
 
     def __init__(self, token: str, status: Callable[[], Message]) -> None:
@@ -58,7 +54,7 @@ class CommandServer:
         self._closed = False
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.commands = self
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True).start()
 
     @property
     def port(self) -> int:
@@ -80,10 +76,12 @@ class CommandServer:
             self._running = job
         return job
 
-    def end_job(self) -> None:
-        """No job runs any more."""
+    def finish(self, job: Job, message: Message) -> None:
+        """End the running job with its last event."""
         with self._lock:
             self._running = None
+        job.send(message)
+        job.done.set()
 
     def close(self) -> None:
         """Stop listening."""
@@ -97,7 +95,7 @@ class CommandServer:
             return
         command = message.get("command")
         if command == "status":
-            connection.send({"event": "status", "status": self._status() | {"busy": self._running is not None}})
+            connection.send({"event": "done", "status": self._status() | {"busy": self._running is not None}})
         elif command == "cancel":
             connection.send({"event": "done", "cancelled": self._cancel()})
         elif command in _QUEUED:

@@ -3,33 +3,29 @@
 Whatever happens inside a request, the state held afterwards is a published one: the request's result, or its parent.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from rft_platform.errors import NonFiniteError, RftError, StorageError, TrainerError, TrainingCancelled, UserError
+from rft_platform.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.files import read_json
-from rft_platform.training.batches import share_of_rank
 from rft_platform.training.checkpoint import load_state, publish
 from rft_platform.training.manifest import STEPS, Manifest, identify, library_versions, read_manifest
 from rft_platform.training.model import compute_dtype
-from rft_platform.training.optimizer import apply_step, build_optimizer, check_schedule, clip_gradients
+from rft_platform.training.optimizer import build_optimizer, check_schedule
 from rft_platform.training.plan import Planner, TrainingPlan
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.reference import Reference
+from rft_platform.training.run_steps import OnStep, StepRun
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.state import TrainerState
-from rft_platform.training.step import accumulate_gradients, build_objective, score
-from rft_platform.training.step_metrics import Stopwatch, peak_rss_mb, row_metrics, summarise
+from rft_platform.training.step import build_objective, score
+from rft_platform.training.step_metrics import Stopwatch, row_metrics, summarise
 
-OnStep = Callable[[StepEvent], None]
-_NAMED = 5  # row ids that an error message names
 _SCORE_PACK = 16384  # tokens
 
 
@@ -63,12 +59,13 @@ class TrainingSession:
             self._hold(parent, parent_digest, request)
         if not plan.steps:
             return self._no_op(plan, request, watch, cpu)
+        assert self.state is not None
+        run = StepRun(self.state, plan, request, self.ranks, watch)
+        self.state.digest = ""  # from now on it is nobody's state, until it is published
         try:
-            if request.reference is not None and request.algorithm.beta:
-                with watch.time("reference"):
-                    self._score_reference(Path(request.reference), plan, request)
-            events = self._run(plan, request, on_step, cancelled, watch)
-            return self._publish(target, parent_digest, plan, request, events, watch, cpu)
+            self._score_reference(run)
+            events = run.run(on_step, cancelled)
+            return self._publish(target, parent_digest, run, events, cpu)
         except RftError:
             self._hold(parent, parent_digest, request)
             raise
@@ -135,120 +132,43 @@ class TrainingSession:
             steps=0,
             metrics=metrics | {"rows": float(len(rows)), "rows_dropped": float(plan.rows.dropped)},
             seconds=watch.seconds,
-            cpu_seconds=self._total(time.process_time() - cpu),
+            cpu_seconds=self.ranks.total(time.process_time() - cpu),
         )
 
-    def _score_reference(self, folder: Path, plan: TrainingPlan, request: TrainRequest) -> None:
-        mine = np.unique(np.concatenate([self._share(plan, step) for step in plan.steps]))
-        samples = [plan.rows.samples[row] for row in mine]
-        self._reference.add_logprobs(folder.absolute(), samples, request.max_tokens_per_pack)
-
-    def _share(self, plan: TrainingPlan, step: np.ndarray) -> np.ndarray:
-        """This rank's rows of a step."""
-        tokens = np.array([len(sample.token_ids) for sample in plan.rows.samples])
-        return share_of_rank(step, plan.rows.group, tokens, self.ranks.rank, self.ranks.world_size)
-
-    def _run(
-        self,
-        plan: TrainingPlan,
-        request: TrainRequest,
-        on_step: OnStep,
-        cancelled: Callable[[], bool],
-        watch: Stopwatch,
-    ) -> list[StepEvent]:
-        """All optimiser steps; from the first one on the held state is nobody's until it is published."""
-        assert self.state is not None
-        self.state.digest = ""
-        events: list[StepEvent] = []
-        for number, chosen in enumerate(plan.steps):
-            if self.ranks.broadcast(cancelled()):
-                raise TrainingCancelled(f"training was cancelled before step {number + 1} of {len(plan.steps)}")
-            metrics = self._step(plan, chosen, request, request.parent_version + number, watch)
-            events.append(StepEvent(request.parent_version + number + 1, metrics))
-            on_step(events[-1])
-        return events
-
-    def _step(
-        self, plan: TrainingPlan, chosen: np.ndarray, request: TrainRequest, step: int, watch: Stopwatch
-    ) -> dict[str, float]:
-        """One optimiser step from global step ``step``; refused where loss or gradient are not finite."""
-        assert self.state is not None
-        state, lap, cpu = self.state, Stopwatch(), time.process_time()
-        samples = [plan.rows.samples[row] for row in self._share(plan, chosen)]
-        with lap.time("forward_backward"):
-            metrics = accumulate_gradients(
-                state.policy,
-                samples,
-                request.algorithm,
-                max_tokens_per_pack=request.max_tokens_per_pack,
-                reduce=self.ranks.reduce,
-                world_size=self.ranks.world_size,
-            )
-        with lap.time("optimizer"):
-            norm = clip_gradients(state.policy.parameters(), request.optimizer.clip_grad)
-            if not (math.isfinite(norm) and math.isfinite(metrics["loss"])):
-                raise NonFiniteError(self._blame(plan, chosen, step, norm, metrics["loss"]))
-            rate = apply_step(state.optimizer, request.optimizer, step)
-        watch.add(lap)
-        took = sum(lap.seconds.values())
-        return {
-            **metrics,
-            **row_metrics(plan.rows, chosen, step),
-            "lr": rate,
-            "grad_norm": norm,
-            "tokens_per_s": metrics["tokens_unpacked"] / took,
-            "step_seconds": took,
-            "forward_backward_seconds": lap.seconds["forward_backward"],
-            "optimizer_seconds": lap.seconds["optimizer"],
-            "cpu_seconds": self._total(time.process_time() - cpu),
-            "peak_rss_mb": float(self.ranks.reduce(torch.tensor([peak_rss_mb()], dtype=torch.float64), "max")),
-        }
-
-    def _blame(self, plan: TrainingPlan, chosen: np.ndarray, step: int, norm: float, loss: float) -> str:
-        """Message for a refused step, naming the rows whose log-probs are not finite, else some of the step's rows."""
-        assert self.state is not None
-        samples = [plan.rows.samples[row] for row in chosen]
-        values = score(self.state.policy, samples, max_tokens_per_pack=_SCORE_PACK, reduce=self.ranks.reduce)
-        bad = [sample.row_id for sample, row in zip(samples, values, strict=True) if not np.isfinite(row).all()]
-        what = f"{len(bad)} rows have log-probs that are not finite" if bad else "no row stands out among"
-        named = (bad or [sample.row_id for sample in samples])[:_NAMED]
-        return (
-            f"step {step + 1} was refused: loss {loss}, gradient norm {norm}; {what}: {', '.join(named)}. "
-            "Lower the learning rate or look at those rows"
-        )
+    def _score_reference(self, run: StepRun) -> None:
+        """Give the rows that this rank trains their log-probs under the reference model, where the loss needs them."""
+        request, plan = run.request, run.plan
+        if request.reference is None or not request.algorithm.beta:
+            return
+        with run.watch.time("reference"):
+            mine = np.unique(np.concatenate([run.share(step) for step in plan.steps]))
+            samples = [plan.rows.samples[row] for row in mine]
+            self._reference.add_logprobs(Path(request.reference).absolute(), samples, request.max_tokens_per_pack)
 
     def _publish(
-        self,
-        target: Path,
-        parent_digest: str,
-        plan: TrainingPlan,
-        request: TrainRequest,
-        events: list[StepEvent],
-        watch: Stopwatch,
-        cpu: float,
+        self, target: Path, parent_digest: str, run: StepRun, events: list[StepEvent], cpu: float
     ) -> TrainResult:
-        assert self.state is not None
-        state, settings = self.state, asdict(request)
+        state, plan, request, watch = run.state, run.plan, run.request, run.watch
         metrics = summarise([event.metrics for event in events]) | {"rows_dropped": float(plan.rows.dropped)}
-        spent = self._total(time.process_time() - cpu)
+        spent, settings = self.ranks.total(time.process_time() - cpu), asdict(request)
+        manifest = Manifest(
+            policy_version=events[-1].step,
+            parent=str(Path(request.parent).absolute()),
+            parent_version=request.parent_version,
+            parent_digest=parent_digest,
+            request_digest=plan.identity,
+            weights_digest="",
+            lineage=settings.pop("lineage"),
+            request=settings,
+            result={"metrics": metrics, "seconds": watch.seconds, "cpu_seconds": spent},
+            created_at=time.time(),
+            versions=library_versions(),
+            dtype=str(state.dtype).removeprefix("torch."),
+            files={},
+            base_model=None if state.base_model is None else str(state.base_model),
+            lora=settings["lora"],
+        )
         with watch.time("save"):
-            manifest = Manifest(
-                policy_version=events[-1].step,
-                parent=str(Path(request.parent).absolute()),
-                parent_version=request.parent_version,
-                parent_digest=parent_digest,
-                request_digest=plan.identity,
-                weights_digest="",
-                lineage=settings.pop("lineage"),
-                request=settings,
-                result={"metrics": metrics, "seconds": watch.seconds, "cpu_seconds": spent},
-                created_at=time.time(),
-                versions=library_versions(),
-                dtype=str(state.dtype).removeprefix("torch."),
-                files={},
-                base_model=None if state.base_model is None else str(state.base_model),
-                lora=settings["lora"],
-            )
             steps = [asdict(event) for event in events]
             manifest = publish(target, state, manifest, plan.position, steps, self.ranks)
         state.folder, state.digest = target, manifest.state_digest
@@ -256,10 +176,6 @@ class TrainingSession:
         return TrainResult(
             str(target), manifest.policy_version, manifest.weights_digest, len(events), metrics, watch.seconds, spent
         )
-
-    def _total(self, value: float) -> float:
-        """Sum over the ranks."""
-        return float(self.ranks.reduce(torch.tensor([value], dtype=torch.float64), "sum"))
 
 
 def _is_published(target: Path, identity: str) -> bool:

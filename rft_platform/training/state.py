@@ -17,8 +17,8 @@ from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.protocol import LoraSpec
 
 #: Whole tensors, not shards: what is saved by N ranks can be loaded by M.
-_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True, flatten_optimizer_state_dict=True)
-_SCATTER = StateDictOptions(full_state_dict=True, flatten_optimizer_state_dict=True)
+_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SCATTER = StateDictOptions(full_state_dict=True)
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class TrainerState:
 
 
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
-    """Trainable float32 tensors by name, whole, on the CPU, shared ones once. For rank 0, but all ranks must call it."""
+    """Trainable float32 tensors by name, whole, on the CPU, shared ones once. For rank 0, but all must call it."""
     model = state.policy.model
     whole = get_model_state_dict(model, options=_GATHER)
     if state.lora is None:
@@ -52,9 +52,10 @@ def gather_weights(state: TrainerState) -> dict[str, Tensor]:
 
 
 def gather_moments(state: TrainerState) -> dict[str, Tensor]:
-    """AdamW's moments and step counts as ``state.<parameter>.<name>``. For rank 0, but all ranks must call it."""
-    flat: dict[str, Any] = get_optimizer_state_dict(state.policy.model, state.optimizer, options=_GATHER)
-    return {name: value for name, value in flat.items() if name.startswith("state.")}
+    """AdamW's moments and steps as ``<parameter>.<exp_avg, exp_avg_sq or step>``. For rank 0, but all must call it."""
+    whole: Any = get_optimizer_state_dict(state.policy.model, state.optimizer, options=_GATHER)
+    moments = whole.get("state", {}).items()
+    return {f"{parameter}.{key}": value for parameter, values in moments for key, value in values.items()}
 
 
 def restore_moments(policy: PackedPolicy, optimizer: torch.optim.AdamW, file: Path) -> None:
@@ -62,11 +63,13 @@ def restore_moments(policy: PackedPolicy, optimizer: torch.optim.AdamW, file: Pa
     from safetensors.torch import load_file
 
     names = {parameter: name for name, parameter in policy.model.named_parameters()}
-    flat: dict[str, Any] = dict(load_file(file))
-    for group in optimizer.param_groups:
-        options = {key: value for key, value in group.items() if key != "params"}
-        flat |= {f"param_groups.{names[p]}.{key}": value for p in group["params"] for key, value in options.items()}
-    set_optimizer_state_dict(policy.model, optimizer, flat, options=_SCATTER)
+    moments: dict[str, Any] = {}
+    for name, value in load_file(file).items():
+        parameter, _, key = name.rpartition(".")
+        moments.setdefault(parameter, {})[key] = value
+    groups = [group | {"params": [names[p] for p in group["params"]]} for group in optimizer.param_groups]
+    whole: dict[str, Any] = {"state": moments, "param_groups": groups}
+    set_optimizer_state_dict(policy.model, optimizer, whole, options=_SCATTER)
 
 
 def random_state() -> dict[str, Tensor]:

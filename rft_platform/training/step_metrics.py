@@ -14,7 +14,7 @@ from rft_platform.training.rows import TrainingRows
 STALENESS_BINS = (0, 1, 4, 8, 16, 32)
 _PHASES = ("load", "data", "reference", "forward_backward", "optimizer", "save")
 _TOTALS = ("cpu_seconds",)
-_PEAKS = ("peak_rss_mb",)
+_PEAKS = ("peak_rss_mb", "staleness_max")
 
 
 class Stopwatch:

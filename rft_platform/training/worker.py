@@ -6,6 +6,7 @@ Rank 0 takes commands on a loopback port (it is in the lease file) and repeats t
 """
 
 import argparse
+import importlib
 import logging
 import os
 import secrets
@@ -70,10 +71,10 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
     _publish_lease(options, server.port, token, session.ranks.world_size)
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
+        _preload()
         while (job := server.next_job(options.idle_timeout)) is not None:
             if not _serve(session, server, job):
                 break
-            server.end_job()
         else:
             LOG.info("idle for %.0f s: ending", options.idle_timeout)
     finally:
@@ -82,26 +83,34 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
     session.ranks.broadcast({"command": "shutdown"})
 
 
+def _preload() -> None:
+    """Import now what the first command needs, while the caller prepares it."""
+    for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
+        importlib.import_module(module)
+
+
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
     """Do one job; False where it was the last. An error that is not the platform's ends the process, state and all."""
     if job.message["command"] == "shutdown":
-        job.finish({"event": "done"})
+        server.finish(job, {"event": "done"})
         return False
     command = {name: value for name, value in job.message.items() if name != "token"}
     session.ranks.broadcast(command)
     try:
-        job.finish(_execute(session, command, job.send, server.cancelled.is_set))
+        server.finish(job, _execute(session, command, job.send, server.cancelled.is_set))
     except RftError as error:
         LOG.warning("%s failed: %s", command["command"], error)
-        job.finish(error_message(error))
+        server.finish(job, error_message(error))
     except Exception as error:
-        job.finish(error_message(TrainerError(f"{type(error).__name__}: {error}; the trainer ends, its log has more")))
+        ending = TrainerError(f"{type(error).__name__}: {error}; the trainer ends, its log has more")
+        server.finish(job, error_message(ending))
         raise
     return True
 
 
 def _follow(session: TrainingSession) -> None:
     """Other ranks: do what rank 0 does."""
+    _preload()
     while (command := session.ranks.broadcast(None))["command"] != "shutdown":
         try:
             _execute(session, command, lambda message: None, lambda: False)

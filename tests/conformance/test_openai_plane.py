@@ -15,11 +15,17 @@ from .conftest import MAX_MODEL_LEN, close
 QUESTION = [{"role": "user", "content": "What is 12+7?"}]
 
 
-def test_chat_gives_what_the_token_plane_gives(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_chat_gives_what_the_token_plane_gives(engine: EngineClient, client: Any, model_name: str) -> None:
     prompts = engine.render([QUESTION])
     (expected,) = engine.generate(prompts, SamplingParams(24, n=3, seed=4))
     answer = client.chat.completions.create(
-        model=model_name, messages=QUESTION, max_tokens=24, n=3, seed=4, logprobs=True, extra_body={"return_token_ids": True}
+        model=model_name,
+        messages=QUESTION,
+        max_tokens=24,
+        n=3,
+        seed=4,
+        logprobs=True,
+        extra_body={"return_token_ids": True},
     )
     assert answer.prompt_token_ids == prompts[0]
     texts = engine.decode([completion.token_ids for completion in expected.completions])
@@ -33,7 +39,7 @@ def test_chat_gives_what_the_token_plane_gives(engine: EngineClient, client: ope
     assert answer.policy_version == expected.policy_version
 
 
-def test_ids_are_unique_and_ids_and_logprobs_are_given_only_on_request(client: openai.OpenAI, model_name: str) -> None:
+def test_ids_are_unique_and_ids_and_logprobs_are_given_only_on_request(client: Any, model_name: str) -> None:
     answers = [client.chat.completions.create(model=model_name, messages=QUESTION, max_tokens=2) for _ in range(3)]
     assert len({answer.id for answer in answers}) == 3 and all(answer.id for answer in answers)
     dumped = answers[0].model_dump()
@@ -41,7 +47,7 @@ def test_ids_are_unique_and_ids_and_logprobs_are_given_only_on_request(client: o
     assert "prompt_token_ids" not in dumped and "token_ids" not in dumped["choices"][0]
 
 
-def test_top_logprobs_are_sorted_and_hold_the_likeliest(client: openai.OpenAI, model_name: str) -> None:
+def test_top_logprobs_are_sorted_and_hold_the_likeliest(client: Any, model_name: str) -> None:
     answer = client.chat.completions.create(
         model=model_name, messages=QUESTION, max_tokens=3, temperature=0, logprobs=True, top_logprobs=4
     )
@@ -51,7 +57,7 @@ def test_top_logprobs_are_sorted_and_hold_the_likeliest(client: openai.OpenAI, m
         assert token.top_logprobs[0].token == token.token and abs(values[0] - token.logprob) < 1e-5
 
 
-def test_messages_as_clients_really_send_them(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_messages_as_clients_really_send_them(engine: EngineClient, client: Any, model_name: str) -> None:
     plain = [
         {"role": "user", "content": "12+7?"},
         {"role": "assistant", "content": ""},
@@ -68,7 +74,7 @@ def test_messages_as_clients_really_send_them(engine: EngineClient, client: open
     assert answer.prompt_token_ids == engine.render([plain])[0]
 
 
-def test_template_options_reach_the_template(client: openai.OpenAI, model_name: str) -> None:
+def test_template_options_reach_the_template(client: Any, model_name: str) -> None:
     answers = [
         client.chat.completions.create(
             model=model_name, messages=QUESTION, max_tokens=2, extra_body={"return_token_ids": True, **extra}
@@ -78,7 +84,7 @@ def test_template_options_reach_the_template(client: openai.OpenAI, model_name: 
     assert answers[0].prompt_token_ids == answers[1].prompt_token_ids  # this template has no such option
 
 
-def test_stop_strings_are_cut_off(client: openai.OpenAI, model_name: str) -> None:
+def test_stop_strings_are_cut_off(client: Any, model_name: str) -> None:
     def ask(**extra: Any) -> Any:
         return client.chat.completions.create(model=model_name, messages=QUESTION, max_tokens=60, seed=8, n=8, **extra)
 
@@ -90,10 +96,16 @@ def test_stop_strings_are_cut_off(client: openai.OpenAI, model_name: str) -> Non
     assert stopped.message.content == text[: text.index(stop)] and stopped.finish_reason == "stop"
 
 
-def test_completions_take_text_ids_and_several_of_them(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_completions_take_text_ids_and_several_of_them(engine: EngineClient, client: Any, model_name: str) -> None:
     ids = engine.render([QUESTION])
     answer = client.completions.create(
-        model=model_name, prompt=[*ids, *ids], max_tokens=5, n=2, seed=3, logprobs=0, extra_body={"return_token_ids": True}
+        model=model_name,
+        prompt=[*ids, *ids],
+        max_tokens=5,
+        n=2,
+        seed=3,
+        logprobs=0,
+        extra_body={"return_token_ids": True},
     )
     expected = [c for g in engine.generate([*ids, *ids], SamplingParams(5, n=2, seed=3)) for c in g.completions]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -104,7 +116,7 @@ def test_completions_take_text_ids_and_several_of_them(engine: EngineClient, cli
     assert text.object == "text_completion" and text.usage.completion_tokens <= 3
 
 
-def test_models_lists_the_name(client: openai.OpenAI, model_name: str) -> None:
+def test_models_lists_the_name(client: Any, model_name: str) -> None:
     assert model_name in [model.id for model in client.models.list()]
 
 
@@ -113,7 +125,9 @@ def test_version_is_on_every_answer(engine: EngineClient, model_name: str) -> No
         answers = [
             http.get(f"{engine.base_url}/models"),
             http.post(f"{engine.base_url}/chat/completions", json={"messages": QUESTION, "max_tokens": 1}),
-            http.post(f"{engine.base_url}/chat/completions", json={"messages": QUESTION, "max_tokens": 1, "stream": True}),
+            http.post(
+                f"{engine.base_url}/chat/completions", json={"messages": QUESTION, "max_tokens": 1, "stream": True}
+            ),
             http.post(f"{engine.base_url}/chat/completions", json={"model": "other", "messages": QUESTION}),
             http.get(engine.base_url.removesuffix("/v1") + "/health"),
         ]
@@ -122,7 +136,7 @@ def test_version_is_on_every_answer(engine: EngineClient, model_name: str) -> No
 
 async def test_64_concurrent_requests(engine: EngineClient, model_name: str) -> None:
     async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="any", max_retries=0) as client:
-        answers = await asyncio.gather(
+        answers: list[Any] = await asyncio.gather(
             *(
                 client.chat.completions.create(
                     model=model_name,
@@ -168,14 +182,17 @@ def test_errors_are_openais(engine: EngineClient, body: dict[str, Any], status: 
 
 def test_a_body_that_is_not_json_and_an_unknown_route(engine: EngineClient) -> None:
     broken = httpx.post(
-        f"{engine.base_url}/chat/completions", content="{", headers={"content-type": "application/json"}, trust_env=False
+        f"{engine.base_url}/chat/completions",
+        content="{",
+        headers={"content-type": "application/json"},
+        trust_env=False,
     )
     assert broken.status_code == 400 and broken.json()["error"]["message"]
     unknown = httpx.post(f"{engine.base_url}/embeddings", json={}, trust_env=False)
     assert unknown.status_code == 404 and unknown.json()["error"]["message"]
 
 
-def test_neutral_and_unknown_fields_are_accepted(client: openai.OpenAI, model_name: str) -> None:
+def test_neutral_and_unknown_fields_are_accepted(client: Any, model_name: str) -> None:
     extra = {"response_format": {"type": "text"}, "min_p": 0, "metadata": {"a": "b"}, "parallel_tool_calls": True}
     answer = client.chat.completions.create(
         model=model_name, messages=QUESTION, max_tokens=1, presence_penalty=0, user="u", extra_body=extra

@@ -11,10 +11,10 @@ QUESTION = [{"role": "user", "content": "Count."}]
 
 
 @pytest.mark.parametrize("extra", [{}, {"stop": ["e", "1", "st"]}, {"temperature": 0.0}, {"top_p": 0.5}])
-def test_stream_equals_whole(client: openai.OpenAI, model_name: str, extra: dict[str, Any]) -> None:
+def test_stream_equals_whole(client: Any, model_name: str, extra: dict[str, Any]) -> None:
     request: dict[str, Any] = {
-        "model": model_name, "messages": QUESTION, "max_tokens": 40, "n": 3, "seed": 6, "logprobs": True, "top_logprobs": 2,
-        "extra_body": {"return_token_ids": True}, **extra,
+        "model": model_name, "messages": QUESTION, "max_tokens": 40, "n": 3, "seed": 6,
+        "logprobs": True, "top_logprobs": 2, "extra_body": {"return_token_ids": True}, **extra,
     }  # fmt: skip
     whole = client.chat.completions.create(**request)
     chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
@@ -35,7 +35,7 @@ def test_stream_equals_whole(client: openai.OpenAI, model_name: str, extra: dict
         assert [piece.finish_reason for piece in mine if piece.finish_reason] == [choice.finish_reason]
 
 
-def test_streamed_completions(client: openai.OpenAI, model_name: str) -> None:
+def test_streamed_completions(client: Any, model_name: str) -> None:
     request: dict[str, Any] = {"model": model_name, "prompt": ["1+1=", "2+2="], "max_tokens": 9, "seed": 6}
     whole = client.completions.create(**request)
     pieces = [chunk.choices[0] for chunk in client.completions.create(**request, stream=True)]
@@ -45,14 +45,12 @@ def test_streamed_completions(client: openai.OpenAI, model_name: str) -> None:
         assert mine[-1].finish_reason == choice.finish_reason
 
 
-def test_a_refused_stream_has_its_status(client: openai.OpenAI, model_name: str) -> None:
+def test_a_refused_stream_has_its_status(client: Any, model_name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="tokens"):
-        client.chat.completions.create(
-            model=model_name, messages=[{"role": "user", "content": "1" * 999}], stream=True
-        )
+        client.chat.completions.create(model=model_name, messages=[{"role": "user", "content": "1" * 999}], stream=True)
 
 
-def test_a_reader_who_goes_away_ends_the_work(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_a_reader_who_goes_away_ends_the_work(engine: EngineClient, client: Any, model_name: str) -> None:
     before = engine.metrics()["requests"]
     with client.chat.completions.create(model=model_name, messages=QUESTION, stream=True, n=4, seed=2) as stream:
         next(iter(stream))

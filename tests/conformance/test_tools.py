@@ -1,40 +1,23 @@
 """Tools: announced through the template, calls read out of the text."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from rft_platform.inference.client import EngineClient
 
-QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 12*7?"}]
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "calculator",
-            "description": "Evaluate an arithmetic expression",
-            "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
-        },
-    }
-]
+from .conftest import TOOL_QUESTION as QUESTION
+from .conftest import TOOLS
+
 IDS = {"extra_body": {"return_token_ids": True}}
 
 
-def test_tools_are_rendered(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_tools_are_rendered(engine: EngineClient, client: Any, model_name: str) -> None:
     answer = client.chat.completions.create(model=model_name, messages=QUESTION, tools=TOOLS, max_tokens=1, **IDS)
     assert answer.prompt_token_ids == engine.render([QUESTION], TOOLS)[0]
     assert '"name": "calculator"' in engine.decode([answer.prompt_token_ids])[0]
-
-
-def test_tool_choice_none_is_honoured(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
-    answer = client.chat.completions.create(
-        model=model_name, messages=QUESTION, tools=TOOLS, tool_choice="none", max_tokens=8, **IDS
-    )
-    assert not answer.choices[0].message.tool_calls
 
 
 @pytest.mark.parametrize(
@@ -45,7 +28,7 @@ def test_tool_choice_none_is_honoured(engine: EngineClient, client: openai.OpenA
     ],
 )
 def test_a_forced_call_begins_in_the_prompt(
-    engine: EngineClient, client: openai.OpenAI, model_name: str, choice: Any, beginning: str
+    engine: EngineClient, client: Any, model_name: str, choice: Any, beginning: str
 ) -> None:
     answer = client.chat.completions.create(
         model=model_name, messages=QUESTION, tools=TOOLS, tool_choice=choice, max_tokens=1, **IDS
@@ -53,7 +36,7 @@ def test_a_forced_call_begins_in_the_prompt(
     assert engine.decode([answer.prompt_token_ids])[0].endswith(beginning)
 
 
-def test_a_history_with_tool_calls(engine: EngineClient, client: openai.OpenAI, model_name: str) -> None:
+def test_a_history_with_tool_calls(engine: EngineClient, client: Any, model_name: str) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "12*7"}'}}
     history = [
         *QUESTION,
@@ -66,37 +49,24 @@ def test_a_history_with_tool_calls(engine: EngineClient, client: openai.OpenAI, 
     assert "<tool_response>\n84\n</tool_response>" in text
 
 
-@pytest.fixture
-def parrot(engine: EngineClient, variant: Callable[..., Path], tiny_model: Path) -> Any:
-    """The engine with weights that always answer with one tool call: a bigram table in the place of a model."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    said = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "9/4"}}\n</tool_call>'
-    ids = tokenizer.encode(said, add_special_tokens=False)
-    return ids, said
-
-
+@pytest.mark.usefixtures("restored")
 def test_hermes_calls_are_parsed_whole_and_streamed(
-    engine: EngineClient, client: openai.OpenAI, model_name: str, memorised: Path
+    engine: EngineClient, client: Any, model_name: str, memorised: Path
 ) -> None:
     engine.update_weights(memorised, 3)
-    try:
-        request: dict[str, Any] = {
-            "model": model_name, "messages": QUESTION, "tools": TOOLS, "temperature": 0, "max_tokens": 80,
-        }  # fmt: skip
-        answer = client.chat.completions.create(**request)
-        (choice,) = answer.choices
-        assert choice.finish_reason == "tool_calls" and choice.message.content is None
-        (call,) = choice.message.tool_calls
-        assert call.function.name == "calculator" and json.loads(call.function.arguments) == {"expression": "12*7"}
-        assert call.id and call.type == "function"
-        pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**request, stream=True)]
-        streamed = [call for piece in pieces for call in piece.delta.tool_calls or []]
-        assert [(c.index, c.function.name, c.function.arguments) for c in streamed] == [
-            (0, "calculator", call.function.arguments)
-        ]
-        assert "".join(piece.delta.content or "" for piece in pieces) == ""
-        assert pieces[-1].finish_reason == "tool_calls"
-    finally:
-        engine.update_weights(Path(engine.status().model_path), 0)
+    request: dict[str, Any] = {"model": model_name, "messages": QUESTION, "tools": TOOLS, "temperature": 0}
+    answer = client.chat.completions.create(**request)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    (call,) = choice.message.tool_calls
+    assert call.function.name == "calculator" and json.loads(call.function.arguments) == {"expression": "12*7"}
+    assert call.id and call.type == "function"
+    pieces = [chunk.choices[0] for chunk in client.chat.completions.create(**request, stream=True)]
+    streamed = [call for piece in pieces for call in piece.delta.tool_calls or []]
+    assert [(c.index, c.function.name, c.function.arguments) for c in streamed] == [
+        (0, "calculator", call.function.arguments)
+    ]
+    assert "".join(piece.delta.content or "" for piece in pieces) == ""
+    assert pieces[-1].finish_reason == "tool_calls"
+    untold = client.chat.completions.create(**{**request, "tool_choice": "none"}, max_tokens=40)
+    assert not untold.choices[0].message.tool_calls and untold.choices[0].finish_reason != "tool_calls"

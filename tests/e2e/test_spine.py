@@ -31,7 +31,7 @@ def test_rows_are_whole_and_of_one_version_a_round(finished):
 def test_engine_and_trainer_agree_on_every_update(finished):
     for number in (1, 2):
         assert finished.note(number, "evaluation")["metrics"]["canary_delta"] <= 1e-4
-        assert finished.note(number, "train")["metrics"]["mismatch_abs"] <= 1e-4
+        assert finished.note(number, "train")["engine_mismatch"] <= 1e-4
 
 
 def test_dagster_knows_every_asset_of_every_round(finished):

@@ -1,7 +1,8 @@
 """Recording clients: what is recorded is what the engine sampled, and the caller does not notice."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import openai
@@ -10,7 +11,7 @@ import pytest
 from rft_platform.errors import EngineError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.history import RecordedCall, RunHistory
-from rft_platform.rollout.recording import ConnectionPools
+from rft_platform.rollout.recording import RecordingClients
 
 from .fake_engine import END, FakeEngine, answer_to, encode, logprobs_of, render
 
@@ -18,16 +19,28 @@ MESSAGES: Any = [{"role": "user", "content": "2+2?"}]
 PROMPT = render(MESSAGES)
 
 
+Clients = Callable[..., Any]
+
+
 @pytest.fixture
-async def pools(engine: FakeEngine) -> AsyncIterator[ConnectionPools]:
-    """Connections to the fake engine."""
-    opened = ConnectionPools(engine.base_url, timeout_s=30)
-    yield opened
-    await opened.aclose()
+async def clients(engine: FakeEngine) -> AsyncIterator[Clients]:
+    """``clients(history)`` is a recording client of the fake engine; with ``blocking=True`` a blocking one."""
+    make, opened = RecordingClients(engine.base_url, timeout_s=30), AsyncExitStack()
+
+    def client(history: RunHistory, blocking: bool = False) -> Any:
+        made: Any = make.sync_client(history) if blocking else make.async_client(history)
+        if blocking:
+            opened.callback(made.close)
+        else:
+            opened.push_async_callback(made.close)
+        return made
+
+    async with opened:
+        yield client
 
 
 def new_history(**sampling: Any) -> RunHistory:
-    return RunHistory(SamplingParams(**{"max_tokens": 64, "temperature": 0.7, **sampling}), seed=1)
+    return RunHistory("fake-model", SamplingParams(**{"max_tokens": 64, "temperature": 0.7, **sampling}), seed=1)
 
 
 def assert_as_sampled(call: RecordedCall, seed: int, choice: int = 0) -> None:
@@ -39,11 +52,9 @@ def assert_as_sampled(call: RecordedCall, seed: int, choice: int = 0) -> None:
     assert (call.choice, call.messages, call.policy_version) == (choice, MESSAGES, 7)
 
 
-async def test_async_call_is_recorded_as_sampled_and_answered_as_asked(
-    engine: FakeEngine, pools: ConnectionPools
-) -> None:
+async def test_async_call_is_recorded_as_sampled_and_answered_as_asked(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
-    client = pools.async_client(history)
+    client = clients(history)
     assert isinstance(client, openai.AsyncOpenAI)
     answer = await client.chat.completions.create(model="m", messages=MESSAGES)
     (call,) = history.calls()
@@ -55,9 +66,9 @@ async def test_async_call_is_recorded_as_sampled_and_answered_as_asked(
     assert "token_ids" not in answer.choices[0].model_dump() and "prompt_token_ids" not in answer.model_dump()
 
 
-async def test_sync_client_records_the_same(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_sync_client_records_the_same(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
-    client = pools.sync_client(history)
+    client = clients(history, blocking=True)
     assert isinstance(client, openai.OpenAI)
     answer = await asyncio.to_thread(client.chat.completions.create, model="m", messages=MESSAGES)
     (call,) = history.calls()
@@ -65,9 +76,9 @@ async def test_sync_client_records_the_same(engine: FakeEngine, pools: Connectio
     assert call.msg_id == answer.id and answer.choices[0].logprobs is None
 
 
-async def test_what_the_caller_names_is_honoured(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_what_the_caller_names_is_honoured(engine: FakeEngine, clients: Clients) -> None:
     history = new_history(top_k=5)
-    answer = await pools.async_client(history).chat.completions.create(
+    answer = await clients(history).chat.completions.create(
         model="m", messages=MESSAGES, temperature=0.2, seed=11, max_completion_tokens=4, n=3, logprobs=True,
         extra_body={"return_token_ids": True},
     )  # fmt: skip
@@ -81,23 +92,22 @@ async def test_what_the_caller_names_is_honoured(engine: FakeEngine, pools: Conn
         assert choice.model_dump()["token_ids"] == call.response_ids
     (body,) = engine.chat_requests
     assert "max_tokens" not in body and body["seed"] == 11
+    assert body["model"] == "fake-model"  # there is one model to reach, whatever the agent calls it
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_streamed_answer_is_recorded_whole(engine: FakeEngine, pools: ConnectionPools, blocking: bool) -> None:
+async def test_streamed_answer_is_recorded_whole(engine: FakeEngine, clients: Clients, blocking: bool) -> None:
     history = new_history()
     chunks: list[Any] = []
     if blocking:
-        sync_client = pools.sync_client(history)
+        sync_client = clients(history, blocking=True)
 
         def consume() -> None:
             chunks.extend(sync_client.chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True))
 
         await asyncio.to_thread(consume)
     else:
-        stream = await pools.async_client(history).chat.completions.create(
-            model="m", messages=MESSAGES, n=2, stream=True
-        )
+        stream = await clients(history).chat.completions.create(model="m", messages=MESSAGES, n=2, stream=True)
         chunks.extend([chunk async for chunk in stream])
     calls = history.calls()
     assert [call.choice for call in calls] == [0, 1]
@@ -108,10 +118,10 @@ async def test_streamed_answer_is_recorded_whole(engine: FakeEngine, pools: Conn
         assert all(piece.logprobs is None and "token_ids" not in piece.model_dump() for piece in pieces)
 
 
-async def test_streamed_tool_call_is_put_together(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_streamed_tool_call_is_put_together(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
     tools: Any = [{"type": "function", "function": {"name": "calculator", "parameters": {}, "strict": True}}]
-    async with pools.async_client(history).chat.completions.stream(
+    async with clients(history).chat.completions.stream(
         model="m", messages=[{"role": "user", "content": "call: 1+1"}], tools=tools
     ) as stream:
         final = await stream.get_final_completion()
@@ -121,26 +131,26 @@ async def test_streamed_tool_call_is_put_together(engine: FakeEngine, pools: Con
     assert final.choices[0].message.tool_calls is not None
 
 
-async def test_stream_left_early_is_not_recorded(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_stream_left_early_is_not_recorded(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
-    stream = await pools.async_client(history).chat.completions.create(model="m", messages=MESSAGES, stream=True)
+    stream = await clients(history).chat.completions.create(model="m", messages=MESSAGES, stream=True)
     await anext(aiter(stream))
     await stream.close()
     assert history.calls() == []
 
 
-async def test_client_retries_are_recorded_once(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_client_retries_are_recorded_once(engine: FakeEngine, clients: Clients) -> None:
     engine.refuse_next = 2
     history = new_history()
-    answer = await pools.async_client(history).chat.completions.create(model="m", messages=MESSAGES)
+    answer = await clients(history).chat.completions.create(model="m", messages=MESSAGES)
     (call,) = history.calls()
     assert call.msg_id == answer.id
     assert history.client_retries == 2
 
 
-async def test_raw_responses_and_copies_are_recorded(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_raw_responses_and_copies_are_recorded(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
-    client = pools.async_client(history)
+    client = clients(history)
     raw = await client.chat.completions.with_raw_response.create(model="m", messages=MESSAGES)
     parsed = raw.parse()
     await client.with_options(max_retries=0).chat.completions.create(model="m", messages=MESSAGES)
@@ -148,11 +158,11 @@ async def test_raw_responses_and_copies_are_recorded(engine: FakeEngine, pools: 
     assert "token_ids" not in parsed.choices[0].model_dump() and b"token_ids" not in raw.content
 
 
-async def test_histories_do_not_mix(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_histories_do_not_mix(engine: FakeEngine, clients: Clients) -> None:
     histories = [new_history() for _ in range(200)]
 
     async def talk(number: int) -> None:
-        client = pools.async_client(histories[number])
+        client = clients(histories[number])
         for turn in range(2):
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": f"{number}.{turn}"}])
 
@@ -161,17 +171,9 @@ async def test_histories_do_not_mix(engine: FakeEngine, pools: ConnectionPools) 
         assert [call.messages[0]["content"] for call in history.calls()] == [f"{number}.0", f"{number}.1"]
 
 
-async def test_closing_one_client_leaves_the_others(engine: FakeEngine, pools: ConnectionPools) -> None:
-    first, second = new_history(), new_history()
-    async with pools.async_client(first) as client:
-        await client.chat.completions.create(model="m", messages=MESSAGES)
-    await pools.async_client(second).chat.completions.create(model="m", messages=MESSAGES)
-    assert len(second.calls()) == 1
-
-
-async def test_a_finished_run_gets_no_more_answers(engine: FakeEngine, pools: ConnectionPools) -> None:
+async def test_a_finished_run_gets_no_more_answers(engine: FakeEngine, clients: Clients) -> None:
     history = new_history()
-    client = pools.async_client(history).with_options(max_retries=0)
+    client = clients(history).with_options(max_retries=0)
     history.close()
     with pytest.raises((EngineError, openai.APIConnectionError)):
         await client.chat.completions.create(model="m", messages=MESSAGES)
@@ -179,11 +181,11 @@ async def test_a_finished_run_gets_no_more_answers(engine: FakeEngine, pools: Co
 
 
 async def test_answer_without_ids_is_an_error(
-    engine: FakeEngine, pools: ConnectionPools, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = engine._chat_answer
     monkeypatch.setattr(engine, "_chat_answer", lambda body: plain({**body, "return_token_ids": False}))
-    client = pools.async_client(new_history()).with_options(max_retries=0)
+    client = clients(new_history()).with_options(max_retries=0)
     with pytest.raises((EngineError, openai.APIConnectionError)) as caught:
         await client.chat.completions.create(model="m", messages=MESSAGES)
     assert "return_token_ids" in str(caught.value.__cause__ or caught.value)

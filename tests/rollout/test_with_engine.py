@@ -12,7 +12,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.rollout.calculator import CalculatorWorkflow
 from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import ConnectionPools
+from rft_platform.rollout.recording import RecordingClients
 from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.single_turn import SingleTurn
 from rft_platform.rollout.workflow import Workflow
@@ -50,8 +50,7 @@ def test_rows_are_what_the_engine_sampled(policy_engine: PolicyEngine, workflow:
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_recording_equals_the_engines_own_ids(policy_engine: PolicyEngine, blocking: bool, stream: bool) -> None:
     messages: Any = [{"role": "user", "content": "12+34?"}]
-    history = RunHistory(SamplingParams(max_tokens=12, temperature=0.8), seed=3)
-    pools = ConnectionPools(policy_engine.base_url, timeout_s=60)
+    history = RunHistory(policy_engine.status().model_path, SamplingParams(max_tokens=12, temperature=0.8), seed=3)
     texts: dict[int, str] = {}
 
     def hear(answer: Any) -> None:
@@ -59,25 +58,20 @@ async def test_recording_equals_the_engines_own_ids(policy_engine: PolicyEngine,
             text = (choice.delta if stream else choice.message).content or ""
             texts[choice.index] = texts.get(choice.index, "") + text
 
-    def ask() -> None:
-        answer: Any = pools.sync_client(history).chat.completions.create(
-            model="m", messages=messages, n=3, stream=stream
-        )
-        for part in answer if stream else [answer]:
-            hear(part)
-
+    arguments: Any = {"model": "gpt", "messages": messages, "n": 3, "stream": stream}
+    answer: Any
+    clients = RecordingClients(policy_engine.base_url, timeout_s=60)
     if blocking:
-        await asyncio.to_thread(ask)
-    else:
-        answer: Any = await pools.async_client(history).chat.completions.create(
-            model="m", messages=messages, n=3, stream=stream
-        )
-        if stream:
-            async for part in answer:
+        with clients.sync_client(history) as client:
+            create: Any = client.chat.completions.create
+            answer = await asyncio.to_thread(create, **arguments)
+            for part in answer if stream else [answer]:
                 hear(part)
-        else:
-            hear(answer)
-    await pools.aclose()
+    else:
+        async with clients.async_client(history) as async_client:
+            answer = await async_client.chat.completions.create(**arguments)
+            for part in [part async for part in answer] if stream else [answer]:
+                hear(part)
 
     seed = history.call_seed(0)
     sampling = SamplingParams(max_tokens=12, temperature=0.8, n=3, seed=seed)

@@ -46,8 +46,9 @@ def evaluate(
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
     """The policy that the options name; raises UserError where they name none, or more than one."""
+    from rft_platform.cli.round_policy import round_policy
     from rft_platform.errors import UserError
-    from rft_platform.rounds.policy import Policy, published, required
+    from rft_platform.rounds.policy import Policy
     from rft_platform.rounds.processes import connect_registry
     from rft_platform.weights import digest_weights
 
@@ -65,12 +66,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
         return Policy(
             str(folder), int(tags.get("policy_version", 0)), digest_weights(folder), round=int(tags.get("round", 0))
         )
-    if round_number is not None:
-        return required(project.store, round_number)
-    found = [policy for number in project.store.rounds() if (policy := published(project.store, number))]
-    if not found:
-        raise UserError(f"{project.home.root}: no round has published a policy yet; give --checkpoint, or train first")
-    return found[-1]
+    return round_policy(project, round_number)
 
 
 def check_engine_is_free(project: "Project") -> None:

@@ -41,14 +41,18 @@ def find_trace(project: "Project", target: str) -> "CheckpointTrace | RowTrace":
     import re
     from pathlib import Path
 
+    from rft_platform.cli.round_policy import round_policy
+    from rft_platform.errors import UserError
     from rft_platform.experience.rounds import round_number
     from rft_platform.registry.lineage import trace_checkpoint, trace_row
-    from rft_platform.rounds.policy import required
     from rft_platform.rounds.processes import connect_registry
 
     registry, store = connect_registry(project), project.store
     if re.fullmatch(r"r\d{4,}", target):
-        return trace_checkpoint(required(store, round_number(target)).folder, store, registry)
+        policy = round_policy(project, round_number(target))
+        if policy.policy_version == 0 and project.config.warm_start is None:
+            raise UserError(f"{target} ended with the base model {policy.folder}: no training stands behind it yet")
+        return trace_checkpoint(policy.folder, store, registry)
     if target.startswith("models:/") or Path(target).is_dir():
         return trace_checkpoint(target, store, registry)
     return trace_row(target, store, project.checkpoints, registry)

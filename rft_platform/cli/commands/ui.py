@@ -13,7 +13,7 @@ def ui(
     ] = True,
 ) -> None:
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C."""
-    from rft_platform.cli.console import output
+    from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import terminable, use_home
     from rft_platform.cli.preflight import check_writable
     from rft_platform.cli.servers import check_ports, serving, wait_for_end
@@ -25,6 +25,7 @@ def ui(
     use_home(home)
     servers = ui_servers(home, port, mlflow_port, daemon)
     check_ports(servers)
+    notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
     try:
         with terminable(), serving(servers, home.logs) as children:
             for server in servers:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 ATTENTION_NAME = "rft_slots"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")  # what some architectures ask of their attention
 GROWTH = 32  # slots are rounded up to so many tokens, so that growing is rare
 
 
@@ -33,11 +34,13 @@ def slot_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     attention_pass: AttentionPass | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function that transformers calls: [rows, heads, tokens, head size] in, [rows, tokens, heads, ...] out."""
     if attention_pass is None:
         raise ValueError(f"attention '{ATTENTION_NAME}' needs the keyword attention_pass of the forward call")
+    if refused := [name for name in UNSUPPORTED if options.get(name) is not None]:
+        raise ValueError(f"attention '{ATTENTION_NAME}' has no {', '.join(refused)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
     output = attention_pass.attend(layer, query, key, value, scale, sliding_window)

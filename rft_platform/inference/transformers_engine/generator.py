@@ -6,9 +6,11 @@ rows of the batch, so that nothing finished is computed and nothing waits for th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import torch
 
+from rft_platform.errors import EngineError
 from rft_platform.inference.interface import Completion, FinishReason
 from rft_platform.inference.transformers_engine.attention import SlotCache
 from rft_platform.inference.transformers_engine.counter_random import row_keys, uniforms
@@ -74,6 +76,15 @@ class RowState:
             self.logprobs = torch.nn.functional.pad(self.logprobs, (0, missing))
 
 
+class Drawn(NamedTuple):
+    """One new token of each row."""
+
+    token: torch.Tensor  # [rows]
+    logprob: torch.Tensor  # [rows]
+    top_ids: torch.Tensor  # [rows, alternatives]: the likeliest, best first
+    top_logprobs: torch.Tensor  # [rows, alternatives]
+
+
 class Generator:
     """Rows in flight on one model. Not thread-safe: the scheduler's thread owns it."""
 
@@ -116,7 +127,7 @@ class Generator:
         self.cache.reserve(len(self.rows), longest + 1, len(self.rows))
         hidden = self.model.next_hidden(self.state.token, self.state.length, longest, self.cache)
         self.state.length += 1
-        self._sample(self.model.logits(hidden), first=0)
+        self._sample(hidden, first=0)
 
     @torch.inference_mode()
     def abort(self, chosen: Callable[[Request], bool]) -> None:
@@ -136,7 +147,7 @@ class Generator:
         state = self._new_state(request, members)
         self.state = state if self.state is None else self.state.joined(state)
         self.cache.store(batch.kept, source, first)
-        self._sample(self.model.logits(batch.last_hidden)[source], first)
+        self._sample(batch.last_hidden[source], first)
 
     def _new_state(self, request: Request, members: list[int]) -> RowState:
         sampling, device, count = request.sampling, self.model.device, len(members)
@@ -157,54 +168,59 @@ class Generator:
             logprobs=torch.zeros(count, room, **real),
         )
 
-    def _sample(self, logits: torch.Tensor, first: int) -> None:
-        """Sample a token of each row from ``first`` on, from its ``logits``; finish the rows that end with it."""
+    def _sample(self, hidden: torch.Tensor, first: int) -> None:
+        """Sample a token of each row from ``first`` on, from its ``hidden`` state; finish the rows that end with it."""
         assert self.state is not None
         room = int(self.state.produced[first:].max()) + 1
         if room > self.state.tokens.shape[1]:
             self.state.widen(2 * room)
         state = self.state[slice(first, None)]
-        settings = SamplingRows(state.temperature, state.top_p, state.top_k)
-        logprobs = sampling_logprobs(logits, settings)
-        token = sample(logprobs, state.temperature <= 0, uniforms(state.key, state.produced))
-        chosen = logprobs.gather(-1, token[:, None]).squeeze(-1)
-        rows = torch.arange(len(token), device=token.device)
-        state.tokens[rows, state.produced] = token
-        state.logprobs[rows, state.produced] = chosen
-        state.token.copy_(token)
+        drawn = self._draw(hidden, state, max(row.request.top_logprobs for row in self.rows[first:]))
+        rows = torch.arange(len(hidden), device=hidden.device)
+        state.tokens[rows, state.produced] = drawn.token
+        state.logprobs[rows, state.produced] = drawn.logprob
+        state.token.copy_(drawn.token)
         state.produced.add_(1)
-        ended = torch.isin(token, self.end_ids)
+        ended = torch.isin(drawn.token, self.end_ids)
         done = (ended | (state.produced >= state.limit)).nonzero().squeeze(-1)
         reasons: dict[int, FinishReason] = {
             first + row: "stop" if end else "length"
             for row, end in zip(done.tolist(), ended[done].tolist(), strict=True)
         }
         if any(row.watched for row in self.rows[first:]):
-            self._watch(logprobs, token.tolist(), chosen.tolist(), first, reasons)
+            self._watch(drawn, first, reasons)
         self._finish(reasons)
 
-    def _watch(
-        self,
-        logprobs: torch.Tensor,
-        tokens: list[int],
-        chosen: list[float],
-        first: int,
-        reasons: dict[int, FinishReason],
-    ) -> None:
+    def _draw(self, hidden: torch.Tensor, state: RowState, top: int) -> Drawn:
+        """One token a row with its log-prob and the ``top`` likeliest, in pieces of bounded size."""
+        pieces = []
+        for start in range(0, len(hidden), self.model.rows_a_piece):
+            piece = slice(start, start + self.model.rows_a_piece)
+            rows = state[piece]
+            settings = SamplingRows(rows.temperature, rows.top_p, rows.top_k)
+            logprobs = sampling_logprobs(self.model.logits(hidden[piece]), settings)
+            token = sample(logprobs, rows.temperature <= 0, uniforms(rows.key, rows.produced))
+            chosen = logprobs.gather(-1, token[:, None]).squeeze(-1)
+            values, ids = logprobs.topk(min(top, logprobs.shape[-1]))
+            pieces.append(Drawn(token, chosen, ids, values))
+        drawn = pieces[0] if len(pieces) == 1 else Drawn(*(torch.cat(column) for column in zip(*pieces, strict=True)))
+        if not bool(torch.isfinite(drawn.logprob).all()):
+            raise EngineError("the weights that are served give log-probs that are not finite")
+        return drawn
+
+    def _watch(self, drawn: Drawn, first: int, reasons: dict[int, FinishReason]) -> None:
         """Look at the new tokens of watched rows: stop strings (added to ``reasons``), alternatives, streams."""
-        for position, row in enumerate(self.rows[first:]):
+        columns = (column.tolist() for column in drawn)
+        for slot, (token, logprob, ids, values) in enumerate(zip(*columns, strict=True), start=first):
+            row = self.rows[slot]
             if not row.watched:
                 continue
-            if row.stop is not None and row.stop.hit(tokens[position]):
-                reasons[first + position] = "stop"
-            top: TopLogprobs = []
-            if row.request.top_logprobs:
-                values, ids = logprobs[position].topk(min(row.request.top_logprobs, logprobs.shape[-1]))
-                top = list(zip(ids.tolist(), values.tolist(), strict=True))
-                row.tops.append(top)
+            if row.stop is not None and row.stop.hit(token):
+                reasons[slot] = "stop"
+            top = list(zip(ids, values, strict=True))[: row.request.top_logprobs]
+            row.tops.append(top)
             if row.request.on_token is not None:
-                reason = reasons.get(first + position)
-                row.request.on_token(TokenEvent(row.index, tokens[position], chosen[position], top, reason))
+                row.request.on_token(TokenEvent(row.index, token, logprob, top, reasons.get(slot)))
 
     def _finish(self, reasons: dict[int, FinishReason]) -> None:
         """Hand over the results of the rows in ``reasons`` (slot -> reason) and close the gaps they leave."""

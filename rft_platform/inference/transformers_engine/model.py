@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rft_platform.errors import UserError
+from rft_platform.errors import UserError, WeightMismatchError
 from rft_platform.inference.transformers_engine.attention import (
     ATTENTION_NAME,
     AttentionPass,
@@ -19,9 +19,9 @@ from rft_platform.inference.transformers_engine.attention import (
 
 PADDING_WASTE = 0.25  # padded tokens a batch of prompts may compute, as a share of its real ones
 PROMPT_TOKENS = 16_384  # tokens in one prompt forward
-HEAD_LOGITS = 2**25  # logits in one piece when whole sequences are scored (128 MiB in float32)
+HEAD_LOGITS = 2**25  # logits computed in one piece (128 MiB in float32)
 CHECK_TOKENS = 8
-CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}  # mean |delta log-prob|
 
 
 @dataclass(slots=True)
@@ -52,6 +52,11 @@ class PolicyModel:
         self.cache_bytes_per_token = _cache_bytes_per_token(config, dtype)
         self._use_slot_attention(folder)
 
+    @property
+    def rows_a_piece(self) -> int:
+        """Hidden states to put through the output head at once: [rows, vocabulary] must stay bounded."""
+        return max(1, HEAD_LOGITS // self.vocabulary)
+
     @torch.inference_mode()
     def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> list[PromptBatch]:
         """Forward every prompt once, in batches of like length; ``keep`` holds keys and values for a cache."""
@@ -74,15 +79,17 @@ class PolicyModel:
         scores: list[list[float]] = [[] for _ in sequences]
         for indices in plan_batches([len(s) for s in sequences]):
             _, hidden, ids = self._read(sequences, indices, keep=False)
-            rows = self._score_rows(hidden[:, :-1], ids[:, 1:]).tolist()
-            for index, row in zip(indices, rows, strict=True):
+            rows = self._score_rows(hidden[:, :-1], ids[:, 1:])
+            if not bool(torch.isfinite(rows).all()):
+                raise WeightMismatchError("the weights that are served give log-probs that are not finite")
+            for index, row in zip(indices, rows.tolist(), strict=True):
                 scores[index] = [0.0, *row[: len(sequences[index]) - 1]]
         return scores
 
     def _score_rows(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Log-probs [rows, tokens], computed in pieces so that [tokens, vocabulary] stays bounded."""
         flat_hidden, flat_targets = hidden.flatten(0, 1), targets.flatten()
-        size = max(1, HEAD_LOGITS // self.vocabulary)
+        size = self.rows_a_piece
         pieces = [
             self.logits(part).float().log_softmax(-1).gather(-1, target[:, None]).squeeze(-1)
             for part, target in zip(flat_hidden.split(size), flat_targets.split(size), strict=True)
@@ -109,25 +116,27 @@ class PolicyModel:
 
     @torch.inference_mode()
     def _use_slot_attention(self, folder: Path) -> None:
-        """Switch to the engine's own attention, and refuse a model whose log-probs change by it.
+        """Switch to the engine's own attention; UserError for a model that computes something else by it.
 
-        That is how architectures show that this engine does not cover: logit soft-caps, attention sinks, position
-        biases, recurrent layers.
+        That is how architectures show that this engine does not cover: scaled or capped logits, attention sinks,
+        position biases, recurrent layers.
         """
         ids = torch.arange(CHECK_TOKENS, device=self.device)[None] % self.vocabulary
-        expected = self.module(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
-        self.module.set_attn_implementation(ATTENTION_NAME)
-        kind = type(self.module).__name__
+        positions = torch.arange(CHECK_TOKENS, device=self.device)[None]
         try:
-            hidden = self._forward(ids, torch.arange(CHECK_TOKENS, device=self.device)[None], PromptPass(keep=False))
-            worst = (self.logits(hidden).float().log_softmax(-1) - expected).abs().max().item()
+            expected = self.module(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+            own_head = self.logits(self._forward(ids, positions, PromptPass(keep=False)))
+            self.module.set_attn_implementation(ATTENTION_NAME)
+            own_attention = self.logits(self._forward(ids, positions, PromptPass(keep=False)))
         except (TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"model folder {folder}: {kind} cannot run on the transformers engine: {error}") from error
-        if not worst <= CHECK_TOLERANCE.get(self.dtype, 0.25):
-            raise UserError(
-                f"model folder {folder}: {kind} has a layer that the transformers engine does not compute "
-                f"(log-probs differ by {worst:.3g} from the model's own forward); use the vLLM engine for it"
-            )
+            raise UserError(f"model folder {folder}: the transformers engine cannot run it: {error}") from error
+        for part, logits in (("output head", own_head), ("attention", own_attention)):
+            delta = (logits.float().log_softmax(-1) - expected).abs().mean().item()
+            if not delta <= CHECK_TOLERANCE[self.dtype]:
+                raise UserError(
+                    f"model folder {folder}: the transformers engine does not compute the {part} of "
+                    f"{type(self.module).__name__} (log-probs differ by {delta:.3g} from the model's own forward)"
+                )
 
 
 def plan_batches(lengths: Sequence[int]) -> list[list[int]]:

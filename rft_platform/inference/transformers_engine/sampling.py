@@ -41,6 +41,7 @@ def sample(logprobs: torch.Tensor, greedy: torch.Tensor, uniform: torch.Tensor) 
     # Rounding may lift u * total to total itself, which no token exceeds.
     target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    drawn = drawn.clamp(max=logprobs.shape[-1] - 1)  # NaN exceeds nothing: the caller sees it in the log-prob
     return torch.where(greedy, logprobs.argmax(-1), drawn) if bool(greedy.any()) else drawn
 
 

@@ -113,6 +113,7 @@ class Scheduler:
             self._paused = self._frozen = False
             self._waiting.extend(self._held)
             self._held.clear()
+            self._release_drained()
             self._wake.notify()
 
     def close(self) -> None:
@@ -155,8 +156,8 @@ class Scheduler:
             request.fail(ended)
         for left in [*self._calls, *self._updates]:
             left()
-        for future in self._drained:
-            future.set_result(None)
+        with self._wake:
+            self._release_drained()
 
     def _runnable(self) -> bool:
         if self._calls or self._updates:
@@ -176,10 +177,14 @@ class Scheduler:
             if self.generator.rows:
                 self.generator.step()
             self.generate_seconds += time.perf_counter() - begin
-        if not self._waiting and not self.generator.rows:
-            drained, self._drained = self._drained, []
-            for future in drained:
-                future.set_result(None)
+        with self._wake:
+            if not self._waiting and not self.generator.rows:
+                self._release_drained()
+
+    def _release_drained(self) -> None:
+        """Answer those who wait for the end of what runs: it has come, or the pause is over."""
+        while self._drained:
+            self._drained.pop().set_result(None)
 
     def _under_way(self) -> bool:
         """Whether a request has been sampled from and is not finished; only the first in the queue can be."""

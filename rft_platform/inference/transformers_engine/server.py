@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from transformers.utils.logging import disable_progress_bar
 
 from rft_platform.errors import UserError
 from rft_platform.inference.transformers_engine import api_errors, control_api, openai_api
@@ -26,6 +27,7 @@ from rft_platform.processes.lease import Lease, remove_lease, write_lease
 
 HOST = "127.0.0.1"
 UNCOUNTED_PATHS = ("/health", "/v1/models")  # monitoring must not keep an unused engine alive
+KEEP_ALIVE_S = 600  # longer than any client keeps an idle connection, so that none is closed as it is used again
 GRACE_S = 3  # for open connections, once the server is to stop
 EXIT_USER_ERROR = 2
 
@@ -79,6 +81,7 @@ class StampVersion:
 
 def serve(settings: ServerSettings) -> None:
     """Load the model, publish the lease, serve until told to stop, signalled, or idle for too long."""
+    disable_progress_bar()  # the log is read by people and by the launcher
     engine = TransformersEngine(settings.engine)
     listener = socket.create_server((HOST, 0), backlog=1024)  # listens from here on: no caller can come too early
     token = secrets.token_urlsafe(32)
@@ -98,7 +101,13 @@ def serve(settings: ServerSettings) -> None:
         server.should_exit = True
 
     app = build_app(engine, token, stop, lifespan)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+    )
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
 
@@ -125,6 +134,7 @@ def main(arguments: list[str]) -> int:
     try:
         serve(settings)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        one_line = " ".join(str(error).split())
+        print(f"error: {one_line}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     return 0

@@ -19,6 +19,7 @@ class PolicyTokenizer:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"model folder {folder}: no tokenizer can be loaded from it: {error}") from error
         self.end_ids = end_ids(folder, self.hf.eos_token_id)
+        self._token_texts: dict[int, str] = {}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text."""
@@ -38,7 +39,9 @@ class PolicyTokenizer:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """Text of each single token, special tokens included."""
-        return [self.hf.decode([token], clean_up_tokenization_spaces=False) for token in ids]
+        for token in set(ids) - self._token_texts.keys():
+            self._token_texts[token] = self.hf.decode([token], clean_up_tokenization_spaces=False)
+        return [self._token_texts[token] for token in ids]
 
 
 def end_ids(folder: Path, eos_token_id: int | None) -> list[int]:

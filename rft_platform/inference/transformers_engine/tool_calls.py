@@ -60,7 +60,7 @@ class ToolCallParser:
         call = parse_call(body) if tag else None
         if call is not None:
             return self._text(before.rstrip()), [call]
-        return self._text(rest.rstrip() if self._after_call else rest), []
+        return self._text(rest), []
 
     def _text(self, text: str) -> str:
         if self._after_call:

@@ -39,8 +39,8 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
     from transformers import AutoModelForCausalLM
 
     given = read_tensors(adapter)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
         wrapped = PeftModel.from_pretrained(model, adapter)
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise WeightMismatchError(f"{adapter}: does not fit the model in {base}: {error}") from error

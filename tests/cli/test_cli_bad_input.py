@@ -1,0 +1,141 @@
+"""Bad input: one clear line, exit code 2, nothing written."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from rft_platform.config.home import Home
+from rft_platform.files import write_text
+
+
+def buffer(**taskset: Any) -> dict[str, Any]:
+    return {
+        "batch_size": 8,
+        "total_steps": 2,
+        "explorer_input": {"taskset": {"path": "train.jsonl", **taskset}, "eval_tasksets": [{"path": "test.jsonl"}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"buffer": {"batchsize": 8}}, "unknown key buffer.batchsize; did you mean buffer.batch_size?"),
+        ({"buffer": buffer(path="trian.jsonl")}, "trian.jsonl: no such file"),
+        ({"buffer": buffer(format={"prompt_key": "questoin"})}, "no column 'questoin'"),
+        ({"buffer": buffer(path="empty.jsonl")}, "the dataset is empty"),
+        ({"buffer": buffer(judge="exact_mtch")}, "did you mean 'exact_match'?"),
+        ({"buffer": buffer(workflow="nowhere:solve")}, "cannot import nowhere"),
+        ({"model": {"model_path": "bare"}}, "no tokenizer in it"),
+        ({"model": {"model_path": "weightless"}}, "holds no .safetensors file"),
+        ({"algorithm": {"algorithm_type": "grop"}}, "did you mean 'grpo'?"),
+        ({"mode": "serve"}, "mode serve"),
+    ],
+)
+def test_run_refuses(
+    home: Home,
+    write_config: Callable[..., Path],
+    rft: Callable[..., Result],
+    sections: dict[str, Any],
+    said: str,
+) -> None:
+    config = write_config(**sections)
+    folder = config.parent
+    write_text(folder / "empty.jsonl", "")
+    write_text(folder / "bare" / "config.json", "{}")
+    write_text(folder / "weightless" / "config.json", '{"model_type": "qwen3"}')
+    write_text(folder / "weightless" / "tokenizer.json", "{}")
+
+    result = rft("run", "--config", config)
+
+    assert result.exit_code == 2, result.output
+    assert [line for line in result.stderr.splitlines() if said in line and line.startswith("error: ")]
+    assert len(result.stderr.splitlines()) == 1
+    assert not home.root.exists()
+
+
+def test_every_problem_is_told_at_once(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    config = write_config(buffer=buffer(judge="exact_mtch", format={"prompt_key": "questoin"}))
+
+    result = rft("run", "--config", config)
+
+    assert result.exit_code == 2
+    assert "exact_mtch" in result.stderr
+    assert "questoin" in result.stderr
+
+
+def test_the_real_command_says_one_line_and_exits_with_2(tmp_path: Path) -> None:
+    program = "from rft_platform.cli.main import main; main()"
+    command = [sys.executable, "-c", program, "run", "--config", "missing.yaml"]
+
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / 'missing.yaml'}: no such configuration file")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_needs_none_of_the_heavy_parts() -> None:
+    heavy = "torch", "transformers", "dagster", "mlflow", "pyarrow", "numpy", "pydantic"
+    program = f"""
+import sys
+from typer.testing import CliRunner
+from rft_platform.cli.main import app
+assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", [["rounds"], ["trace", "r0001"], ["eval"]])
+def test_commands_on_a_project_say_that_there_is_none(
+    home: Home, rft: Callable[..., Result], command: list[str]
+) -> None:
+    result = rft(*command)
+
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: no project in {home.root}")
+    assert not home.root.exists()
+
+
+def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]) -> None:
+    write_text(home.root, "not a folder")
+
+    result = rft("run", "--config", write_config())
+
+    assert result.exit_code == 2
+    assert "is a file; point RFT_HOME at a folder" in result.stderr
+
+
+def test_no_room_on_the_disk(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rft_platform.cli import preflight
+
+    monkeypatch.setattr(preflight, "_LEAST_FREE", 2**80)
+
+    result = rft("run", "--config", write_config())
+
+    assert result.exit_code == 2
+    assert "no space" in result.stderr
+    assert not home.root.exists()
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    result = rft("run", "--config", write_config(), "--dry-run", "--rounds", 5)
+
+    assert result.exit_code == 0, result.output
+    assert "8 tasks x 4 runs x 1 batches = 32 experiences a round" in result.stdout
+    assert "rounds: 5" in result.stdout
+    assert not home.root.exists()

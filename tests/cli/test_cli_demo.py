@@ -1,0 +1,32 @@
+"""What the demo does with a folder that holds something already."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_platform.cli.commands.demo import demo_config, move_aside
+from rft_platform.cli.starting import put_in_force
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.errors import UserError
+from rft_platform.files import write_text
+
+
+def test_moving_aside_keeps_everything(home: Home) -> None:
+    assert move_aside(home) is None
+    write_text(home.root / "rounds" / "r0001" / "note.json", "{}")
+
+    moved = move_aside(home)
+
+    assert moved is not None
+    assert moved.name.startswith("home.")
+    assert (moved / "rounds" / "r0001" / "note.json").exists()
+    assert not home.root.exists()
+
+
+def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
+    put_in_force(home, load_config(write_config()))
+
+    with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh` moves it aside"):
+        demo_config(home, seed=None)

@@ -1,0 +1,70 @@
+"""Which message and exit code a failure ends with."""
+
+import errno
+import sqlite3
+
+import pytest
+import typer
+
+from rft_platform.cli.exits import disk_trouble, exit_codes
+from rft_platform.errors import TrainerError, UserError
+
+
+def exit_code_of(error: BaseException) -> int:
+    with pytest.raises(typer.Exit) as caught, exit_codes():
+        raise error
+    return caught.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("bad"), 2),
+        (TrainerError("broken"), 1),
+        (KeyboardInterrupt(), 130),
+        (OSError(errno.ENOSPC, "No space left on device", "/x/rows.parquet"), 2),
+    ],
+)
+def test_exit_codes(error: BaseException, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_each_line_of_a_message_is_an_error_line(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code_of(UserError("first\nsecond\n"))
+
+    assert capsys.readouterr().err == "error: first\nerror: second\n"
+
+
+def test_an_unexpected_exception_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError), exit_codes():
+        raise ZeroDivisionError
+
+
+def test_an_exit_inside_stays_as_it_is() -> None:
+    assert exit_code_of(typer.Exit(7)) == 7
+
+
+def test_a_full_disk_is_found_behind_other_exceptions() -> None:
+    def fail() -> None:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device", "/x/rows.parquet")
+        except OSError as error:
+            raise RuntimeError("step failed") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+
+    assert disk_trouble(caught.value) == (
+        "/x/rows.parquet: no space left on the disk: make room, or point RFT_HOME at another disk"
+    )
+    assert disk_trouble(RuntimeError("something else")) is None
+
+
+def test_a_database_that_cannot_be_written_is_trouble_of_the_disk() -> None:
+    connection = sqlite3.connect("file:nowhere?mode=memory", uri=True)
+    connection.execute("PRAGMA query_only = on")
+    with pytest.raises(sqlite3.OperationalError) as caught:
+        connection.execute("CREATE TABLE rows (id INTEGER)")
+    connection.close()
+
+    assert "read-only" in (disk_trouble(caught.value) or "")

@@ -1,0 +1,59 @@
+"""Progress as it is shown: lines where nobody watches, a table on a terminal."""
+
+import io
+import re
+
+from rich.console import Console
+
+from rft_platform.cli.live import PlainLines, showing_progress
+from rft_platform.progress import LOGGER, report
+
+
+def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
+    console = Console(file=io.StringIO(), width=160)
+
+    with showing_progress(console):
+        report("r0001 rollouts", 256, 512)
+        report("r0001 rollouts", 512, 512, reward=0.5)
+
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) == 1, "the start of a piece of work is no news yet"
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  r0001 rollouts: 512/512  reward 0.5", lines[0])
+
+
+def test_plain_lines_are_rare_while_work_lasts() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    lines = PlainLines(console, every_s=0.0)
+    LOGGER.addHandler(lines)
+    level, LOGGER.level = LOGGER.level, 20
+    try:
+        report("some work", 1, 3)
+        report("some work", 3, 3)
+    finally:
+        LOGGER.removeHandler(lines)
+        LOGGER.level = level
+
+    assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
+        "some work: 1/3",
+        "some work: 3/3",
+    ]
+
+
+def test_a_terminal_shows_finished_work_as_lines() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+
+    with showing_progress(console):
+        report("r0001 training", 1, 2, loss=0.25)
+        report("r0001 training", 2, 2, loss=0.125)
+
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+    assert re.search(r"✓ r0001 training +2 +0\.\d s +loss 0\.125", text)
+
+
+def test_nothing_is_listened_to_afterwards() -> None:
+    before = list(LOGGER.handlers)
+
+    with showing_progress(Console(file=io.StringIO())):
+        assert len(LOGGER.handlers) == len(before) + 1
+
+    assert LOGGER.handlers == before

@@ -1,0 +1,122 @@
+"""Engine and trainer from outside: what they cost, stopping them, and doctor's look at them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from typer.testing import Result
+
+from rft_platform.cli.driver_lock import driver_is_running, refuse_second_driver
+from rft_platform.cli.health import config_findings, package_findings, port_findings, process_findings
+from rft_platform.cli.leases import leases_of, processor_seconds
+from rft_platform.cli.ledger import drive_costs, launch_seconds, recorded_cost
+from rft_platform.config.home import Home
+from rft_platform.errors import UserError
+from rft_platform.files import write_text
+from rft_platform.processes.lease import Lease, locked, write_lease
+
+_BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
+
+
+@pytest.fixture
+def engine(home: Home) -> Iterator[subprocess.Popen[str]]:
+    """A process that has used 0.2 s of a processor, with a lease that calls it an engine."""
+    process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    created = psutil.Process(process.pid).create_time()
+    home.leases.mkdir(parents=True)
+    write_lease(
+        home.leases / "engine.json", Lease("engine", process.pid, created, "127.0.0.1", 1, "secret", "m", created, {})
+    )
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_processor_time_counts_what_a_drive_used(home: Home, engine: "subprocess.Popen[str]") -> None:
+    (held,) = leases_of(home)
+    assert processor_seconds(held) >= 0.15
+
+    with recorded_cost(home) as cost:
+        cost.launches = [
+            {"kind": "explore", "round": 1, "run_id": "a", "wall_s": 1.5},
+            {"kind": "sync", "round": 1, "run_id": "b", "wall_s": 2.0},
+        ]
+
+    (recorded,) = drive_costs(home)
+    assert 0.0 <= recorded.cpu_s < 0.15, "what the engine used before is not this drive's"
+    assert launch_seconds(home) == {1: 3.5}
+
+
+def test_a_drive_that_is_interrupted_is_in_the_ledger_too(home: Home) -> None:
+    with pytest.raises(KeyboardInterrupt), recorded_cost(home):
+        raise KeyboardInterrupt
+
+    assert len(drive_costs(home)) == 1
+
+
+def test_stop_ends_the_engine_and_clears_its_lease(
+    home: Home, engine: "subprocess.Popen[str]", rft: Callable[..., Result]
+) -> None:
+    result = rft("stop")
+
+    assert result.stdout == f"engine (pid {engine.pid}): stopped\n"
+    assert not psutil.pid_exists(engine.pid)
+    assert leases_of(home) == []
+    assert "secret" not in result.output
+    assert rft("stop").stdout == f"nothing runs for {home.root}\n"
+
+
+def test_doctor_tells_a_living_lease_from_a_stale_one(home: Home, engine: "subprocess.Popen[str]") -> None:
+    (living,) = process_findings(home)
+    engine.kill()
+    engine.wait()
+    (stale,) = process_findings(home)
+
+    assert living.state == "ok"
+    assert f"pid {engine.pid}" in living.said
+    assert stale.state == "warn"
+    assert "rft stop" in stale.fix
+
+
+def test_doctor_finds_what_is_installed_within_its_bounds() -> None:
+    (finding,) = package_findings()
+
+    assert finding.state == "ok"
+
+
+def test_doctor_names_each_fault_of_the_configuration(home: Home) -> None:
+    (none_yet,) = config_findings(home)
+    write_text(home.config_file, "sed: 1\nmodel: {model_path: /nowhere}\n")
+    (fault,) = config_findings(home)
+
+    assert none_yet.state == "ok"
+    assert fault.state == "fail"
+    assert "did you mean seed?" in fault.said
+
+
+def test_doctor_looks_at_the_ports() -> None:
+    assert [finding.said.split()[0] for finding in port_findings()] == ["3000", "5000", "8010"]
+
+
+def test_doctor_as_json_ends_with_1_on_a_failure(home: Home, rft: Callable[..., Result]) -> None:
+    write_text(home.config_file, "sed: 1\n")
+
+    result = rft("doctor", "--json")
+
+    assert result.exit_code == 1
+    assert {finding["state"] for finding in json.loads(result.stdout)} >= {"ok", "fail"}
+
+
+def test_a_second_driver_is_refused(home: Home) -> None:
+    assert not driver_is_running(home)
+    with locked(home.leases / "driver.lock"):
+        assert driver_is_running(home)
+        with pytest.raises(UserError, match="wait for it, or interrupt it"):
+            refuse_second_driver(home)
+    assert not driver_is_running(home)

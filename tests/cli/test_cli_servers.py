@@ -1,0 +1,68 @@
+"""Servers that live as long as the command: ready before they are named, gone afterwards, each death told."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from rft_platform.cli.servers import Server, check_ports, port_is_free, serving, wait_for_end
+from rft_platform.cli.ui_servers import answers
+from rft_platform.errors import RftError, UserError
+from rft_platform.processes.spawn import free_port
+
+# A server with a child of its own, as web servers with workers are.
+_WITH_A_WORKER = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+HTTPServer(("127.0.0.1", int(sys.argv[1])), SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def server(program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None) -> Server:
+    arguments = [] if port is None else [str(port)]
+    return Server("Web", [sys.executable, "-c", program, *arguments], dict(os.environ), is_ready, port=port)
+
+
+def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path) -> None:
+    port = free_port()
+    web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
+
+    with serving([web], tmp_path) as children:
+        assert httpx.get(f"http://127.0.0.1:{port}", trust_env=False).is_success
+        family = [psutil.Process(children[0].process.pid), *psutil.Process(children[0].process.pid).children()]
+        assert len(family) == 2
+        with pytest.raises(UserError, match=f"port {port} is taken"):
+            check_ports([web])
+
+    assert not any(process.is_running() for process in family)
+    assert port_is_free(port)
+
+
+def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_stopped(tmp_path: Path) -> None:
+    lasting = server("import time; time.sleep(600)")
+    dying = server("import sys; sys.stdin.read(); print('out of luck'); sys.exit(3)")
+
+    with (
+        pytest.raises(RftError, match=r"Web ended with exit code 3; .*\n  out of luck"),
+        serving([lasting, dying], tmp_path) as children,
+    ):
+        wait_for_end(children)
+
+    assert not any(psutil.pid_exists(child.process.pid) for child in children)
+
+
+def test_ports_are_checked_before_anything_starts() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} is taken: free it, or choose another one for Web"):
+            check_ports([server("", port=port)])
+    with pytest.raises(UserError, match=f"port {port} is given twice"):
+        check_ports([server("", port=port), server("", port=port)])

@@ -1,0 +1,61 @@
+"""A project's folder takes one project, and goes on only with the settings it was begun with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from rft_platform.cli.starting import check_may_start, put_in_force, with_rounds
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.errors import UserError
+
+
+def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:
+    config = load_config(write_config())
+
+    put_in_force(home, config)
+
+    assert load_config(home.config_file) == config
+    check_may_start(home, config)
+
+
+def test_another_project_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
+    put_in_force(home, load_config(write_config()))
+
+    with pytest.raises(UserError, match="holds the project sums/one, not sums/two: point RFT_HOME"):
+        check_may_start(home, load_config(write_config(name="two")))
+
+
+def test_changed_settings_are_named(home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]) -> None:
+    put_in_force(home, load_config(write_config()))
+
+    result = rft("run", "--config", write_config(seed=7, algorithm={"repeat_times": 2}))
+
+    assert result.exit_code == 2
+    assert "error: seed: was 42, is 7" in result.stderr
+    assert "error: algorithm.repeat_times: was 4, is 2" in result.stderr
+    assert load_config(home.config_file).seed == 42
+
+
+def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[..., Path]) -> None:
+    config = load_config(write_config(synchronizer={"sync_interval": 3}))
+    put_in_force(home, config)
+
+    longer = with_rounds(config, 5)
+
+    assert longer.rounds_budget() == 5
+    assert longer.buffer.total_steps == 15
+    check_may_start(home, longer)
+    assert with_rounds(config, None) is config
+
+
+def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
+    config = load_config(write_config(continue_from_checkpoint=False))
+    put_in_force(home, config)
+    check_may_start(home, config)
+    home.rounds.mkdir()
+
+    with pytest.raises(UserError, match="continue_from_checkpoint is false"):
+        check_may_start(home, config)

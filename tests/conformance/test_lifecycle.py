@@ -1,0 +1,136 @@
+"""Pause and resume; lease, idle time-out, crash."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.launcher import LEASE_FILE, find_or_start_engine
+from rft_platform.processes.lease import read_lease
+
+from .conftest import DRIVERS, PROMPTS
+
+LONG = SamplingParams(200, n=16, seed=3)
+
+
+@pytest.fixture
+def pool() -> Any:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@pytest.fixture
+def running(engine: EngineClient, pool: ThreadPoolExecutor) -> Any:
+    """A long request that has begun to be answered; its future."""
+    begun = threading.Event()
+
+    def ask() -> Any:
+        with openai.OpenAI(base_url=engine.base_url, api_key="any", max_retries=0) as client:
+            name = engine.status().model_path
+            stream = client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "go"}], n=16, seed=3, max_tokens=200, stream=True
+            )
+            reasons = []
+            for chunk in stream:
+                begun.set()
+                reasons += [choice.finish_reason for choice in chunk.choices if choice.finish_reason]
+            return reasons
+
+    future = pool.submit(ask)
+    assert begun.wait(30)
+    yield future
+    engine.resume()
+    future.result(60)
+
+
+def test_a_paused_engine_holds_new_requests(engine: EngineClient, pool: ThreadPoolExecutor) -> None:
+    expected = engine.generate(PROMPTS[:1], SamplingParams(4, seed=1))
+    engine.pause("wait")
+    assert engine.status().paused
+    held = pool.submit(engine.generate, PROMPTS[:1], SamplingParams(4, seed=1))
+    assert engine.score(PROMPTS[:1])  # the control plane still answers
+    assert not held.done()
+    engine.resume()
+    assert held.result(30) == expected
+    assert not engine.status().paused
+
+
+def test_pause_wait_lets_running_requests_finish(engine: EngineClient, running: Any) -> None:
+    engine.pause("wait")
+    reasons = running.result(10)
+    assert len(reasons) == 16 and set(reasons) <= {"stop", "length"}
+
+
+def test_pause_abort_ends_running_requests(engine: EngineClient, running: Any) -> None:
+    engine.pause("abort")
+    reasons = running.result(10)
+    assert len(reasons) == 16 and "abort" in reasons
+
+
+def test_pause_keep_freezes_and_resume_goes_on(engine: EngineClient, running: Any) -> None:
+    engine.pause("keep")
+    tokens = engine.metrics()["completion_tokens"]
+    engine.score(PROMPTS)
+    assert not running.done() and engine.metrics()["completion_tokens"] == tokens
+    engine.resume()
+    reasons = running.result(60)
+    assert len(reasons) == 16 and set(reasons) <= {"stop", "length"}
+
+
+def test_an_update_ends_a_freeze_of_what_runs_but_not_the_pause(engine: EngineClient, running: Any) -> None:
+    engine.pause("keep")
+    status = engine.status()
+    engine.update_weights(Path(status.model_path), 0)
+    assert set(running.result(60)) <= {"stop", "length"}
+    assert engine.status().paused
+
+
+def test_an_unknown_pause_mode_is_refused(engine: EngineClient) -> None:
+    with pytest.raises(UserError, match="keep, abort, wait"):
+        engine.pause("nap")  # type: ignore[arg-type]
+
+
+def test_the_control_plane_needs_the_token(engine: EngineClient) -> None:
+    url = engine.base_url.removesuffix("/v1")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "x" * 43}):
+        answer = httpx.post(f"{url}/engine/shutdown", headers=headers, trust_env=False)
+        assert answer.status_code == 401 and "lease" in answer.json()["error"]["message"]
+    with EngineClient(url) as stranger, pytest.raises(EngineError, match="401"):
+        stranger.status()
+
+
+@pytest.mark.parametrize("kind", DRIVERS)
+def test_a_lease_is_found_again_a_killed_engine_replaced_and_an_idle_one_ends(
+    kind: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    def connect(**settings: Any) -> EngineClient:
+        return find_or_start_engine(tiny_model, tmp_path / "leases", tmp_path / "logs", kind=kind, **settings)
+
+    with ThreadPoolExecutor(2) as pool:  # two callers at once get one engine
+        clients = [pool.submit(connect, idle_timeout_s=600) for _ in range(2)]
+        first, second = (client.result(120) for client in clients)
+    assert first.status().pid == second.status().pid
+    lease_file = tmp_path / "leases" / LEASE_FILE
+    assert lease_file.stat().st_mode & 0o777 == 0o600
+    killed = psutil.Process(first.status().pid)
+    killed.kill()
+    killed.wait(10)
+    with pytest.raises(EngineError, match="does not answer"):
+        first.status()
+    idle_timeout_s = 1.0
+    third = connect(idle_timeout_s=idle_timeout_s)  # the dead one's lease names another process
+    process = psutil.Process(third.status().pid)
+    assert process.pid != killed.pid
+    httpx.get(third.base_url.removesuffix("/v1") + "/health", trust_env=False)
+    process.wait(30)
+    assert read_lease(lease_file) is None
+    for client in (first, second, third):
+        client.close()

@@ -1,0 +1,66 @@
+"""What is refused before an engine starts, and how a start that fails is reported."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.inference.launcher import find_or_start_engine
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def start(model: Path, **settings: object) -> None:
+    home = model.parent
+    find_or_start_engine(model, home / "leases", home / "logs", **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "no tokenizer"),
+        ("model.safetensors", r"no \.safetensors"),
+        (".", "no such folder"),
+    ],
+)
+def test_an_incomplete_folder(model: Path, missing: str, message: str) -> None:
+    shutil.rmtree(model) if missing == "." else (model / missing).unlink()
+    with pytest.raises(UserError, match=message):
+        start(model)
+    assert not (model.parent / "logs").exists()  # nothing was started
+
+
+@pytest.mark.parametrize(("content", "message"), [("{", "not valid JSON"), ("{}", "model_type"), ("[]", "model_type")])
+def test_a_broken_config(model: Path, content: str, message: str) -> None:
+    (model / "config.json").write_text(content)
+    with pytest.raises(UserError, match=message):
+        start(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kind": "vllm"}, "vllm"),
+        ({"tool_call_parser": "xml"}, "hermes"),
+        ({"chat_template": "missing.jinja"}, "missing.jinja"),
+    ],
+)
+def test_settings_that_cannot_be_served(model: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        start(model, **settings)
+
+
+def test_what_only_the_server_can_see_is_told_in_one_line(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "no_such_architecture"}))
+    with pytest.raises(UserError, match="no_such_architecture") as caught:
+        start(model)
+    assert "\n" not in str(caught.value)
+    assert not (model.parent / "leases" / "engine.json").exists()

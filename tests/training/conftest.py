@@ -1,0 +1,121 @@
+"""A trainer session in this process, and small rounds of experiences to train on."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.session import TrainingSession
+
+END = 2  # <|im_end|> of the tiny model
+RequestFactory = Callable[..., TrainRequest]
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """A group of one on the CPU."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    group = Ranks.join("cpu")
+    yield group
+    group.leave()
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def session(ranks: Ranks) -> TrainingSession:
+    """A session that holds nothing yet."""
+    return TrainingSession(ranks, "float32")
+
+
+def make_round(seed: int, groups: int, runs: int, number: int = 1) -> tuple[list[RolloutRow], list[JudgedRow]]:
+    """Random prompts and answers, as an untrained model of 512 tokens would sample them, with rewards 0 and 1."""
+    rng = np.random.default_rng(seed)
+    rows, judged = [], []
+    for group in range(groups):
+        prompt = rng.integers(5, 500, rng.integers(6, 12)).tolist()
+        rewards = rng.permutation(np.arange(runs) % 2).astype(float)
+        spread = rewards.std(ddof=1)
+        for run, reward in enumerate(rewards):
+            answer = [*rng.integers(5, 500, rng.integers(1, 5)).tolist(), END]
+            run_id, group_id = f"{seed}-{group}-{run}", f"{seed}-{group}"
+            identity = row_id(run_id, 0)
+            rows.append(
+                RolloutRow(
+                    row_id=identity,
+                    task_id=group_id,
+                    taskset="random",
+                    group_id=group_id,
+                    run_id=run_id,
+                    step=0,
+                    msg_id=identity,
+                    round=number,
+                    policy_version=0,
+                    engine="test",
+                    template_hash="",
+                    prompt_ids=prompt,
+                    response_ids=answer,
+                    logprobs=[-np.log(512)] * len(answer),
+                    loss_mask=[True] * len(answer),
+                    temperature=1.0,
+                    top_p=1.0,
+                    top_k=-1,
+                    finish_reason="stop",
+                    truncated=False,
+                    messages=[],
+                    tools=[],
+                    response={},
+                )
+            )
+            advantage = (reward - rewards.mean()) / (spread + 1e-6)
+            judged.append(JudgedRow(identity, group_id, run_id, 0, reward, {}, "judge", advantage))
+    return rows, judged
+
+
+@pytest.fixture
+def round_request(tiny_model: Path, tmp_path: Path) -> RequestFactory:
+    """``round_request(seed=0, groups=12, runs=4, edit=None, **fields)``: a GRPO request on a round of random rows.
+
+    ``edit(rows, judged)`` may change the rows before they are written.
+    """
+
+    def make(seed: int = 0, groups: int = 12, runs: int = 4, edit: Callable | None = None, **fields) -> TrainRequest:
+        rows, judged = make_round(seed, groups, runs)
+        if edit is not None:
+            edit(rows, judged)
+        store = ExperienceStore(tmp_path / f"rounds-{seed}-{groups}")
+        rollouts = store.write_rollouts(1, 0, rows)
+        settings = {
+            "parent": str(tiny_model), "parent_version": 0, "output": str(tmp_path / "checkpoints"),
+            "algorithm": AlgorithmSpec(), "optimizer": OptimizerSpec(lr=1e-3), "train_batch_size": 16, "seed": 7,
+            "rollouts": (str(rollouts),), "judged": (str(store.write_judged(1, "judge", judged)),),
+        }  # fmt: skip
+        return TrainRequest(**(settings | fields))
+
+    return make
+
+
+@pytest.fixture
+def sft_request(tiny_model: Path, tmp_path: Path) -> RequestFactory:
+    """``sft_request(pairs, **fields)``: a request on prompt / answer pairs."""
+
+    def make(pairs: list[tuple[str, str]], **fields) -> TrainRequest:
+        file = tmp_path / "demonstrations.parquet"
+        pq.write_table(pa.table({"prompt": [p for p, _ in pairs], "response": [a for _, a in pairs]}), file)
+        settings = {
+            "parent": str(tiny_model), "parent_version": 0, "output": str(tmp_path / "checkpoints"),
+            "algorithm": AlgorithmSpec(policy_loss="sft"), "optimizer": OptimizerSpec(lr=3e-3),
+            "demonstrations": str(file), "train_batch_size": len(pairs),
+        }  # fmt: skip
+        return TrainRequest(**(settings | fields))
+
+    return make

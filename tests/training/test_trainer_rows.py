@@ -1,0 +1,149 @@
+"""Reading rows to train on: exact, complete, or an error that names the row."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.errors import NonFiniteError, StorageError, UserError
+from rft_platform.training.demonstrations import read_demonstrations
+from rft_platform.training.rows import read_rollouts
+
+
+def read(request, policy_gradient: bool = True):
+    return read_rollouts(request.rollouts, request.judged, policy_gradient=policy_gradient)
+
+
+def test_samples_are_the_stored_rows(round_request) -> None:
+    seen = []
+    rows = read(round_request(edit=lambda rows, judged: seen.extend(zip(rows, judged, strict=True))))
+    assert len(rows.samples) == 48
+    assert rows.group.tolist() == [g for g in range(12) for _ in range(4)]
+    for sample, (row, judgement) in zip(rows.samples, seen, strict=True):
+        prompt = len(row.prompt_ids)
+        assert sample.row_id == row.row_id
+        assert sample.token_ids.tolist() == [*row.prompt_ids, *row.response_ids]
+        assert sample.loss_mask.tolist() == [False] * prompt + row.loss_mask
+        np.testing.assert_allclose(sample.behaviour_logprobs[prompt:], row.logprobs, rtol=1e-6)
+        assert sample.advantage == judgement.advantage
+    assert rows.facts["reward"].tolist() == [judgement.reward for _, judgement in seen]
+
+
+def test_judgements_are_matched_by_row_id_not_by_order(round_request) -> None:
+    ordered = read(round_request(seed=1))
+    shuffled = read(round_request(seed=1, edit=lambda rows, judged: judged.reverse()))
+    assert [s.advantage for s in shuffled.samples] == [s.advantage for s in ordered.samples]
+    assert shuffled.digest != ordered.digest
+
+
+def test_dropped_rows_are_left_out_and_counted(round_request) -> None:
+    def drop(rows, judged) -> None:
+        for judgement in judged[:4]:
+            judgement.dropped_by = "too_long"
+
+    rows = read(round_request(edit=drop))
+    assert len(rows.samples) == 44
+    assert rows.dropped == 4
+    assert rows.group.max() == 10
+
+
+def test_all_rows_dropped_is_no_error(round_request) -> None:
+    def drop(rows, judged) -> None:
+        for judgement in judged:
+            judgement.dropped_by = "filter"
+
+    rows = read(round_request(edit=drop))
+    assert rows.samples == [] and rows.dropped == 48
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda rows, judged: judged.pop(), StorageError, "1 rollout rows have no judgement"),
+        (lambda rows, judged: rows.pop(), StorageError, "1 judgements have no rollout row"),
+        (
+            lambda rows, judged: setattr(judged[0], "advantage", float("nan")),
+            NonFiniteError,
+            "1 rows have an advantage",
+        ),
+        (lambda rows, judged: rows[0].logprobs.__setitem__(0, float("-inf")), NonFiniteError, "not finite"),
+        (lambda rows, judged: setattr(rows[3], "top_p", 0.9), UserError, "top_p 0.9"),
+        (lambda rows, judged: setattr(rows[3], "top_k", 5), UserError, "top_k 5"),
+        (lambda rows, judged: setattr(rows[3], "temperature", 0.0), UserError, "temperature 0.0"),
+    ],
+)
+def test_rows_that_cannot_be_used(round_request, edit, error, message) -> None:
+    with pytest.raises(error, match=message):
+        read(round_request(edit=edit))
+
+
+def test_greedy_rows_may_be_imitated(round_request) -> None:
+    rows = read(round_request(edit=lambda rows, judged: setattr(rows[3], "temperature", 0.0)), policy_gradient=False)
+    assert rows.samples[3].temperature == 1.0
+
+
+def test_a_missing_or_broken_file_is_named(round_request, tmp_path: Path) -> None:
+    request = round_request()
+    with pytest.raises(StorageError, match=r"gone\.parquet does not exist"):
+        read_rollouts([str(tmp_path / "gone.parquet")], request.judged, policy_gradient=True)
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(StorageError, match=r"broken\.parquet: cannot be read"):
+        read_rollouts([str(broken)], request.judged, policy_gradient=True)
+
+
+def write(path: Path, **columns: list) -> str:
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_demonstrations_train_the_answer_and_its_end_token(tiny_model: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    file = write(tmp_path / "d.parquet", prompt=["1+1=?", "2+3=?"], response=["2", "5"], system=[None, "Be brief."])
+    rows = read_demonstrations(file, tiny_model)
+    for sample, question, answer, system in zip(
+        rows.samples, ["1+1=?", "2+3=?"], "25", [None, "Be brief."], strict=True
+    ):
+        messages = [{"role": "system", "content": system}] * (system is not None) + [
+            {"role": "user", "content": question}
+        ]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert sample.token_ids[~sample.loss_mask].tolist() == prompt
+        assert tokenizer.decode(sample.token_ids[sample.loss_mask]) == f"{answer}<|im_end|>"
+
+
+def test_every_assistant_turn_is_a_sample_of_one_group(tiny_model: Path, tmp_path: Path) -> None:
+    talk = [
+        {"role": "user", "content": "1+1=?"}, {"role": "assistant", "content": "2"},
+        {"role": "user", "content": "and 1 more?"}, {"role": "assistant", "content": "3"},
+    ]  # fmt: skip
+    rows = read_demonstrations(
+        write(tmp_path / "d.parquet", messages=[json.dumps(talk), json.dumps(talk[:2])]), tiny_model
+    )
+    assert rows.group.tolist() == [0, 0, 1]
+    first, second, _ = rows.samples
+    assert (
+        second.token_ids[: len(first.token_ids)].tolist() == first.token_ids.tolist()
+    )  # a shared prefix for the packer
+    assert [int(s.loss_mask.sum()) for s in rows.samples] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"question": ["1+1=?"]}, r"columns \['question'\]; expected messages, or prompt and response"),
+        ({"messages": [json.dumps([{"role": "user", "content": "hi"}])]}, "row 0 has no assistant message"),
+        (
+            {"prompt": pa.array([], pa.string()), "response": pa.array([], pa.string())},
+            "the file has no assistant message",
+        ),
+    ],
+)
+def test_unusable_demonstrations(tiny_model: Path, tmp_path: Path, columns, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_demonstrations(write(tmp_path / "d.parquet", **columns), tiny_model)

@@ -1,0 +1,94 @@
+"""Commands over a real socket: one at a time, with the token only; looking in and cancelling at any time."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rft_platform.errors import NonFiniteError, TrainerError, UserError
+from rft_platform.training.server import CommandServer
+from rft_platform.training.wire import Connection, Message, error_message, raise_error
+
+
+@pytest.fixture
+def server() -> Iterator[CommandServer]:
+    server = CommandServer("secret", lambda: {"pid": 1})
+    yield server
+    server.close()
+
+
+def open_command(server: CommandServer, command: str, token: str = "secret") -> Connection:
+    connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+    connection.send({"command": command, "token": token})
+    return connection
+
+
+def ask(server: CommandServer, command: str, token: str = "secret") -> list[Message]:
+    connection = open_command(server, command, token)
+    events = list(connection)
+    connection.close()
+    return events
+
+
+def test_a_wrong_token_is_turned_away(server) -> None:
+    (answer,) = ask(server, "status", token="guess")
+    assert answer["event"] == "error" and "wrong token" in answer["message"]
+    assert "secret" not in str(answer)
+
+
+def test_an_unknown_command_is_an_error(server) -> None:
+    assert ask(server, "dance")[0]["message"] == "unknown command 'dance'"
+
+
+def test_jobs_wait_their_turn_and_can_be_watched_and_cancelled(server) -> None:
+    first, second = open_command(server, "train"), open_command(server, "train")
+    job = server.next_job(10)
+    assert ask(server, "status") == [{"event": "done", "status": {"pid": 1, "busy": True}}]
+    assert not server.cancelled.is_set()
+    assert ask(server, "cancel") == [{"event": "done", "cancelled": True}]
+    assert server.cancelled.is_set()
+    job.send({"event": "step"})
+    server.finish(job, {"event": "done"})
+    assert ask(server, "cancel") == [{"event": "done", "cancelled": False}]
+    follower = server.next_job(10)
+    assert not server.cancelled.is_set()  # the cancellation was for the first alone
+    server.finish(follower, {"event": "done"})
+    heard = sorted([[event["event"] for event in connection] for connection in (first, second)], key=len)
+    assert heard == [["accepted", "done"], ["accepted", "step", "done"]]
+    first.close()
+    second.close()
+
+
+def test_a_caller_who_leaves_does_not_stop_the_job(server) -> None:
+    connection = open_command(server, "train")
+    next(iter(connection))
+    job = server.next_job(10)
+    connection.close()
+    for _ in range(100):
+        job.send({"event": "step"})
+    server.finish(job, {"event": "done"})
+    assert not job.listening
+
+
+def test_after_the_time_out_nothing_is_accepted(server) -> None:
+    assert server.next_job(0.01) is None
+    assert ask(server, "train") == []
+
+
+def test_errors_keep_their_kind_over_the_wire() -> None:
+    for error in (UserError("no file"), NonFiniteError("row r1"), TrainerError("gone")):
+        with pytest.raises(type(error), match=str(error)):
+            raise_error(error_message(error))
+
+
+def test_a_message_cut_short_is_no_message() -> None:
+    ours, theirs = socket.socketpair()
+    received: list[Message] = []
+    reader = threading.Thread(target=lambda: received.extend(Connection(ours)))
+    reader.start()
+    theirs.sendall(b'{"event": "accepted"}\n{"event": "do')
+    theirs.close()
+    reader.join(10)
+    assert received == [{"event": "accepted"}]
+    ours.close()
