@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,8 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
         try:
             with showing_progress(console), prints_go_to(project.home.logs / "driver.log"):
                 result = drive(project, defs)
-        except DagsterExecutionInterruptedError:
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            _cancel_training(project)
             raise KeyboardInterrupt from None
         cost.launches = [
             {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
@@ -98,6 +99,15 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in previous:
             signal.signal(number, handler)
+
+
+def _cancel_training(project: "Project") -> None:
+    """A trainer that stays gives up what the interrupted drive asked of it; its state is its parent's again."""
+    from rft_platform.rounds.processes import connect_trainer
+
+    if any(held.alive for held in leases_of(project.home) if held.path.stem == "trainer"):
+        with suppress(RftError):
+            connect_trainer(project).cancel()
 
 
 def _failure(result: "DriveResult") -> RftError:

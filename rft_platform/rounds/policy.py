@@ -7,7 +7,7 @@ from typing import Any
 from rft_platform.errors import StorageError
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.inference.canary import Canary, check_canary
+from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.interface import PolicyEngine
 
 #: The note that a round leaves about the policy it published; round 0 holds the starting policy.
@@ -70,13 +70,16 @@ def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
     """Make the engine serve exactly ``policy``; after a weight change compare it with the trainer's log-probs.
 
     Returns the mean |delta log-prob| of the canary in nats, or None where nothing changed or no canary is known.
-    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights.
+    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights; the
+    engine then goes on serving what it served before.
     """
     status = engine.status()
     if (status.policy_version, status.weights_digest) == (policy.policy_version, policy.weights_digest):
         return None
-    engine.update_weights(Path(policy.folder), policy.policy_version)
-    return None if policy.canary is None else check_canary(engine, policy.canary)
+    if policy.canary is None:
+        engine.update_weights(Path(policy.folder), policy.policy_version)
+        return None
+    return update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
 
 
 def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 
 
 def start_all(project: Project) -> None:
-    """Start what a project's first phase needs, side by side: each takes seconds, most of them waiting and imports."""
-    starts = [connect_engine] if project.config.warm_start is None else [connect_engine, connect_trainer]
-    with ThreadPoolExecutor(len(starts) + 1) as pool:
-        started = [pool.submit(start, project) for start in starts]
+    """Start engine, trainer and registry side by side: each takes seconds, most of them imports."""
+    with ThreadPoolExecutor(2) as pool:
+        started = [pool.submit(connect, project) for connect in (connect_engine, connect_trainer)]
         connect_registry(project).prepare()
-        for start in started:
-            start.result()
+        for connection in started:
+            connection.result()
 
 
 def connect_engine(project: Project) -> PolicyEngine:

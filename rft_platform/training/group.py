@@ -82,8 +82,8 @@ class TrainerClient:
         message = {"command": "train", "request": asdict(request)}
         try:
             result = self._converse(message, on_step)
-        except _NotAccepted:
-            self.ensure_running()
+        except _NotAccepted as refusal:
+            self.ensure_running(refusal.lease)
             result = self._converse(message, on_step)
         return TrainResult(**result["result"])
 
@@ -115,12 +115,15 @@ class TrainerClient:
             _wait(lease)
         stop_process(lease.pid, lease.create_time)
 
-    def ensure_running(self) -> None:
-        """Start the group unless it runs as wanted. Raises TrainerError where it does not start."""
+    def ensure_running(self, refused: Lease | None = None) -> None:
+        """Start the group unless it runs as wanted; one that ``refused`` a command is about to end.
+
+        Raises TrainerError where it does not start.
+        """
         with locked(self._spec.lease):
             lease = read_lease(self._spec.lease)
             if lease is not None and is_alive(lease):
-                if self._fits(lease):
+                if lease != refused and self._fits(lease):
                     return
                 self.shutdown()
             self._start()
@@ -158,7 +161,7 @@ class TrainerClient:
         """Send a command and yield its events up to the last; TrainerError where the group dies before that."""
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
-            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer")
+            raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer", lease)
         heard, cause = False, None
         try:
             with closing(_connect(lease)) as connection:
@@ -170,8 +173,8 @@ class TrainerClient:
                         return
         except OSError as error:
             cause = error
-        what, kind = message["command"], TrainerError if heard else _NotAccepted
-        raise kind(f"the trainer group ended during {what!r}; make the same request again. {self._log()}") from cause
+        text = f"the trainer group ended during {message['command']!r}; make the same request again. {self._log()}"
+        raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from cause
 
     def _log(self) -> str:
         log, lines = self._spec.log, list[str]()
@@ -181,7 +184,11 @@ class TrainerClient:
 
 
 class _NotAccepted(TrainerError):
-    """The command never reached a trainer group."""
+    """The command never reached a trainer group; ``lease`` is what it was sent to."""
+
+    def __init__(self, message: str, lease: Lease | None) -> None:
+        super().__init__(message)
+        self.lease = lease
 
 
 def _command(spec: TrainerSpec) -> list[str]:

@@ -1,6 +1,6 @@
 """Bodies of the OpenAI plane. Unknown fields are accepted; known ones that cannot be honoured are refused by name."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -123,6 +123,3 @@ class CompletionBody(SamplingBody):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-
-
-ObjectName = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
