@@ -12,6 +12,7 @@ from rft_platform.cli.driver_lock import refuse_second_driver
 from rft_platform.cli.leases import leases_of, stop
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.live import showing_progress
+from rft_platform.cli.round_news import RoundNews
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
 
@@ -26,17 +27,17 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     """Run what the plan says until it is finished; raises what made it fail.
 
     Engine and trainer that were started on the way end with it, unless ``detach``; those that ran before stay.
+    The definitions take the home from the environment: call ``use_home`` first.
     """
-    use_home(project.home)
     refuse_second_driver(project.home)
-    with started_processes_end(project.home, console, detach), terminable(), recorded_cost(project.home) as cost:
+    with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
         with console.status("loading"):
             from dagster import DagsterExecutionInterruptedError
 
             from rft_platform.definitions import defs
             from rft_platform.jobs.driver import drive
         try:
-            with showing_progress(console), prints_go_to(project.home.logs / "driver.log"):
+            with showing_progress(console, RoundNews(project)), prints_go_to(project.home.logs / "driver.log"):
                 result = drive(project, defs)
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             _cancel_training(project)
@@ -82,12 +83,15 @@ def prints_go_to(log: Path) -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM interrupts the block as Ctrl-C does, so that it is left in order."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM and a closed terminal interrupt the block as Ctrl-C does, so that it is left in order."""
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]  # nohup ignores
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @contextmanager

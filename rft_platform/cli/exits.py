@@ -46,10 +46,10 @@ def exit_codes() -> Iterator[None]:
 
 
 def complain(message: str) -> None:
-    """Print ``error: ...`` to stderr; a message of several lines holds a problem a line."""
+    """Print ``error: ...`` to stderr: a problem a line, what is indented (the end of a log) below it as it is."""
     for line in message.splitlines():
         if line.strip():
-            typer.echo(f"error: {line}", err=True)
+            typer.echo(line if line.startswith(" ") else f"error: {line}", err=True)
 
 
 def disk_trouble(error: BaseException) -> str | None:
@@ -59,7 +59,7 @@ def disk_trouble(error: BaseException) -> str | None:
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, OSError) and cause.errno in _DISK:
-            return f"{cause.filename or 'writing'}: {_DISK[cause.errno]}"
+            return f"{cause.filename or 'a write failed'}: {_DISK[cause.errno]}"
         if isinstance(cause, sqlite3.OperationalError):
             name = str(getattr(cause, "sqlite_errorname", ""))
             for code, number in _SQLITE.items():

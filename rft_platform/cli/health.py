@@ -8,12 +8,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
-from rft_platform.cli.leases import leases_of
+from rft_platform.cli.leases import Held, leases_of
 from rft_platform.cli.machine import cpu_count, gpu_count, installed_version
 from rft_platform.cli.preflight import check_room, check_writable, nearest_folder
 from rft_platform.cli.servers import port_is_free
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
+from rft_platform.errors import EngineError, RftError, UserError
 
 _PACKAGE = "rft-platform"
 _PORTS = {
@@ -114,13 +114,26 @@ def process_findings(home: Home) -> Iterator[Finding]:
     held = leases_of(home)
     for one in held:
         where = f"pid {one.lease.pid}, {one.lease.host}:{one.lease.port}"
-        if one.alive:
+        if one.alive and one.path.stem == "engine":
+            yield _engine_finding(one, where)
+        elif one.alive:
             yield Finding("process", "ok", f"{one.lease.kind} runs ({where})")
         else:
             said = f"{one.lease.kind} is gone and has left its lease {one.path} ({where})"
             yield Finding("process", "warn", said, "`rft stop` clears it away; the next start replaces it too")
     if not held:
         yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
+
+
+def _engine_finding(held: Held, where: str) -> Finding:
+    """Does the engine answer."""
+    from rft_platform.inference.client import EngineClient
+
+    try:
+        version = EngineClient(held.lease).status().policy_version
+    except EngineError as error:
+        return Finding("process", "fail", f"{held.lease.kind} does not answer ({where}): {error}", "`rft stop` ends it")
+    return Finding("process", "ok", f"{held.lease.kind} serves policy version {version} ({where})")
 
 
 def port_findings() -> Iterator[Finding]:

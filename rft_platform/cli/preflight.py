@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,8 @@ def check_run(home: Home, config: RftConfig) -> RunPlan:
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
-    return resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
+    plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
+    return replace(plan, notices=(*plan.notices, *_data_notices(project)))
 
 
 def check_writable(home: Home) -> None:
@@ -70,7 +72,6 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rollout.workflow import resolve_workflow
     from rft_platform.rounds.judge import judge_spec
-    from rft_platform.rounds.project import load_taskset
 
     config, home = project.config, project.home
     model, inputs = Path(config.model.model_path), config.buffer.explorer_input
@@ -79,11 +80,30 @@ def _problems(project: "Project") -> Iterator[str]:
     yield from _attempt(check_room, home, model)
     if model.is_dir():
         yield from _attempt(check_model_folder, model)
+    if inputs.taskset is not None:
+        yield from _attempt(lambda: project.tasks)
+    yield from _attempt(lambda: project.eval_tasks)
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         system_prompt = taskset.format.system_prompt
-        yield from _attempt(load_taskset, taskset)
         yield from _attempt(resolve_workflow, taskset.workflow, taskset.workflow_args, system_prompt)
         yield from _attempt(judge_spec, taskset)
+
+
+def _data_notices(project: "Project") -> Iterator[str]:
+    """A line for each dataset with rows that were left out, and for held-out tasks that are also explored."""
+    from rft_platform.tasks.leaks import find_leaks
+
+    explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
+    held_out = [dataset for _, dataset in project.eval_tasks]
+    for dataset in [*explored, *held_out]:
+        report = dataset.report
+        if report.duplicates or report.empty:
+            left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
+            yield f"{report.source}: left out {left_out}"
+    for dataset in held_out if explored else []:
+        leaks = find_leaks(explored[0].tasks, dataset.tasks)
+        if leaks:
+            yield f"{dataset.report.source}: {len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
 
 
 def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What each round came to, in one line a round: read from the notes that its phases left, and nothing else."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.cli.ledger import launch_seconds
@@ -38,14 +38,14 @@ class RoundLine:
 
 def round_lines(project: "Project") -> list[RoundLine]:
     """A line for every round that was begun, the starting policy first."""
-    store, walls = project.store, launch_seconds(project.home)
-    numbers = store.rounds()
-    promoted = [number for number in numbers if (store.read_note(number, "evaluation") or {}).get("promoted")]
-    champion = promoted[-1] if promoted else None
-    return [_line(project, number, walls.get(number), number == champion) for number in numbers]
+    walls = launch_seconds(project.home)
+    lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()]
+    newest = max((line.round for line in lines if line.champion), default=None)
+    return [replace(line, champion=line.round == newest) for line in lines]
 
 
-def _line(project: "Project", number: int, wall_s: float | None, champion: bool) -> RoundLine:
+def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
+    """The line of one round, which is champion if its evaluation promoted it; ``wall_s``: of all its launches."""
     store = project.store
     explored, judged, trained, evaluated, policy = (
         store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
@@ -63,7 +63,7 @@ def _line(project: "Project", number: int, wall_s: float | None, champion: bool)
         optimizer_steps=trained.get("steps"),
         policy_version=policy.get("policy_version"),
         model_version=policy.get("model_version"),
-        champion=champion,
+        champion=evaluated.get("promoted", False),
         checkpoint=policy.get("folder"),
         seconds=_time_split(explored, judged, trained, evaluated, wall_s),
     )

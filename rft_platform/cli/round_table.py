@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from rft_platform.rounds.state import Plan
 
 _MISSING = "–"
+_TABLE_WIDTH = 135  # a narrower terminal breaks the lines rather than hide columns
 _SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
 
 
 def print_rounds(project: "Project", console: "Console") -> None:
     """Print the table of all rounds, and what the plan says is next."""
-    console.print(rounds_table(round_lines(project)))
+    console.print(rounds_table(round_lines(project)), width=max(console.width, _TABLE_WIDTH), crop=False)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 

@@ -1,11 +1,13 @@
 """Servers that live as long as the command: started together, watched, and stopped without leaving anything behind."""
 
+import os
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,6 +138,8 @@ def _stop(children: Sequence[Child]) -> None:
         list(pool.map(lambda child: stop_process(child.process.pid, child.created, _STOP_TIMEOUT_S), children))
     for child in children:
         child.process.wait()
+        with suppress(ProcessLookupError):  # what a server that was killed has left behind in its group
+            os.killpg(child.process.pid, signal.SIGKILL)
 
 
 def _tail(log: Path) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.gate import GateDecision, gate
@@ -39,11 +39,13 @@ def evaluate_round(
     policy = required(project.store, round_number)
     canary_delta = deploy(engine, policy)
     seconds = {"deploy_s": perf_counter() - started}
+    cpu = process_time() + engine.status().cpu_seconds
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy)
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
+    seconds["evaluation_cpu_s"] = process_time() + engine.status().cpu_seconds - cpu
     canary = {} if canary_delta is None else {"canary_delta": canary_delta}
     outcome = replace(outcome, metrics={**outcome.metrics, **canary, **seconds})
     note = {

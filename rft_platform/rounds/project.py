@@ -32,7 +32,7 @@ class Project:
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
                 "or point RFT_HOME at the folder of one"
             )
-        return cls(home, load_config(home.config_file))
+        return cls(home, _load_config_once(home.config_file, home.config_file.stat().st_mtime_ns))
 
     @cached_property
     def store(self) -> ExperienceStore:
@@ -89,6 +89,11 @@ class Project:
         """Rounds of the whole run."""
         steps = self.config.buffer.total_steps
         return self.config.rounds_budget(None if steps else len(self.tasks.tasks))
+
+
+@lru_cache(maxsize=4)
+def _load_config_once(file: Path, _changed_ns: int) -> RftConfig:
+    return load_config(file)
 
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":

@@ -11,7 +11,7 @@ from rft_platform.config.trainer import Optimizer
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.canary import Canary
 from rft_platform.progress import report
-from rft_platform.rounds.policy import Policy, parent_of, publish
+from rft_platform.rounds.policy import Policy, parent_of, publish, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
@@ -89,6 +89,7 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
         seed=config.seed + round_number,
         fresh_optimizer=parent.policy_version == 0,
         lora=None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules)),
+        reference=required(store, 0).folder if config.algorithm.beta else None,
         lineage=lineage(project, round_number, run_id),
     )
 

@@ -176,8 +176,9 @@ def _write_weights(folder: Path, state: TrainerState, weights: dict[str, Tensor]
         return
     rounded = {name: value.to(state.dtype) for name, value in weights.items()}
     state.policy.causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_ONE_FILE)
-    config = read_json(folder / "config.json")
-    write_json(folder / "config.json", config | {"dtype": str(state.dtype).removeprefix("torch.")})
+    if state.dtype != torch.float32:  # transformers writes the format of the float32 model in memory
+        config = read_json(folder / "config.json")
+        write_json(folder / "config.json", config | {"dtype": str(state.dtype).removeprefix("torch.")})
 
 
 def _write_adapter(folder: Path, state: TrainerState, weights: dict[str, Tensor]) -> None:

@@ -130,10 +130,10 @@ class TrainerClient:
 
     def _fits(self, lease: Lease) -> bool:
         """Whether the group has the settings wanted, and runs the code that is installed now."""
-        spec, code = self._spec, Path(rft_platform.__file__).parent
+        spec = self._spec
         wanted = {"nproc": spec.nproc, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device}
         same = all(lease.details.get(name) == value for name, value in wanted.items())
-        return same and lease.started_at > max(file.stat().st_mtime for file in code.rglob("*.py"))
+        return same and lease.started_at > _code_changed_at()
 
     def _start(self) -> None:
         spec = self._spec
@@ -189,6 +189,12 @@ class _NotAccepted(TrainerError):
     def __init__(self, message: str, lease: Lease | None) -> None:
         super().__init__(message)
         self.lease = lease
+
+
+def _code_changed_at() -> float:
+    """When the newest source file that a worker runs was written, in seconds since the epoch."""
+    package = Path(rft_platform.__file__).parent
+    return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
 
 
 def _command(spec: TrainerSpec) -> list[str]:

@@ -3,9 +3,10 @@
 Whatever happens inside a request, the state held afterwards is a published one: the request's result, or its parent.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from rft_platform.training.state import TrainerState
 from rft_platform.training.step import build_objective, score
 from rft_platform.training.step_metrics import Stopwatch, row_metrics, summarise
 
+LOG = logging.getLogger(__name__)
 _SCORE_PACK = 16384  # tokens
 
 
@@ -56,12 +58,11 @@ class TrainingSession:
         if reused is not None:
             return reused
         with watch.time("load"):
-            self._hold(parent, parent_digest, request)
+            state = self._hold(parent, parent_digest, request)
         if not plan.steps:
-            return self._no_op(plan, request, watch, cpu)
-        assert self.state is not None
-        run = StepRun(self.state, plan, request, self.ranks, watch)
-        self.state.digest = ""  # from now on it is nobody's state, until it is published
+            return self._no_op(state, plan, request, watch, cpu)
+        run = StepRun(state, plan, request, self.ranks, watch)
+        state.digest = ""  # from now on it is nobody's state, until it is published
         try:
             self._score_reference(run)
             events = run.run(on_step, cancelled)
@@ -82,33 +83,42 @@ class TrainingSession:
         values = score(self.state.policy, samples, max_tokens_per_pack=_SCORE_PACK, reduce=self.ranks.reduce)
         return [[0.0, *row.tolist()] for row in values]
 
-    def _hold(self, folder: Path, digest: str, request: TrainRequest) -> None:
-        """Hold the state of ``folder``, reading it unless it is exactly the one that is held."""
+    def _hold(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
+        """Hold the state of ``folder``, which has this digest, reading it unless it is exactly the one that is held."""
         state = self.state
-        if state is None or state.digest != digest or state.lora != request.lora:
-            self.state = None  # free it before the next one is read
-            self.state = load_state(
-                folder,
-                self.ranks,
-                self.dtype,
-                request.optimizer,
-                lora=request.lora,
-                version=request.parent_version,
-                seed=request.seed,
-                fresh=request.fresh_optimizer,
-            )
-            return
-        state.folder = folder
-        moments = None if request.fresh_optimizer else state.optimizer
-        state.optimizer = build_optimizer(state.policy.model, request.optimizer, moments)
+        exact = state is not None and state.digest == digest and state.lora == request.lora
+        if state is not None and exact and not request.fresh_optimizer:
+            state.folder = folder
+            state.optimizer = build_optimizer(state.policy.model, request.optimizer, state.optimizer)
+            return state
+        self.state = state = None  # free it before the next one is read
+        self.state = load_state(
+            folder,
+            self.ranks,
+            self.dtype,
+            request.optimizer,
+            lora=request.lora,
+            version=request.parent_version,
+            seed=request.seed,
+            fresh=request.fresh_optimizer,
+        )
+        return self.state
 
     def _reuse(self, target: Path, plan: TrainingPlan, request: TrainRequest, on_step: OnStep) -> TrainResult | None:
-        """The result of an identical request that was published before, if there is one; its weights are then held."""
+        """The result of an identical request that was published before; its weights are then held.
+
+        None where there is none, or where it is damaged: it is then made again.
+        """
         if not plan.steps or not self.ranks.from_first(lambda: _is_published(target, plan.identity)):
             return None
         manifest = read_manifest(target)
         assert manifest is not None
-        self._hold(target, manifest.state_digest, request)
+        kept = replace(request, parent_version=manifest.policy_version, fresh_optimizer=False)
+        try:
+            self._hold(target, manifest.state_digest, kept)
+        except StorageError as error:
+            LOG.warning("%s is made again: %s", target, error)
+            return None
         for event in read_json(target / STEPS):
             on_step(StepEvent(**event))
         return TrainResult(
@@ -120,15 +130,16 @@ class TrainingSession:
             **manifest.result,
         )
 
-    def _no_op(self, plan: TrainingPlan, request: TrainRequest, watch: Stopwatch, cpu: float) -> TrainResult:
-        """No row carries a gradient: the parent is the result."""
-        assert self.state is not None
+    def _no_op(
+        self, state: TrainerState, plan: TrainingPlan, request: TrainRequest, watch: Stopwatch, cpu: float
+    ) -> TrainResult:
+        """No row carries a gradient: the parent, which is held, is the result."""
         rows = np.arange(len(plan.rows.samples))
         metrics = row_metrics(plan.rows, rows, request.parent_version) if len(rows) else {}
         return TrainResult(
-            checkpoint=str(self.state.folder),
+            checkpoint=str(state.folder),
             policy_version=request.parent_version,
-            weights_digest=self.state.weights_digest,
+            weights_digest=state.weights_digest,
             steps=0,
             metrics=metrics | {"rows": float(len(rows)), "rows_dropped": float(plan.rows.dropped)},
             seconds=watch.seconds,

@@ -22,10 +22,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are folders here: nothing is looked up on the hub
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from transformers.utils import logging as transformers_logging
 
-from rft_platform.errors import RftError, TrainerError
+from rft_platform.errors import RftError, TrainerError, UserError
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.ranks import Ranks
@@ -128,7 +128,10 @@ def _execute(
     def on_step(event: StepEvent) -> None:
         send({"event": "step", **asdict(event)})
 
-    request = _REQUEST.validate_python(command["request"])
+    try:
+        request = _REQUEST.validate_python(command["request"])
+    except ValidationError as error:
+        raise UserError(f"not a training request: {error}") from error
     return {"event": "done", "result": asdict(session.train(request, on_step, cancelled))}
 
 

@@ -130,6 +130,20 @@ def test_no_room_on_the_disk(
     assert not home.root.exists()
 
 
+def test_faults_of_the_data_that_stop_nothing_are_noted(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    config = write_config()
+    tasks = (config.parent / "train.jsonl").read_text()
+    write_text(config.parent / "train.jsonl", tasks + tasks.splitlines()[0] + '\n{"question": "", "answer": "1"}\n')
+    write_text(config.parent / "test.jsonl", '{"question": "100+1=", "answer": "101"}\n' + tasks.splitlines()[2] + "\n")
+
+    result = rft("run", "--config", config, "--dry-run")
+
+    assert "train.jsonl: left out 1 duplicate and 1 empty of 18 rows" in result.stdout
+    assert "test.jsonl: 1 of 2 held-out tasks are also explored" in result.stdout
+
+
 def test_dry_run_prints_the_plan_and_writes_nothing(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:

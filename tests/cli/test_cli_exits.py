@@ -30,9 +30,9 @@ def test_exit_codes(error: BaseException, code: int) -> None:
 
 
 def test_each_line_of_a_message_is_an_error_line(capsys: pytest.CaptureFixture[str]) -> None:
-    exit_code_of(UserError("first\nsecond\n"))
+    exit_code_of(UserError("first\nsecond, its log:\n  a line of the log\n"))
 
-    assert capsys.readouterr().err == "error: first\nerror: second\n"
+    assert capsys.readouterr().err == "error: first\nerror: second, its log:\n  a line of the log\n"
 
 
 def test_an_unexpected_exception_keeps_its_traceback() -> None:

@@ -1,12 +1,13 @@
 """Progress as it is shown: lines where nobody watches, a table on a terminal."""
 
 import io
+import logging
 import re
 
 from rich.console import Console
 
 from rft_platform.cli.live import PlainLines, showing_progress
-from rft_platform.progress import LOGGER, report
+from rft_platform.progress import LOGGER, Progress, report
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
@@ -21,21 +22,34 @@ def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
     assert re.fullmatch(r"\d\d:\d\d:\d\d  r0001 rollouts: 512/512  reward 0.5", lines[0])
 
 
-def test_plain_lines_are_rare_while_work_lasts() -> None:
+def test_plain_lines_are_told_now_and_then_while_work_lasts() -> None:
     console = Console(file=io.StringIO(), width=160)
     lines = PlainLines(console, every_s=0.0)
-    LOGGER.addHandler(lines)
-    level, LOGGER.level = LOGGER.level, 20
-    try:
-        report("some work", 1, 3)
-        report("some work", 3, 3)
-    finally:
-        LOGGER.removeHandler(lines)
-        LOGGER.level = level
+
+    lines.update(Progress("some work", 1, 3))
+    lines.update(Progress("some work", 3, 3))
 
     assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
         "some work: 1/3",
         "some work: 3/3",
+    ]
+
+
+def test_news_and_warnings_stand_between_the_reports() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    news = iter([["round 1 is done"], [], ["round 2 is done"]])
+
+    with showing_progress(console, lambda: next(news)):
+        report("a", 1, 1)
+        logging.getLogger("rft_platform.somewhere").warning("judge failed on %s", "run 7")
+        report("b", 1, 1)
+
+    assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
+        "round 1 is done",
+        "a: 1/1",
+        "warning: judge failed on run 7",
+        "b: 1/1",
+        "round 2 is done",
     ]
 
 

@@ -23,7 +23,7 @@ _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\n
 
 @pytest.fixture
 def engine(home: Home) -> Iterator[subprocess.Popen[str]]:
-    """A process that has used 0.2 s of a processor, with a lease that calls it an engine."""
+    """A process that has used 0.2 s of a processor, with a lease that calls it an engine; it answers nobody."""
     process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -72,14 +72,14 @@ def test_stop_ends_the_engine_and_clears_its_lease(
     assert rft("stop").stdout == f"nothing runs for {home.root}\n"
 
 
-def test_doctor_tells_a_living_lease_from_a_stale_one(home: Home, engine: "subprocess.Popen[str]") -> None:
-    (living,) = process_findings(home)
+def test_doctor_tells_a_stale_lease_from_an_engine_that_hangs(home: Home, engine: "subprocess.Popen[str]") -> None:
+    (hanging,) = process_findings(home)
     engine.kill()
     engine.wait()
     (stale,) = process_findings(home)
 
-    assert living.state == "ok"
-    assert f"pid {engine.pid}" in living.said
+    assert hanging.state == "fail"
+    assert f"does not answer (pid {engine.pid}" in hanging.said
     assert stale.state == "warn"
     assert "rft stop" in stale.fix
 

@@ -10,6 +10,7 @@ from typer.testing import Result
 from rft_platform.cli.commands.demo import is_finished
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.round_lines import round_lines
+from rft_platform.cli.round_news import RoundNews
 from rft_platform.cli.starting import put_in_force
 from rft_platform.cli.summary import summary_of, write_summary
 from rft_platform.config.home import Home
@@ -57,6 +58,18 @@ def test_overhead_is_what_the_launches_took_beyond_the_work(project: Project) ->
 
     assert first.seconds == {"rollout": 4.0, "judge": 0.5, "train": 2.0, "evaluation": 2.0, "overhead": 0.5}
     assert "overhead" not in second.seconds, "nobody timed its launches"
+
+
+def test_rounds_are_news_once(project: Project) -> None:
+    news = RoundNews(project)
+    assert news() == []
+
+    project.store.write_note(
+        3, "evaluation", {"promoted": True, "metrics": {"sampled_pass": 0.875, "greedy_pass": 1.0}}
+    )
+
+    assert news() == ["r0003  held-out sampled 87.5%  greedy 100.0%  champion"]
+    assert news() == []
 
 
 def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[..., Result]) -> None:

@@ -57,6 +57,18 @@ def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_sto
     assert not any(psutil.pid_exists(child.process.pid) for child in children)
 
 
+def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path) -> None:
+    port = free_port()
+    web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
+
+    with pytest.raises(RftError, match="ended with exit code -9"), serving([web], tmp_path) as children:
+        (worker,) = psutil.Process(children[0].process.pid).children()
+        children[0].process.kill()
+        wait_for_end(children)
+
+    worker.wait(timeout=10)
+
+
 def test_ports_are_checked_before_anything_starts() -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

@@ -93,6 +93,8 @@ def test_errors_arrive_as_what_they_are_and_the_group_lives_on(client, round_req
     pid = client.status()["pid"]
     with pytest.raises(UserError, match="model folder /nowhere does not exist"):
         client.train(round_request(parent="/nowhere"))
+    with pytest.raises(UserError, match=r"not a training request: (?s:.*)train_batch_size"):
+        client.train(round_request(train_batch_size="many"))
     status = client.status()
     assert (status["pid"], status["device"], status["world_size"], status["busy"]) == (pid, "cpu", 1, False)
     assert status["cpu_seconds"] > 0 and status["peak_rss_mb"] > 100

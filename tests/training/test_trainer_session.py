@@ -96,6 +96,17 @@ def test_an_identical_request_is_answered_from_the_store(session, ranks, round_r
     assert other.score([[1, 7, 2]]) == scores  # and the published weights are held
 
 
+def test_a_reused_result_is_held_with_its_moments(session, ranks, round_request, tmp_path) -> None:
+    first = train(session, round_request(fresh_optimizer=True))
+    following = after(round_request(seed=2), first)
+    straight = train(session, following)
+    other = TrainingSession(ranks, "float32")
+    assert train(other, round_request(fresh_optimizer=True)).reused
+    assert other.state is not None and other.state.policy_version == 3
+    again = train(other, replace(following, output=str(tmp_path / "again")))
+    assert again.weights_digest == straight.weights_digest
+
+
 def test_other_rows_under_the_same_name_are_trained_anew(session, round_request) -> None:
     first = train(session, round_request())
     changed = round_request(edit=lambda rows, judged: [setattr(j, "advantage", -j.advantage) for j in judged])
@@ -216,6 +227,26 @@ def test_lora_trains_and_resumes_the_adapter_alone(session, ranks, round_request
     assert session.score([[1, 40, 2]])[0] == pytest.approx([0.0, *expected.tolist()], abs=1e-5)
 
 
+def test_rounded_weights_are_published_and_full_ones_kept(ranks, round_request, tmp_path) -> None:
+    from safetensors.torch import load_file as load_tensors
+
+    def new_session() -> TrainingSession:
+        return TrainingSession(ranks, "bfloat16")
+
+    session = new_session()
+    first = train(session, round_request(optimizer=OptimizerSpec(lr=1e-5)))
+    published = load_tensors(Path(first.checkpoint) / "model.safetensors")
+    master = load_tensors(Path(first.checkpoint) / "trainer_state" / "master.safetensors")
+    assert {str(tensor.dtype) for tensor in published.values()} == {"torch.bfloat16"}
+    assert read_json(Path(first.checkpoint) / "config.json")["dtype"] == "bfloat16"
+    assert all((published[name] == tensor.bfloat16()).all() for name, tensor in master.items())
+    assert any((published[name] != tensor).any() for name, tensor in master.items())
+    following = after(round_request(seed=2), first)
+    straight = train(session, following)
+    resumed = train(new_session(), replace(following, output=str(tmp_path / "resumed")))
+    assert resumed.weights_digest == straight.weights_digest
+
+
 def test_a_damaged_parent_is_detected_by_its_digest(session, ranks, round_request) -> None:
     result = train(session, round_request())
     file = Path(result.checkpoint) / "model.safetensors"
@@ -227,6 +258,15 @@ def test_a_damaged_parent_is_detected_by_its_digest(session, ranks, round_reques
     (Path(result.checkpoint) / "trainer_state" / "optimizer.safetensors").unlink()
     with pytest.raises(StorageError, match=r"damaged|missing"):
         train(TrainingSession(ranks, "float32"), after(round_request(seed=2), result))
+
+
+def test_a_damaged_result_is_made_again(session, ranks, round_request) -> None:
+    request = round_request()
+    first = train(session, request)
+    (Path(first.checkpoint) / "model.safetensors").write_bytes(b"")
+    again = train(TrainingSession(ranks, "float32"), request)
+    assert not again.reused
+    assert again.weights_digest == first.weights_digest
 
 
 def test_the_kl_to_a_reference_holds_the_policy_back(session, round_request, tiny_model, tmp_path) -> None:

@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
     from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import drive_project
+    from rft_platform.cli.driving import drive_project, use_home
     from rft_platform.cli.preflight import check_run
     from rft_platform.cli.starting import put_in_force, with_rounds
     from rft_platform.cli.summary import print_summary, summary_of, write_summary
@@ -32,6 +32,7 @@ def demo(
     from rft_platform.rounds.project import Project
 
     home, console = Home.from_environment(), notes()
+    use_home(home)
     _refuse_bad_target(json_file)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
@@ -58,10 +59,10 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     """The recipe's configuration, its model and data made below the home on first use; the seed in force is kept."""
     from rft_platform.config.load import load_config
     from rft_platform.errors import UserError
-    from rft_platform.recipes.arithmetic.prepare import PROJECT, prepare
 
+    recipe = home.root / "arithmetic"
     in_force = load_config(home.config_file) if home.config_file.exists() else None
-    if in_force is not None and in_force.project != PROJECT:
+    if in_force is not None and not recipe.exists():
         raise UserError(
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
             "`rft demo --fresh` moves it aside"
@@ -70,7 +71,9 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
         raise UserError(
             f"--seed {seed}: the demo in {home.root} has seed {in_force.seed}; leave it out to go on, or add --fresh"
         )
-    config = load_config(prepare(home.root / "arithmetic"))
+    from rft_platform.recipes.arithmetic.prepare import prepare
+
+    config = load_config(prepare(recipe))
     chosen = seed if seed is not None else in_force.seed if in_force is not None else config.seed
     return config.model_copy(update={"seed": chosen})
 

@@ -33,7 +33,7 @@ def evaluate(
     use_home(project.home)
     policy = chosen_policy(project, round_number, checkpoint, model)
     check_engine_is_free(project)
-    with started_processes_end(project.home, console), terminable(), showing_progress(console):
+    with terminable(), started_processes_end(project.home, console), showing_progress(console):
         engine = connect_engine(project)
         deploy(engine, policy)
         results = measure(project, engine, policy.round)

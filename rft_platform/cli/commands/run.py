@@ -18,6 +18,7 @@ def run(
 ) -> None:
     """Train as a configuration file says; continues where it stands if it was begun before."""
     from rft_platform.cli.console import notes, output
+    from rft_platform.cli.driving import drive_project, use_home
     from rft_platform.cli.preflight import check_run
     from rft_platform.cli.starting import put_in_force, with_rounds
     from rft_platform.config.home import Home
@@ -25,6 +26,7 @@ def run(
     from rft_platform.config.plan import render_plan
 
     home, console = Home.from_environment(), notes()
+    use_home(home)
     loaded = with_rounds(load_config(config), rounds)
     plan = check_run(home, loaded)
     if dry_run:
@@ -33,7 +35,6 @@ def run(
     for notice in plan.notices:
         console.print(f"note: {notice}", markup=False, soft_wrap=True)
 
-    from rft_platform.cli.driving import drive_project
     from rft_platform.cli.round_table import print_rounds
     from rft_platform.rounds.project import Project
 

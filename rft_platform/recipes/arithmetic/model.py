@@ -17,6 +17,7 @@ END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 VOCABULARY = 512
 CONTEXT = 4096
+BUILD = 1  # raise it when other code below makes another model
 BUILD_FILE = "build.json"
 
 # What the vocabulary is learned from: roles, the template's own words, JSON of tool calls and plain questions.
@@ -56,7 +57,7 @@ def build_model(folder: Path, seed: int = 0, size: str = "1m") -> Path:
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
-    digest = digest_json([asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, CORPUS, _template()])
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, CORPUS, _template()])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
@@ -117,6 +118,9 @@ def _write_weights(folder: Path, tokenizer: "PreTrainedTokenizerFast", shape: Sh
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
+        # 1/sqrt(width) keeps activations at unit scale; the usual 0.02 suits models ten times as wide and more,
+        # and makes one this narrow learn at a step that depends on the seed.
+        initializer_range=shape.hidden_size**-0.5,
         dtype="float32",
         **asdict(shape),
     )
