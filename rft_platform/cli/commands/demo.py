@@ -101,9 +101,11 @@ def is_finished(project: "Project") -> bool:
 
 
 def _opening(project: "Project") -> str:
-    begun = max(project.store.rounds(), default=0)
-    state = f"continues after round {begun - 1}" if begun > 1 else "continues" if begun else "starts"
-    return f"The demo {state}: {project.rounds_budget} rounds in {project.home.root}"
+    from rft_platform.cli.round_table import what_is_next
+
+    if not project.store.rounds():
+        return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"
+    return f"The demo goes on in {project.home.root}; {what_is_next(project)}"
 
 
 def _refuse_bad_target(json_file: Path | None) -> None:
