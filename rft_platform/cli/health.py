@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from time import perf_counter
 from typing import Literal
 
@@ -79,7 +78,7 @@ def home_findings(home: Home) -> Iterator[Finding]:
     """Can the project's folder be written, and is there room."""
     try:
         check_writable(home)
-        check_room(home, Path())
+        check_room(home)
     except UserError as error:
         yield Finding("RFT_HOME", "fail", str(error), "see above")
         return

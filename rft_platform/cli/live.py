@@ -57,6 +57,10 @@ class PlainLines:
             del self._last[progress.what]
         self.say(str(progress))
 
+    def announce(self, line: str) -> None:
+        """Print the line of a round that is complete."""
+        self.say(line)
+
     def say(self, line: str) -> None:
         """Print a line with the time before it."""
         self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
@@ -80,7 +84,7 @@ class ProgressHandler(logging.Handler):
     def print_news(self) -> None:
         """Show what is new."""
         for line in self._news():
-            self._view.say(line)
+            self._view.announce(line)
 
 
 class WarningHandler(logging.Handler):

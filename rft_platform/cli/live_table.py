@@ -35,9 +35,16 @@ class LiveTable:
         if progress.done >= progress.total:
             self._finish(progress, numbers)
 
+    def announce(self, line: str) -> None:
+        """Print the line of a round that is complete; work of it that ended short of its total is over."""
+        for task in self._tasks.values():
+            self.bars.remove_task(task)
+        self._tasks.clear()
+        self.bars.console.print(line, style="bold", markup=False, soft_wrap=True)
+
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self.bars.console.print(line, style="bold", markup=False, soft_wrap=True)
+        self.bars.console.print(line, markup=False, soft_wrap=True)
 
     def _finish(self, progress: reports.Progress, numbers: str) -> None:
         task = self._tasks.pop(progress.what)

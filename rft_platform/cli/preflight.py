@@ -50,10 +50,10 @@ def check_writable(home: Home) -> None:
         raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
 
 
-def check_room(home: Home, model: Path) -> None:
-    """Raise UserError where the disk has no room for a few checkpoints of ``model``."""
+def check_room(home: Home, model: Path | None = None) -> None:
+    """Raise UserError where the disk has no room for a few checkpoints of ``model`` (None: of a small one)."""
     free = shutil.disk_usage(nearest_folder(home.root)).free
-    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
     needed = max(_LEAST_FREE, _COPIES * weights)
     if free < needed:
         raise UserError(

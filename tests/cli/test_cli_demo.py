@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import Result
 
 from rft_platform.cli.commands.demo import demo_config, move_aside
 from rft_platform.cli.starting import put_in_force
@@ -23,6 +24,16 @@ def test_moving_aside_keeps_everything(home: Home) -> None:
     assert moved.name.startswith("home.")
     assert (moved / "rounds" / "r0001" / "note.json").exists()
     assert not home.root.exists()
+
+
+def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rft: Callable[..., Result]) -> None:
+    write_text(home.root, "not a folder")
+
+    result = rft("demo")
+
+    assert result.exit_code == 2
+    assert "is a file; point RFT_HOME at a folder" in result.stderr
+    assert home.root.read_text() == "not a folder"
 
 
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:

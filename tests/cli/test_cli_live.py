@@ -7,6 +7,7 @@ import re
 from rich.console import Console
 
 from rft_platform.cli.live import PlainLines, showing_progress
+from rft_platform.cli.live_table import LiveTable
 from rft_platform.progress import LOGGER, Progress, report
 
 
@@ -62,6 +63,16 @@ def test_a_terminal_shows_finished_work_as_lines() -> None:
 
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
     assert re.search(r"✓ r0001 training +2 +0\.\d s +loss 0\.125", text)
+
+
+def test_work_that_ends_early_leaves_the_table_with_its_round() -> None:
+    table = LiveTable(Console(file=io.StringIO(), force_terminal=True, width=120))
+
+    table.update(Progress("warm start", 315, 1500))
+    assert [row.description for row in table.bars.tasks] == ["warm start"]
+    table.announce("start  held-out sampled 60%")
+
+    assert table.bars.tasks == []
 
 
 def test_nothing_is_listened_to_afterwards() -> None:

@@ -25,7 +25,7 @@ def demo(
     """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
     from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import drive_project, use_home
-    from rft_platform.cli.preflight import check_run
+    from rft_platform.cli.preflight import check_room, check_run, check_writable
     from rft_platform.cli.starting import put_in_force, with_rounds
     from rft_platform.cli.summary import print_summary, summary_of, write_summary
     from rft_platform.config.home import Home
@@ -34,6 +34,8 @@ def demo(
     home, console = Home.from_environment(), notes()
     use_home(home)
     _refuse_bad_target(json_file)
+    check_writable(home)
+    check_room(home)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     config = with_rounds(demo_config(home, seed), rounds)
