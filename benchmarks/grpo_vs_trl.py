@@ -31,13 +31,13 @@ OURS = {
     "tasks": 512,
     "repeat_times": 8,
     "train_batch_size": 512,
-    "rounds": 40,
-    "lr": 6e-4,
+    "rounds": 36,
+    "lr": 3e-4,
     "betas": [0.9, 0.99],
     "warmup": 10,
 }
 #: TRL's settings: those its own tuning ended with.
-THEIRS = "--threads 1 --lr 5e-4 --sched linear --prompts 64 --G 8 --micro 256 --steps 400 --eval_every 20 --max_s 1500"
+THEIRS = "--threads 1 --lr 5e-4 --sched linear --prompts 64 --G 8 --micro 256 --steps 400 --eval_every 20 --max_s 420"
 
 
 def our_config(peers: Path, seed: int) -> dict[str, Any]:

@@ -4,8 +4,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import rft_platform
 from rft_platform.cli.servers import Server
 from rft_platform.config.home import Home
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 _HOST = "127.0.0.1"
-_DEFINITIONS = ["-m", "rft_platform.definitions"]
+_WORKSPACE = ["-w", str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")]
 
 
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Server]:
@@ -26,7 +28,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Se
     servers = [
         Server(
             name="Dagster",
-            command=[*python, "dagster_webserver", *_DEFINITIONS, "-h", _HOST, "-p", str(port)],
+            command=[*python, "dagster_webserver", *_WORKSPACE, "-h", _HOST, "-p", str(port)],
             env=env,
             port=port,
             url=f"http://{_HOST}:{port}",
@@ -39,7 +41,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Se
     else:
         servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env))
     if daemon:
-        command = [*python, "dagster._daemon", "run", *_DEFINITIONS]
+        command = [*python, "dagster._daemon", "run", *_WORKSPACE]
         servers.append(Server(name="daemon", command=command, env=env, is_ready=_beats(instance)))
     return servers
 

@@ -18,6 +18,7 @@ from rft_platform.rounds.processes import base_model_folder, start_all
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.train import optimizer_spec
+from rft_platform.training.manifest import MANIFEST
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.weights import digest_weights
 
@@ -91,8 +92,8 @@ class WarmStartCourse:
         """Train ``steps`` more steps from where the course stands, and look at the held-out tasks."""
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer))
         before, self.folder = self.folder, result.checkpoint
-        if self.step:  # the checkpoint of the leg before has served its purpose
-            shutil.rmtree(before)
+        if self.step:
+            _keep_manifest_only(Path(before))
         self.step = result.policy_version
         point = {"step": float(self.step), "loss": result.metrics["loss"]}
         if self.project.eval_tasks:
@@ -131,3 +132,12 @@ class WarmStartCourse:
         tasks = self.project.tasks.tasks[:_CANARY_TASKS]
         sequences = self.engine.render([[{"role": "user", "content": task.prompt}] for task in tasks])
         return Canary(sequences, self.trainer.score(sequences))
+
+
+def _keep_manifest_only(checkpoint: Path) -> None:
+    """The leg before has served its purpose; what made it is still part of the lineage."""
+    for item in checkpoint.iterdir():
+        if item.is_dir():
+            shutil.rmtree(item)
+        elif item.name != MANIFEST:
+            item.unlink()

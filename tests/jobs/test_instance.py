@@ -1,0 +1,36 @@
+"""The project's Dagster instance: its settings, and runs whose driver died."""
+
+import dagster as dg
+import psutil
+
+from rft_platform.config.home import Home
+from rft_platform.definitions import defs
+from rft_platform.jobs.instance import end_orphaned_runs, open_instance
+from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive, driver_tags
+
+
+def test_a_fresh_home_gets_the_platforms_settings(tmp_path):
+    with open_instance(Home(tmp_path)) as instance:
+        assert not instance.telemetry_enabled
+        assert not instance.nux_enabled
+        assert instance.run_monitoring_enabled
+        assert instance.global_op_concurrency_default_limit == 1
+
+
+def test_only_a_living_driver_counts_as_alive():
+    assert driver_is_alive(driver_tags()[DRIVER_TAG])
+    assert not driver_is_alive(f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}")
+
+
+def test_runs_of_a_dead_driver_end_as_failures_and_others_go_on(tmp_path):
+    job = defs.resolve_job_def("warm_start_job")
+    dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
+    with open_instance(Home(tmp_path)) as instance:
+        runs = {
+            name: instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
+            for name, tags in {"orphan": {DRIVER_TAG: dead}, "driven": driver_tags(), "daemon": {}}.items()
+        }
+        assert end_orphaned_runs(instance) == [runs["orphan"].run_id]
+        status = {name: instance.get_run_by_id(run.run_id).status for name, run in runs.items()}
+    assert status["orphan"] is dg.DagsterRunStatus.FAILURE
+    assert status["driven"] is status["daemon"] is dg.DagsterRunStatus.STARTED

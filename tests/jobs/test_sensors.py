@@ -1,0 +1,101 @@
+"""Sensors: launch what the plan says, once, and say in words what they wait for."""
+
+import dagster as dg
+import pytest
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.files import write_text
+from rft_platform.jobs.schedules import nightly_evaluation
+from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
+from rft_platform.resources.project import ProjectResource
+from rft_platform.rounds.policy import Policy, publish
+from rft_platform.rounds.project import Project
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    """A started project of two rounds; nothing has run yet."""
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
+    config = {
+        "model": {"model_path": "unused"},
+        "algorithm": {"repeat_times": 2},
+        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": {"path": str(tasks)}}},
+    }
+    home = Home(tmp_path / "home")
+    write_text(home.config_file, yaml.safe_dump(config))
+    return Project.open(home)
+
+
+@pytest.fixture
+def resource(project) -> ProjectResource:
+    return ProjectResource(home=str(project.home.root))
+
+
+def publish_round(project: Project, number: int) -> None:
+    publish(project.store, Policy(folder="f", policy_version=number, weights_digest="d", round=number))
+
+
+def tick(sensor: dg.SensorDefinition, resource: ProjectResource, instance: dg.DagsterInstance):
+    context = dg.build_sensor_context(instance=instance, resources={"project": resource})
+    return sensor(context)
+
+
+def test_a_folder_without_a_project_is_a_telling_skip(tmp_path):
+    with dg.DagsterInstance.ephemeral() as instance:
+        skipped = tick(next_round_sensor, ProjectResource(home=str(tmp_path)), instance)
+    assert isinstance(skipped, dg.SkipReason)
+    assert "rft run" in skipped.skip_message
+
+
+def test_the_warm_start_comes_first_then_round_one_with_its_partition(project, resource):
+    with dg.DagsterInstance.ephemeral() as instance:
+        (first,) = tick(next_round_sensor, resource, instance).run_requests
+        assert (first.job_name, first.run_key, first.partition_key) == ("warm_start_job", "warm_start:r0000:0", None)
+
+        publish_round(project, 0)
+        result = tick(next_round_sensor, resource, instance)
+        (request,) = result.run_requests
+        assert (request.job_name, request.run_key, request.partition_key) == ("explore_job", "explore:r0001:0", "r0001")
+        assert request.tags["rft/round"] == "r0001"
+        (added,) = result.dynamic_partitions_requests
+        assert added.partition_keys == ["r0001"]
+
+
+def test_training_waits_for_rows_and_says_how_many(project, resource):
+    publish_round(project, 0)
+    with dg.DagsterInstance.ephemeral() as instance:
+        skipped = tick(experience_threshold_sensor, resource, instance)
+        assert isinstance(skipped, dg.SkipReason)
+        assert "r0001: 0/4 rows" in skipped.skip_message
+
+        project.store.write_note(1, "judge", {"sound": True})
+        (request,) = tick(experience_threshold_sensor, resource, instance).run_requests
+        assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
+
+
+def test_rows_that_a_blocking_check_refused_start_no_training(project, resource):
+    publish_round(project, 0)
+    project.store.write_note(1, "judge", {"sound": False})
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert isinstance(tick(experience_threshold_sensor, resource, instance), dg.SkipReason)
+
+
+def test_a_finished_budget_is_said(project, resource):
+    for number in range(3):
+        publish_round(project, number)
+        project.store.write_note(number, "judge", {"sound": True})
+        project.store.write_note(number, "evaluation", {"results": []})
+    with dg.DagsterInstance.ephemeral() as instance:
+        skipped = tick(next_round_sensor, resource, instance)
+    assert skipped.skip_message == "all rounds of the budget are done"
+
+
+def test_the_schedule_evaluates_the_newest_policy(project, resource):
+    context = dg.build_schedule_context(resources={"project": resource})
+    assert isinstance(nightly_evaluation(context), dg.SkipReason)
+    publish_round(project, 0)
+    publish_round(project, 1)
+    request = nightly_evaluation(context)
+    assert request.partition_key == "r0001"
