@@ -13,7 +13,7 @@ from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.judging.compose import JudgeSpec
-from rft_platform.judging.signature import optional_arguments
+from rft_platform.signature import accepted_arguments
 from rft_platform.tasks.task import Task
 
 JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run that its judge failed on
@@ -152,7 +152,7 @@ async def _judge_all(
 ) -> list[RunJudgement]:
     gate = asyncio.Semaphore(concurrency)
     offered = {"auxiliary_models": dict(auxiliary_models or {}), "logger": _log}
-    extras = {part.name: optional_arguments(part.function, offered) for part in judge.parts}
+    extras = {part.name: accepted_arguments(part.function, offered) for part in judge.parts}
 
     async def judge_one(row: RolloutRow) -> RunJudgement:
         async with gate:

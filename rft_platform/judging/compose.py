@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from rft_platform.errors import UserError
 from rft_platform.judging.registry import RULES, find_judge
-from rft_platform.judging.signature import check_judge_function
-from rft_platform.judging.types import JudgeFunction
+from rft_platform.judging.types import JudgeFunction, check_judge_function
 from rft_platform.judging.version import judge_version
 
 

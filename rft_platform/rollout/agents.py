@@ -15,8 +15,8 @@ from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.recording import RecordingClients
 from rft_platform.rollout.report import Tally
 from rft_platform.rollout.run import AgentLimits, Run, rows_of_run
-from rft_platform.rollout.signature import accepted_arguments
 from rft_platform.rollout.workflow import AgentWorkflow, WorkflowFunction
+from rft_platform.signature import accepted_arguments
 
 LOGGER = logging.getLogger("rft_platform.rollout")
 

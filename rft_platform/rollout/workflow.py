@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rft_platform.errors import UserError
-from rft_platform.rollout.signature import check_workflow_function
+from rft_platform.signature import check_parameters
 from rft_platform.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ BUILT_IN = {
     "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
     "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
 }
+
+
+def check_workflow_function(function: Callable[..., Any]) -> None:
+    """Raise ``ValueError`` unless the parameters are ``task``, ``model`` [, ``auxiliary_models``] [, ``logger``]."""
+    check_parameters(function, "Workflow function", ("task", "model"), ("auxiliary_models", "logger"))
 
 
 def resolve_workflow(

@@ -11,7 +11,7 @@ from rft_platform.config.buffer import WeightedJudge
 from rft_platform.errors import UserError
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.registry import RULES, find_judge
-from rft_platform.judging.signature import check_judge_function
+from rft_platform.judging.types import check_judge_function
 
 
 def judge_with_everything(task: Any, response: Any, auxiliary_models: Any = None, logger: Any = None) -> float:

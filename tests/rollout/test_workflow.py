@@ -4,9 +4,8 @@ import pytest
 
 from rft_platform.errors import UserError
 from rft_platform.rollout.calculator import CalculatorWorkflow
-from rft_platform.rollout.signature import check_workflow_function
 from rft_platform.rollout.single_turn import SingleTurn
-from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow
 
 from . import samples
 

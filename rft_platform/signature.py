@@ -1,41 +1,42 @@
-"""Checks of user functions whose parameters are matched by name."""
+"""User functions are called by parameter name: which names they may have, and which arguments they get."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
-
-WORKFLOW_REQUIRED = ("task", "model")
-WORKFLOW_OPTIONAL = ("auxiliary_models", "logger")
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def check_workflow_function(function: Callable[..., Any]) -> None:
-    """Raise ``ValueError`` unless the parameters are ``task``, ``model`` [, ``auxiliary_models``] [, ``logger``]."""
-    check_parameters(function, WORKFLOW_REQUIRED, WORKFLOW_OPTIONAL, "Workflow function")
-
-
 def check_parameters(
-    function: Callable[..., Any], required: tuple[str, ...], optional: tuple[str, ...], what: str
+    function: Callable[..., Any],
+    what: str,
+    required: Collection[str],
+    optional: Collection[str],
+    extra: Collection[str] = (),
 ) -> None:
-    """Raise ``ValueError`` unless ``function`` has every required parameter and none beyond the optional ones."""
+    """Raise ``ValueError`` unless ``function`` has every required parameter and none beyond those it may have.
+
+    ``extra`` are the names of further arguments that will be given, so the function must have them too.
+    """
     parameters = inspect.signature(function).parameters.values()
-    name = getattr(function, "__name__", type(function).__name__)
     variadic = [str(parameter) for parameter in parameters if parameter.kind in _VARIADIC]
     names = [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
-    missing = [wanted for wanted in required if wanted not in names]
-    disallowed = [found for found in names if found not in (*required, *optional)]
+    missing = [name for name in required if name not in names]
+    disallowed = [name for name in names if name not in (*required, *optional, *extra)]
+    unknown = [name for name in extra if name not in names]
     problems = [
         f"Should not use *args or **kwargs: {variadic}" if variadic else "",
         f"Missing essential parameters: {missing}" if missing else "",
         f"Contains disallowed parameters: {disallowed}" if disallowed else "",
+        f"Has no parameters for the given arguments: {unknown}" if unknown else "",
     ]
     if any(problems):
+        name = getattr(function, "__name__", type(function).__name__)
         allowed = f"required: {list(required)}, optional: {list(optional)}"
         raise ValueError(f"{what} validation failed for '{name}': {'; '.join(filter(None, problems))} ({allowed})")
 
 
-def accepted_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``arguments`` that ``function`` has a parameter for."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in names}
