@@ -21,7 +21,7 @@ def run_demo(seed: int, rounds: int | None) -> dict[str, Any]:
     """One demo in a folder of its own; returns what ``rft demo --json`` wrote, and each round's agreement."""
     with tempfile.TemporaryDirectory() as folder:
         result, home = Path(folder) / "demo.json", Path(folder) / "home"
-        command = [sys.executable, "-m", "rft_platform.cli.main", "demo", "--seed", str(seed), "--json", str(result)]
+        command = [sys.executable, "-m", "rft_platform", "demo", "--seed", str(seed), "--json", str(result)]
         command += ["--rounds", str(rounds)] if rounds else []
         subprocess.run(command, env={**os.environ, "RFT_HOME": str(home)}, check=True)
         notes = [json.loads(file.read_text()) for file in sorted(home.glob("rounds/r*/train.json"))]

@@ -38,7 +38,7 @@ class ProjectFolder:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line, for a process that a test starts itself."""
-        return [sys.executable, "-m", "rft_platform.cli.main", *arguments]
+        return [sys.executable, "-m", "rft_platform", *arguments]
 
     def json(self, *arguments: str) -> Any:
         """What ``rft ... --json`` prints."""
