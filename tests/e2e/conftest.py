@@ -49,7 +49,7 @@ class ProjectFolder:
         return json.loads((self.home / "rounds" / f"r{round_number:04d}" / f"{name}.json").read_text())
 
 
-def small_config(folder: Path, model: Path, **changes: Any) -> dict[str, Any]:
+def small_config(folder: Path, base_model: Path, **changes: Any) -> dict[str, Any]:
     """Two rounds of 8 tasks x 4 runs, 2 optimiser steps each, on additions that the untrained model cannot do."""
     tasks, held_out = folder / "tasks.jsonl", folder / "held_out.jsonl"
     _write_additions(tasks, [(a, b) for a in range(4) for b in range(4)])
@@ -59,7 +59,7 @@ def small_config(folder: Path, model: Path, **changes: Any) -> dict[str, Any]:
         "project": "small",
         "name": "e2e",
         "seed": 7,
-        "model": {"model_path": str(model), "max_model_len": 64, "max_response_tokens": 6},
+        "model": {"model_path": str(base_model), "max_model_len": 64, "max_response_tokens": 6},
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
         "buffer": {
             "batch_size": 8,

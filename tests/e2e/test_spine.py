@@ -73,8 +73,8 @@ def test_checkpoint_loads_in_plain_transformers(finished):
 
 def test_rounds_command_tells_the_story(finished):
     told = finished.json("rounds")
-    assert [row["round"] for row in told["rounds"]] == [1, 2]
-    assert told["finished"] is True
+    assert [row["round"] for row in told["rounds"]] == [0, 1, 2]
+    assert told["next"].startswith("finished")
     assert "r0001" in finished.rft("rounds").stdout
 
 
