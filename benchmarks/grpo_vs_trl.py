@@ -4,7 +4,8 @@ Both sides learn additions below 100 from the same warm-started 1M-parameter mod
 measured on the same 500 held-out ones at temperature 1. For every seed both run at the same time, each bound to one
 core with one thread. Counted are the processor seconds of all processes of a side after its start-up, evaluation left
 out on both sides. Ours goes the whole way: Dagster rounds by the in-process driver, Parquet, judge, trainer,
-checkpoint, registry and canary. A mark is reached at the first of two evaluations in a row above it.
+checkpoint, registry and canary. A mark is reached at the first of two evaluations in a row above it; TRL is stopped
+when it has reached the last one.
 
 Needs the peer's scripts and data (``RFT_TEST_DATA/peers``) and a Python with TRL (``--peer-python``).
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from typing import Any
 import yaml
 
 MARKS = (0.7, 0.8)
+PEER_LINE = re.compile(r"# grpo step (\d+) wall=([\d.]+) cpu=([\d.]+) pass=([\d.]+)")
 HERE = Path(__file__).resolve().parent
 
 #: Our side's settings; found by a few runs on seed 1.
@@ -37,7 +40,7 @@ OURS = {
     "warmup": 10,
 }
 #: TRL's settings: those its own tuning ended with.
-THEIRS = "--threads 1 --lr 5e-4 --sched linear --prompts 64 --G 8 --micro 256 --steps 400 --eval_every 20 --max_s 420"
+THEIRS = "--threads 1 --lr 5e-4 --sched linear --prompts 64 --G 8 --micro 256 --steps 400 --eval_every 20 --max_s 1500"
 
 
 def our_config(peers: Path, seed: int) -> dict[str, Any]:
@@ -139,16 +142,11 @@ def run_pair(peers: Path, peer_python: str, work: Path, seed: int) -> dict[str, 
     (folder / "rft.yaml").write_text(yaml.safe_dump(our_config(peers, seed)))
     init = str(peers / "arithmetic" / "warm1m")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PEER_DIR": str(folder / "peer")}
-    theirs = _start(
-        0, [peer_python, "grpo.py", "--init", init, "--seed", str(seed), *THEIRS.split()], peers, environment
-    )
+    command = [peer_python, "grpo.py", "--init", init, "--seed", str(seed), *THEIRS.split()]
+    theirs = _start(0, command, peers, environment, stderr=subprocess.STDOUT)
     our_environment = {**environment, "RFT_HOME": str(folder / "home")}
     ours = _start(1, [sys.executable, __file__, "--ours", str(folder)], HERE, our_environment)
-    ours_out, theirs_out = ours.communicate()[0], theirs.communicate()[0]
-    curves = {
-        "ours": json.loads(ours_out.splitlines()[-1]),
-        "trl": json.loads(theirs_out.splitlines()[-1])["curve_step_wall_cpu_pass"],
-    }
+    curves = {"trl": watch_peer(theirs), "ours": json.loads(ours.communicate()[0].splitlines()[-1])}
     reached = {side: {str(mark): seconds_to(curve, mark) for mark in MARKS} for side, curve in curves.items()}
     return {
         "seed": seed,
@@ -158,9 +156,26 @@ def run_pair(peers: Path, peer_python: str, work: Path, seed: int) -> dict[str, 
     }
 
 
-def _start(core: int, command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
+def watch_peer(peer: subprocess.Popen[str]) -> list[list[float]]:
+    """TRL's curve [step, wall s, CPU s, sampled pass], read from its progress lines, up to the last mark."""
+    curve: list[list[float]] = []
+    assert peer.stdout is not None
+    for line in peer.stdout:
+        found = PEER_LINE.match(line)
+        if found:
+            print(line, end="", file=sys.stderr)
+            curve.append([float(value) for value in found.groups()])
+            if seconds_to(curve, max(MARKS)) is not None:
+                peer.terminate()
+    peer.wait()
+    return curve
+
+
+def _start(
+    core: int, command: list[str], folder: Path, environment: dict[str, str], stderr: int | None = None
+) -> subprocess.Popen[str]:
     pinned = ["taskset", "--cpu-list", str(core), *command]
-    return subprocess.Popen(pinned, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(pinned, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def main() -> None:
