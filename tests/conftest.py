@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
+
+# A deadline would measure the machine, not the code.
+settings.register_profile("rft", deadline=None)
+settings.load_profile("rft")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

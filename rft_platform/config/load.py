@@ -35,7 +35,7 @@ def build_config(data: dict[str, Any], source: str = "configuration") -> RftConf
 
 def dump_config(config: RftConfig) -> str:
     """The configuration as YAML with every key written out; it loads back equal."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def config_digest(config: RftConfig) -> str:
