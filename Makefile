@@ -42,4 +42,4 @@ resolve: setup
 	  --python-version $$v --constraint constraints.txt $$($(BIN)/python -c "import tomllib; print(*[repr(d) for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']])" | tr -d "'") || exit 1; done
 
 clean:
-	rm -rf $(VENV) .rft build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -43,5 +43,5 @@ def judged_experiences(
             **numbers(summary),
         },
         data_version=dg.DataVersion(f"{opened.store.digest(number)[:16]}+{summary['judge_version']}"),
-        check_results=experience_results(*quality(opened, number)),
+        check_results=experience_results(*quality(opened, number, summary["judge_version"])),
     )

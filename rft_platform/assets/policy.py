@@ -61,10 +61,10 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
 
     The edge back from ``policy_checkpoint`` is not declared: an asset graph has no circles, a training loop is one.
     """
-    from rft_platform.rounds.policy import explorer_of
+    from rft_platform.rounds.policy import take_snapshot
 
     opened = project.open()
-    policy = explorer_of(opened.store, round_of(context), opened.config.synchronizer.offset_rounds)
+    policy = take_snapshot(opened.store, round_of(context), opened.config.synchronizer.offset_rounds)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

@@ -21,10 +21,10 @@ def rollout_batches(
     """Runs of the workflow on this round's tasks: token ids, behaviour log-probs, messages. Written once."""
     from rft_platform.experience.schema import ROLLOUT_SCHEMA
     from rft_platform.rounds.explore import explore
-    from rft_platform.rounds.policy import explorer_of
+    from rft_platform.rounds.policy import snapshot_of
 
     opened, number = project.open(), round_of(context)
-    policy = explorer_of(opened.store, number, opened.config.synchronizer.offset_rounds)
+    policy = snapshot_of(opened.store, number)
     summary = explore(opened, engine.connect(), policy, number)
     return dg.MaterializeResult(
         metadata={

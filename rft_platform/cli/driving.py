@@ -8,13 +8,13 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.cli.driver_lock import refuse_second_driver
 from rft_platform.cli.leases import leases_of, stop
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.live import showing_progress
 from rft_platform.cli.round_news import RoundNews
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
+from rft_platform.jobs.driver_lock import refuse_second_driver
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -42,7 +42,7 @@ def rounds_table(lines: Sequence[RoundLine]) -> "Table":
 
 def what_is_next(project: "Project") -> str:
     """What the plan would launch now, or what it waits for, in words."""
-    from rft_platform.cli.driver_lock import driver_is_running
+    from rft_platform.jobs.driver_lock import driver_is_running
     from rft_platform.rounds.observe import Launches, observe
     from rft_platform.rounds.plan import plan_next
 

@@ -35,5 +35,8 @@ def check_may_start(home: Home, config: RftConfig) -> None:
 
 
 def put_in_force(home: Home, config: RftConfig) -> None:
-    """Write the configuration that every process of the project reads."""
+    """Write the configuration that every process of the project reads; UserError while another run is at work."""
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+
+    refuse_second_driver(home)
     write_text(home.config_file, dump_config(config))

@@ -49,7 +49,7 @@ class JudgedQuality:
     """What is wrong with a judgement of a round, and how much of it carries a signal."""
 
     rows: int
-    non_finite: tuple[str, ...]  # row ids with a reward or advantage that is NaN or infinite
+    non_finite: tuple[str, ...]  # row ids, not dropped, with a reward or advantage that is NaN or infinite
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
     dropped_share: float  # rows kept from training by a filter
@@ -83,10 +83,11 @@ def check_rollouts(table: pa.Table, repeat_times: int) -> RolloutQuality:
 def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of the rollouts it judges."""
     finite = pc.and_(pc.is_finite(judged["reward"]), pc.is_finite(judged["advantage"]))
+    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # a failed judge leaves a dropped NaN
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,
-        non_finite=tuple(ids.filter(pc.invert(finite)).slice(0, _NAMED).to_pylist()),
+        non_finite=tuple(ids.filter(unusable).slice(0, _NAMED).to_pylist()),
         unjudged=_missing(wanted, ids),
         orphans=_missing(ids, wanted),
         dropped_share=_share(pc.is_valid(judged["dropped_by"])),

@@ -119,8 +119,13 @@ class ExperienceStore:
         _check_unique(table)
         _write(path, table)
         if make_current:
-            write_json(path.parent / "current.json", {"judge_version": judge_version, "rows": len(rows)})
+            self.put_in_force(round, judge_version)
         return path
+
+    def put_in_force(self, round: int, judge_version: str) -> None:
+        """Make a stored judgement the one that trains."""
+        path = self._judged_path(round, judge_version)
+        write_json(path.parent / "current.json", {"judge_version": judge_version, "rows": _footer(path).num_rows})
 
     def judge_version(self, round: int) -> str | None:
         """The judge version in force, or ``None`` before the first judgement."""

@@ -15,6 +15,8 @@ _RUNNING = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+#: A cancelled run has used up its run key as a failed one has.
+_FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
 
 
@@ -22,7 +24,7 @@ def launches(instance: dg.DagsterInstance) -> Launches:
     """Phases under way and the failures of each, from the run records of the plan's own jobs."""
     return Launches(
         running=frozenset(_phases(instance, _RUNNING)),
-        failures=dict(Counter(_phases(instance, [dg.DagsterRunStatus.FAILURE]))),
+        failures=dict(Counter(_phases(instance, _FAILED))),
     )
 
 

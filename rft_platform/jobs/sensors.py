@@ -7,6 +7,8 @@ import dagster as dg
 from rft_platform.assets.common import rft_rounds
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
+from rft_platform.jobs.driver_lock import driver_is_running
+from rft_platform.jobs.instance import end_orphaned_runs
 from rft_platform.jobs.jobs import JOB_OF_KIND, explore_job, sync_round_job, warm_start_job
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import run_tags
@@ -45,6 +47,9 @@ def _launch(
         opened = project.open()
     except UserError as nothing_to_do:
         return dg.SkipReason(str(nothing_to_do))
+    if driver_is_running(opened.home):
+        return dg.SkipReason("`rft run` or `rft demo` drives this project now")
+    end_orphaned_runs(context.instance)
     plan = plan_next(observe(opened, launches(context.instance)))
     requests = list(_requests(plan, kinds))
     if not requests:

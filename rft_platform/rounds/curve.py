@@ -14,6 +14,17 @@ def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult
     return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
 
 
+def evaluation_of_policy(store: ExperienceStore, policy_version: int) -> EvaluationResult | None:
+    """The newest evaluation of a policy version: no-op rounds measure their parent's again."""
+    for number in reversed(store.rounds()):
+        policy = published(store, number)
+        if policy is not None and policy.policy_version == policy_version:
+            result = evaluation_of(store, number)
+            if result is not None:
+                return result
+    return None
+
+
 def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResult | None = None) -> list[CurvePoint]:
     """One point a round up to ``last_round``, round 0 first; ``newest`` stands for the last round's own evaluation."""
     points = []

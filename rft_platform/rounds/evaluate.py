@@ -10,7 +10,7 @@ from rft_platform.evaluation.plots import learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.curve import EVALUATION, curve_points, evaluation_of
+from rft_platform.rounds.curve import EVALUATION, curve_points, evaluation_of, evaluation_of_policy
 from rft_platform.rounds.measure import measure
 from rft_platform.rounds.policy import Policy, deploy, required
 from rft_platform.rounds.project import Project
@@ -42,6 +42,8 @@ def evaluate_round(
     cpu = process_time() + engine.status().cpu_seconds
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy)
+    elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
+        return RoundEvaluation(known["gate"], known["promoted"], metrics=known["metrics"])  # measured before: it stands
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
@@ -105,10 +107,14 @@ def _against_champion(
     """The champion's own evaluation, if it is known here, and the gate's decision."""
     settings = project.config.evaluation.gate
     champion = registry.champion()
-    measured = None if champion is None else evaluation_of(project.store, int(champion.tags["round"]))
+    if champion is None or int(champion.tags["policy_version"]) == result.policy_version:
+        champion, measured = None, None  # none yet, or this very policy, measured again
+    else:
+        measured = evaluation_of_policy(project.store, int(champion.tags["policy_version"]))
     if champion is not None and measured is None:
         return None, GateDecision(
-            False, f"the champion (version {champion.version}) was never evaluated in this project: evaluate it first"
+            False,
+            f"the champion (version {champion.version}) was never evaluated here: launch evaluate_job for its round",
         )
     decision = gate(
         result, measured, metric=settings.metric, min_delta=settings.min_delta, min_value=settings.min_value

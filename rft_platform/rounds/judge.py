@@ -25,7 +25,7 @@ NOTE = "judge"
 
 
 def judge(project: Project, round_number: int, other_judge: str | None = None) -> dict[str, Any]:
-    """Judge a round's stored rollouts and put the judgement in force; returns the round's report.
+    """Judge a round's stored rollouts and put the judgement in force if it is sound; returns the round's report.
 
     ``other_judge`` replaces the configured one. Judgements by earlier judges stay beside it. Raises StorageError where
     the round has no rollouts.
@@ -45,13 +45,17 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
         advantage_args={**chosen.advantage_args, **settings.advantage_fn_args},
     )
     version = WORKFLOW_REWARD if spec is None else spec.version
-    store.write_judged(round_number, version, judged.rows)
+    store.write_judged(round_number, version, judged.rows, make_current=False)
+    rollouts_found, judged_found = quality(project, round_number, version)
+    sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
+    if sound:
+        store.put_in_force(round_number, version)
     summary = {
         "rows": len(judged.rows),
         "judge_version": version,
         "judge_errors": len(judged.errors),
         **_reward_summary(judged.rows),
-        "sound": _is_sound(project, round_number),
+        "sound": sound,
         "seconds": perf_counter() - started,
     }
     store.write_note(round_number, NOTE, summary)
@@ -67,11 +71,11 @@ def judge_spec(taskset: Taskset, other_judge: str | None = None) -> JudgeSpec | 
     return build_judge(taskset.judge, taskset.judge_args, answer_key=taskset.format.response_key)
 
 
-def quality(project: Project, round_number: int) -> tuple[RolloutQuality, JudgedQuality]:
-    """What the checks of a round's data found."""
+def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:
+    """What the checks of a round's rollouts and of one judgement of them found."""
     store = project.store
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
-    judged = store.read_judged(round_number, columns=JUDGED_COLUMNS)
+    judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
     return check_rollouts(rollouts, project.repeat_times), check_judged(judged, rollouts)
 
 
@@ -91,11 +95,6 @@ def _transcript(run: dict[str, Any]) -> str:
 
 def _last_question(messages: list[dict[str, Any]]) -> str:
     return str(next((message["content"] for message in reversed(messages) if message["role"] == "user"), ""))
-
-
-def _is_sound(project: Project, round_number: int) -> bool:
-    rollouts, judged = quality(project, round_number)
-    return rollouts.sound and judged.sound and not rollouts.incomplete_groups
 
 
 def _reward_summary(rows: Sequence[JudgedRow]) -> dict[str, float]:

@@ -30,7 +30,7 @@ def observe(project: Project, launches: Launches) -> ProjectState:
         rounds_budget=project.rounds_budget,
         experiences_needed=project.experiences_a_round,
         sync_offset=project.config.synchronizer.offset_rounds,
-        warm_start=launches.phase("warm_start", 0, done=published(project.store, 0) is not None),
+        warm_start=launches.phase("warm_start", 0, done=project.store.read_note(0, EVALUATION) is not None),
         mode=mode if mode in ("explore", "train") else "both",
     )
 
@@ -50,10 +50,11 @@ def _observe_round(project: Project, launches: Launches, number: int) -> RoundSt
     store = project.store
     policy = published(store, number)
     evaluated = policy is not None and store.read_note(number, EVALUATION) is not None
+    sound = _is_sound(store.read_note(number, JUDGE))
     return RoundState(
         number,
-        explore=launches.phase("explore", number, done=_is_sound(store.read_note(number, JUDGE))),
+        explore=launches.phase("explore", number, done=sound or policy is not None),
         sync=launches.phase("sync", number, done=evaluated),
-        experiences=store.count_judged(number),
+        experiences=store.count_judged(number) if sound else 0,
         policy_version=None if policy is None else policy.policy_version,
     )

@@ -12,6 +12,7 @@ from rft_platform.inference.interface import PolicyEngine
 
 #: The note that a round leaves about the policy it published; round 0 holds the starting policy.
 NOTE = "policy"
+SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,23 @@ def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> 
         if policy is not None:
             return policy
     return _need(None, round_number, oldest)
+
+
+def take_snapshot(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
+    """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing."""
+    policy = explorer_of(store, round_number, sync_offset)
+    store.write_note(round_number, SNAPSHOT, asdict(policy))
+    return policy
+
+
+def snapshot_of(store: ExperienceStore, round_number: int) -> Policy:
+    """The policy that ``take_snapshot`` settled on; raises StorageError where it has not."""
+    note = store.read_note(round_number, SNAPSHOT)
+    if note is None:
+        raise StorageError(
+            f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
+        )
+    return Policy.from_note(note)
 
 
 def deploy(engine: PolicyEngine, policy: Policy) -> float | None:

@@ -1,5 +1,6 @@
 """How a project reaches its engine, its trainer group and its registry: found where they run, else started."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -34,6 +35,7 @@ def connect_engine(project: Project) -> PolicyEngine:
         home.logs,
         kind=config.engine.kind,
         dtype=config.engine.dtype,
+        device=config.engine.device,
         threads=config.engine.threads,
         idle_timeout_s=config.engine.idle_timeout_s,
         max_model_len=config.model.max_model_len,
@@ -58,9 +60,9 @@ def connect_trainer(project: Project) -> "TrainerClient":
 
 
 def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":
-    """The model registry: at ``tracking_uri``, else as configured, else the SQLite store below the home."""
+    """The model registry: at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, as configured, or in SQLite below the home."""
     home = project.home
-    uri = tracking_uri or project.config.registry.tracking_uri
+    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or project.config.registry.tracking_uri
     local = f"sqlite:///{home.mlflow / 'mlflow.db'}"
     return _registry(
         uri or local, None if uri else home.mlflow / "artifacts", project.config.project, project.model_name

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.algorithms.presets import preset
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import Optimizer
+from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.canary import Canary
 from rft_platform.progress import report
-from rft_platform.rounds.policy import Policy, parent_of, publish, required
+from rft_platform.rounds.policy import Policy, parent_of, publish, published, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
@@ -35,6 +36,11 @@ def train(
     orchestrator's name for this run, kept in the lineage.
     """
     store = project.store
+    if published(store, round_number + 1) is not None:
+        raise UserError(
+            f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
+            "change what those came from; judge it anew to compare, or start a project of another name"
+        )
     parent = parent_of(store, round_number)
     steps: list[StepEvent] = []
     total = steps_a_round(project)
@@ -119,6 +125,7 @@ def algorithm_spec(project: Project) -> AlgorithmSpec:
         policy_loss_args=settings.policy_loss_fn_args,
         loss_agg_mode=settings.loss_agg_mode,
         beta=settings.beta,
+        kl_loss=settings.kl_loss_fn or "k2",
         entropy_coef=settings.entropy_coef,
     )
 

@@ -13,7 +13,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
 from rft_platform.rounds.demonstrations import write_demonstrations
 from rft_platform.rounds.measure import sampled_pass
-from rft_platform.rounds.policy import Policy, deploy, publish
+from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.processes import base_model_folder, start_all
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
@@ -25,7 +25,7 @@ from rft_platform.weights import digest_weights
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
-NOTE = "warm_start"
+NOTE = LEGS = "warm_start"
 _CANARY_TASKS = 8
 
 
@@ -35,15 +35,17 @@ def make_starting_policy(
     connect_trainer: Callable[[], "TrainerClient"],
     run_id: str,
 ) -> Policy:
-    """Publish policy version 0, which round 1 explores with, and make the engine serve it."""
+    """Publish policy version 0, which round 1 explores with; one that was published before is kept."""
     start_all(project)
+    known = published(project.store, 0)
+    if known is not None:
+        return known
     settings, engine = project.config.warm_start, connect_engine()
     if settings is None:
         folder = base_model_folder(project)
         policy = Policy(str(folder), 0, digest_weights(folder), round=0)
     else:
         policy = WarmStartCourse(project, settings, engine, connect_trainer(), run_id).run()
-    deploy(engine, policy)
     publish(project.store, policy)
     return policy
 
@@ -67,7 +69,9 @@ class WarmStartCourse:
 
     def run(self) -> Policy:
         """Run the course from the base model; returns the policy it ends with, as version 0."""
-        settings = self.settings
+        settings, legs = self.settings, self.project.checkpoints / LEGS
+        if legs.exists():  # of a course that was interrupted: this one comes to the same weights from the start
+            shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
         digest = write_demonstrations(settings, demonstrations)
@@ -107,7 +111,7 @@ class WarmStartCourse:
         return TrainRequest(
             parent=self.folder,
             parent_version=self.step,
-            output=str(self.project.checkpoints / "warm_start"),
+            output=str(self.project.checkpoints / LEGS),
             algorithm=AlgorithmSpec(policy_loss="sft", loss_agg_mode="token-mean"),
             optimizer=optimizer,
             demonstrations=str(demonstrations),

@@ -82,8 +82,8 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
 
 def move_aside(home: "Home") -> Path | None:
     """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none."""
-    from rft_platform.cli.driver_lock import refuse_second_driver
     from rft_platform.cli.leases import leases_of, stop
+    from rft_platform.jobs.driver_lock import refuse_second_driver
 
     if not home.root.exists():
         return None

@@ -71,8 +71,8 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
 
 def check_engine_is_free(project: "Project") -> None:
     """Raise UserError while a run uses the engine: swapping its weights would spoil that run."""
-    from rft_platform.cli.driver_lock import refuse_second_driver
     from rft_platform.errors import UserError
+    from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.launches import launches
 
