@@ -83,10 +83,15 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
 def move_aside(home: "Home") -> Path | None:
     """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none."""
     from rft_platform.cli.leases import leases_of, stop
+    from rft_platform.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
 
     if not home.root.exists():
         return None
+    if not home.config_file.exists() and not (home.root / "arithmetic").exists() and any(home.root.iterdir()):
+        raise UserError(
+            f"RFT_HOME {home.root} is no project of ours: --fresh would rename a folder with other things in it"
+        )
     refuse_second_driver(home)
     for held in leases_of(home):
         stop(held)
@@ -115,3 +120,5 @@ def _refuse_bad_target(json_file: Path | None) -> None:
 
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder does not exist; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: is a folder; name a file")
