@@ -16,6 +16,7 @@ from rft_platform.files import write_text
 
 def test_moving_aside_keeps_everything(home: Home) -> None:
     assert move_aside(home) is None
+    write_text(home.config_file, "project: arithmetic\n")
     write_text(home.root / "rounds" / "r0001" / "note.json", "{}")
 
     moved = move_aside(home)
@@ -24,6 +25,13 @@ def test_moving_aside_keeps_everything(home: Home) -> None:
     assert moved.name.startswith("home.")
     assert (moved / "rounds" / "r0001" / "note.json").exists()
     assert not home.root.exists()
+
+
+def test_a_folder_that_is_no_project_is_not_moved(home: Home) -> None:
+    write_text(home.root / "thesis.tex", "years of work")
+    with pytest.raises(UserError, match="no project"):
+        move_aside(home)
+    assert (home.root / "thesis.tex").exists()
 
 
 def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rft: Callable[..., Result]) -> None:

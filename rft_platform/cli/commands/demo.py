@@ -89,9 +89,7 @@ def move_aside(home: "Home") -> Path | None:
     if not home.root.exists():
         return None
     if not home.config_file.exists() and not (home.root / "arithmetic").exists() and any(home.root.iterdir()):
-        raise UserError(
-            f"RFT_HOME {home.root} is no project of ours: --fresh would rename a folder with other things in it"
-        )
+        raise UserError(f"RFT_HOME {home.root} is no project: --fresh would rename a folder of other things")
     refuse_second_driver(home)
     for held in leases_of(home):
         stop(held)
