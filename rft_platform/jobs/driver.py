@@ -51,7 +51,7 @@ class DriveResult:
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
     """Launch what the plan says until nothing is left to do, a phase has failed too often, or a limit is reached."""
     result, failures = DriveResult(), Counter[tuple[str, int]]()
-    with locked(project.home.leases / "driver.lock"), open_instance(project.home) as instance:
+    with locked(project.home.leases / "driver.lock"), open_instance(project.home, capture_output=False) as instance:
         end_orphaned_runs(instance)
         while max_launches is None or len(result.launched) < max_launches:
             plan = plan_next(observe(project, Launches(failures=dict(failures))))

@@ -3,18 +3,28 @@
 from importlib import resources
 
 import dagster as dg
+from dagster._core.instance.ref import InstanceRef
 
 from rft_platform.config.home import Home
 from rft_platform.files import write_text
 from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
 
+#: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
+_NO_COMPUTE_LOGS = {
+    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+}
 
-def open_instance(home: Home) -> dg.DagsterInstance:
-    """The instance in ``RFT_HOME/dagster``, with the platform's settings on first use."""
+
+def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:
+    """The instance in ``RFT_HOME/dagster``, with the platform's settings on first use.
+
+    With ``capture_output`` false, what runs in this process print is left on its standard output.
+    """
     settings = home.dagster / "dagster.yaml"
     if not settings.exists():
         write_text(settings, resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8"))
-    return dg.DagsterInstance.from_config(str(home.dagster))
+    overrides = None if capture_output else _NO_COMPUTE_LOGS
+    return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
 
 
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:

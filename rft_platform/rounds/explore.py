@@ -1,5 +1,6 @@
 """Exploration of a round: its explore batches, rolled out on one policy version and stored."""
 
+from time import perf_counter
 from typing import Any
 
 from rft_platform.config.buffer import Taskset
@@ -19,12 +20,13 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     Repeating it gives the same rows under the same ids.
     """
     config = project.config
-    canary_delta = deploy(engine, policy)
+    canary_delta, started = deploy(engine, policy), perf_counter()
     reports = [
         _explore_batch(project, engine, round_number, batch) for batch in range(config.synchronizer.sync_interval)
     ]
     summary = {
         **RolloutReport.merge(reports).as_dict(),
+        "seconds": perf_counter() - started,  # with the writing of the rows
         "policy_version": policy.policy_version,
         "policy_round": policy.round,
         "weights_digest": policy.weights_digest,

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.algorithms.presets import preset
@@ -52,6 +53,7 @@ def train(
         report(f"{round_key(round_number)} training", done, max(total, done), **watched)
 
     result = trainer.train(train_request(project, parent, round_number, run_id), on_step)
+    started = perf_counter()
     policy = Policy(
         folder=result.checkpoint,
         policy_version=result.policy_version,
@@ -59,6 +61,7 @@ def train(
         round=round_number,
         canary=parent.canary if result.steps == 0 else take_canary(project, trainer, round_number),
     )
+    result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
     events = [asdict(event) for event in steps]
     note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
     store.write_note(round_number, NOTE, note)
