@@ -3,34 +3,44 @@
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rft_platform.errors import DiskFullError
+from rft_platform.faults import is_disk_full
+from rft_platform.leftovers import remove_leftovers, temporary_path
+
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success fsync and rename it, on failure remove it.
 
     Works for a file the body writes as well as for a folder the body creates and fills. An existing target file is
-    replaced; an existing target folder is replaced too, after the new one is complete.
+    replaced; an existing target folder is replaced too, after the new one is complete. What writers of the same target
+    left behind when they were killed is removed. Raises DiskFullError where there is no room; ``needs``, in bytes, lets
+    the message say how much is missing.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temp = temporary_path(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
         yield temp
         _fsync_tree(temp)
         if temp.is_dir() and path.exists():
-            old = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+            old = temporary_path(path, "old")
             path.rename(old)
             temp.rename(path)
             shutil.rmtree(old)
         else:
             temp.replace(path)
         _fsync(path.parent)
+    except Exception as error:
+        if isinstance(error, DiskFullError) or not is_disk_full(error):
+            raise
+        raise DiskFullError(_no_room(path, temp, needs)) from error
     finally:
         if temp.is_dir():
             shutil.rmtree(temp)
@@ -64,6 +74,14 @@ def digest_json(value: Any) -> str:
     """SHA-256 of a JSON-serialisable value in canonical form, in hex."""
     canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _no_room(path: Path, temp: Path, needs: int | None) -> str:
+    written = sum(file.stat().st_size for file in [temp, *temp.rglob("*")] if file.is_file())
+    wanted = f"{needs:,} bytes are needed" if needs else f"more than the {written:,} bytes written so far are needed"
+    folder = next(folder for folder in path.parents if folder.exists())
+    free = shutil.disk_usage(folder).free + written
+    return f"{path}: no space left on the disk: {wanted}, {free:,} are free; make room, what stood there still stands"
 
 
 def _fsync(path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from rft_platform.errors import RftError
-from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease
+from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S, Lease, find_process, is_alive, read_lease
 
 POLL_S = 0.02
 LOG_LINES_SHOWN = 20
@@ -73,7 +73,7 @@ def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_fi
     deadline = time.monotonic() + timeout_s
     while True:
         lease = read_lease(path)
-        if lease is not None and lease.create_time >= born and is_alive(lease):
+        if lease is not None and lease.create_time >= born - CREATE_TIME_TOLERANCE_S and is_alive(lease):
             return lease
         if not _runs(process):
             code = _exit_code(process)

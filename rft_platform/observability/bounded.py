@@ -1,0 +1,54 @@
+"""Log files that do not grow without end, whoever writes them.
+
+A long-lived process writes to the file it was started with, and cannot be asked to open another one. All of them append
+(``O_APPEND``), so the file can be copied and emptied in place while they write. Lines that are written in the moment
+between the two are lost.
+"""
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+
+from rft_platform.files import atomic_path
+
+DEFAULT_MAX_BYTES = 32 * 2**20
+_CHECK_EVERY_S = 10.0
+_LOCK = ".bounding.lock"
+_checked: dict[Path, float] = {}
+
+
+def max_log_bytes() -> int:
+    """Size at which a log is set aside: ``RFT_LOG_MAX_BYTES``, by default 32 MiB."""
+    given = os.environ.get("RFT_LOG_MAX_BYTES", "")
+    return int(given) if given.isdigit() and int(given) > 0 else DEFAULT_MAX_BYTES
+
+
+def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
+    """Copy every ``*.log`` beyond ``max_bytes`` to ``*.log.1`` (replacing the one before) and empty it.
+
+    Returns the files that were emptied. One process at a time does this; where another is at it, nothing happens.
+    """
+    limit = max_log_bytes() if max_bytes is None else max_bytes
+    large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]
+    if not large:
+        return []
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return []
+        for file in large:
+            with atomic_path(file.with_name(file.name + ".1")) as copy:
+                shutil.copy(file, copy)  # with its mode: logs are their owner's
+            os.truncate(file, 0)
+    return large
+
+
+def bound_logs_now_and_then(folder: Path) -> None:
+    """``bound_logs``, at most once in ten seconds: for loops and the beginnings of phases."""
+    now = time.monotonic()
+    if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
+        _checked[folder] = now
+        bound_logs(folder)

@@ -1,0 +1,87 @@
+"""Which round, run and phase the code that runs now works for: set where a phase begins, read by every log line."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+LOG = logging.getLogger("rft_platform.phase")
+HEADER = "x-rft-context"
+_SAID_CHARACTERS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseContext:
+    """What a log line belongs to; empty texts where nothing is known."""
+
+    round: str = ""  # partition key, as in r0003
+    run_id: str = ""  # Dagster run
+    phase: str = ""
+
+    def __str__(self) -> str:
+        """The known parts in one word: ``r0003/rollout_batches@1f2e3d4c``."""
+        place = "/".join(part for part in (self.round, self.phase) if part)
+        return f"{place}@{self.run_id[:8]}" if self.run_id else place
+
+    @classmethod
+    def from_header(cls, text: str) -> "PhaseContext":
+        """What ``context_headers`` of another process said; nothing where it does not read as that."""
+        parts = text.split(";")
+        return cls(*parts) if len(parts) == 3 else _NOTHING
+
+
+_NOTHING = PhaseContext()
+_context: ContextVar[PhaseContext] = ContextVar("rft_phase", default=_NOTHING)
+#: Phases open in this process. Threads that a phase starts have no context of their own and look here.
+_open: list[PhaseContext] = []
+
+
+def current() -> PhaseContext:
+    """The context of the caller; in a thread without one, that of the process's only open phase."""
+    own = _context.get()
+    if own is not _NOTHING or len(_open) != 1:
+        return own
+    return _open[0]
+
+
+def context_headers() -> dict[str, str]:
+    """HTTP headers that tell another process of the platform what a request is for; empty outside of phases."""
+    context = current()
+    return {} if context == _NOTHING else {HEADER: ";".join((context.round, context.run_id, context.phase))}
+
+
+@contextmanager
+def log_context(context: PhaseContext) -> Iterator[None]:
+    """Give every log line of the block, and of the threads it starts, this context."""
+    token = _context.set(context)
+    _open.append(context)
+    try:
+        yield
+    finally:
+        _open.remove(context)
+        _context.reset(token)
+
+
+@contextmanager
+def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[None]:
+    """Run a phase: its lines carry round, run and phase, and its begin, end and failure are logged.
+
+    ``round`` is a number, a partition key, or None for work outside the rounds. Exceptions pass through.
+    """
+    key = f"r{round:04d}" if isinstance(round, int) else round or ""
+    with log_context(PhaseContext(key, run_id, phase)):
+        started = time.perf_counter()
+        LOG.info("begins")
+        try:
+            yield
+        except Exception as error:
+            took, said = time.perf_counter() - started, " ".join(str(error).split())[:_SAID_CHARACTERS]
+            place = f"{phase} of {key}" if key else phase
+            LOG.error("%s failed after %.1f s: %s: %s", place, took, type(error).__name__, said, exc_info=True)
+            raise
+        except BaseException as interruption:
+            LOG.warning("interrupted after %.1f s (%s)", time.perf_counter() - started, type(interruption).__name__)
+            raise
+        LOG.info("done in %.1f s", time.perf_counter() - started)

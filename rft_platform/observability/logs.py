@@ -1,0 +1,119 @@
+"""Logging of every process of the platform: one handler, one format, chosen by the environment.
+
+``RFT_LOG_FORMAT`` is ``human`` (default) or ``json``; ``RFT_LOG_LEVEL`` the least level of the platform's own lines
+(default INFO; those of libraries begin at WARNING). Lines go to standard error, which is a file below ``RFT_HOME/logs``
+for every long-lived process; ``bounded.py`` keeps those files small.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rft_platform.errors import UserError
+from rft_platform.observability.context import current, log_context
+from rft_platform.observability.context import phase_context as _phase_context
+from rft_platform.observability.formats import HumanFormatter, JsonFormatter
+from rft_platform.observability.secrets import hide, redact
+
+__all__ = ["configure", "configured", "current", "hide", "log_context", "phase_context", "redact", "wants_json"]
+
+PACKAGE = "rft_platform"
+PROGRESS = "rft_platform.progress"
+_PROGRESS_EVERY_S = 10.0
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+#: Dagster's commands that run a launched run, or a step of it, in a process of its own.
+_RUN_COMMANDS = ("execute_run", "execute_step")
+
+
+def wants_json() -> bool:
+    """Whether ``RFT_LOG_FORMAT`` asks for JSON lines; raises UserError for a format that is not known."""
+    given = os.environ.get("RFT_LOG_FORMAT", "human")
+    if given not in ("human", "json"):
+        raise UserError(f"RFT_LOG_FORMAT is {given!r}: expected human or json; set one of them, or unset it")
+    return given == "json"
+
+
+def configure(process: str) -> None:
+    """Send the log lines of this process (``driver``, ``run``, ``engine``, ``trainer``, ...) to standard error.
+
+    A second call changes nothing: the first, nearest to the process's entry, knows best what the process is.
+    """
+    root = logging.getLogger()
+    if not any(isinstance(handler, PlatformHandler) for handler in root.handlers):
+        root.addHandler(PlatformHandler(process))
+        package = logging.getLogger(PACKAGE)
+        package.setLevel(_level())
+
+
+@contextmanager
+def configured(process: str) -> Iterator[None]:
+    """``configure`` for the length of the block: a command's terminal belongs to itself before and after."""
+    root, package = logging.getLogger(), logging.getLogger(PACKAGE)
+    handlers, level = list(root.handlers), package.level
+    configure(process)
+    try:
+        yield
+    finally:
+        for handler in [handler for handler in root.handlers if handler not in handlers]:
+            root.removeHandler(handler)
+        package.setLevel(level)
+
+
+@contextmanager
+def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[None]:
+    """Run a phase of a round: every log line of the block carries round, Dagster run id and phase.
+
+    ``round`` is a number, a partition key, or None outside the rounds. In a process that Dagster started for the run,
+    logging is configured first; elsewhere that is the caller's affair.
+    """
+    if any(command in sys.argv for command in _RUN_COMMANDS):
+        configure("run")
+    with _phase_context(round, run_id, phase):
+        yield
+
+
+class PlatformHandler(logging.Handler):
+    """Writes to the standard error of now (a driver redirects it), progress no more often than is worth reading."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter(process) if wants_json() else HumanFormatter(process))
+        self._progress: dict[str, float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line; what goes wrong is told as logging tells it, and raises nothing."""
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Libraries from WARNING on; a piece of work's progress when it ends and every ten seconds before."""
+        if not record.name.startswith(PACKAGE) and record.levelno < logging.WARNING:
+            return False
+        if record.name == PROGRESS and not self._is_due(record):
+            return False
+        return bool(super().filter(record))
+
+    def _is_due(self, record: logging.LogRecord) -> bool:
+        progress = getattr(record, "progress", None)
+        if progress is None or progress.done >= progress.total:
+            return True
+        now = time.monotonic()
+        if now - self._progress.get(progress.what, -_PROGRESS_EVERY_S) < _PROGRESS_EVERY_S:
+            return False
+        self._progress[progress.what] = now
+        return True
+
+
+def _level() -> str:
+    given = os.environ.get("RFT_LOG_LEVEL", "INFO").upper()
+    if given not in _LEVELS:
+        raise UserError(f"RFT_LOG_LEVEL is {given!r}: expected one of {', '.join(_LEVELS)}")
+    return given

@@ -1,0 +1,65 @@
+"""Secrets do not reach a log: by their shape, by the variable they come from, or because they were named."""
+
+import pytest
+
+from rft_platform.observability import secrets
+from rft_platform.observability.secrets import hide, redact
+
+
+@pytest.mark.parametrize(
+    ("line", "secret"),
+    [
+        ("connecting to postgresql://rft:hunter2@db:5432/dagster", "hunter2"),
+        ("GET https://user:pa55word@hub.example/model", "pa55word"),
+        ("GET https://tok3nalone@hub.example/model", "tok3nalone"),
+        ("Authorization: Bearer abcdef123456", "abcdef123456"),
+        ("{'Authorization': 'Basic dXNlcjpwYXNz'}", "dXNlcjpwYXNz"),
+        ("GET /data?token=s3cr3tvalue&page=2", "s3cr3tvalue"),
+        ("OPENAI_API_KEY=abc123 was set", "abc123"),
+        ('{"token": "zzz999", "port": 1}', "zzz999"),
+        ("password='swordfish'", "swordfish"),
+        ("using hf_AbCdEfGhIjKlMnOpQrSt", "AbCdEfGhIjKlMnOpQrSt"),
+        ("key sk-proj-0123456789abcdef", "0123456789abcdef"),
+        ("POST https://hooks.slack.com/services/T0/B0/xyz failed", "T0/B0/xyz"),
+    ],
+)
+def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
+    said = redact(line, environment={})
+    assert secret not in said
+    assert secrets.MASK in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "r0003: 312/512 rows",
+        "max_tokens=64 prompt_tokens: 1200",
+        "no-token here, see http://127.0.0.1:3000/runs/1f2e3d4c",
+        "wrong token: read it from the trainer's lease file",
+        "models:/small-e2e@champion serves policy version 4, /data/global_step_4",
+    ],
+)
+def test_ordinary_lines_stay_as_they_are(line: str) -> None:
+    assert redact(line, environment={}) == line
+
+
+def test_values_of_secret_variables_are_masked_wherever_they_occur() -> None:
+    environment = {
+        "HF_TOKEN": "plainlooking",
+        "RFT_ALERT_URL": "https://alerts.example/in/42",
+        "RFT_DAGSTER_POSTGRES_URL": "postgresql://rft:longsecret@db/dagster",
+        "HOME": "/home/somebody",
+        "MY_KEY": "ab",
+    }
+    said = redact(
+        "plainlooking at https://alerts.example/in/42 for longsecret in /home/somebody by ab", environment=environment
+    )
+    assert said == "*** at *** for *** in /home/somebody by ab"
+
+
+def test_a_named_secret_is_masked_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_registered", set())
+    assert redact("lease 4f5e6d7c", environment={}) == "lease 4f5e6d7c"
+    hide("4f5e6d7c")
+    hide("ab")
+    assert redact("lease 4f5e6d7c in a lab", environment={}) == "lease *** in a lab"

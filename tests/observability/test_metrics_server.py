@@ -1,0 +1,39 @@
+"""The exporter as a server of the interface, and as a command of its own."""
+
+import socket
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from rft_platform.cli.main import app
+from rft_platform.cli.servers import serving
+from rft_platform.cli.ui_servers import ui_servers
+from rft_platform.processes.spawn import free_port
+from rft_platform.rounds.project import Project
+
+
+def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFT_LOG_FORMAT", "json")
+    names = [server.name for server in ui_servers(project.home, 3000, 5000, daemon=True)]
+    assert names == ["Dagster", "MLflow", "daemon"]
+    port = free_port()
+    servers = {server.name: server for server in ui_servers(project.home, 3000, 5000, True, metrics_port=port)}
+    for name in ("Dagster", "daemon"):
+        assert servers[name].command[-2:] == ["--log-format", "json"]
+    with serving([servers["metrics"]], project.home.logs):
+        assert servers["metrics"].url == f"http://127.0.0.1:{port}/metrics"
+        text = httpx.get(servers["metrics"].url, trust_env=False, timeout=60.0).text
+    assert "rft_rounds_budget 1000.0" in text
+
+
+def test_a_port_that_is_taken_is_said_in_one_line(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+    monkeypatch.setenv("DAGSTER_HOME", str(project.home.dagster))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        done = CliRunner().invoke(app, ["metrics", "--port", str(port)])
+    assert done.exit_code == 2
+    assert f"port {port} of 127.0.0.1 cannot be used" in done.output
