@@ -80,6 +80,17 @@ def column_to_json(column: pa.ChunkedArray) -> list[Any]:
     return [seen[text] for text in texts]
 
 
+def same_rows(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables hold the same values in the same order; NaN counts as equal to NaN."""
+    if one.column_names != other.column_names or one.num_rows != other.num_rows:
+        return False
+    return all(a.equals(b) or _texts(a) == _texts(b) for a, b in zip(one.columns, other.columns, strict=True))
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    return [repr(value) for value in column.to_pylist()]
+
+
 def _offsets(values: Sequence[Any]) -> np.ndarray:
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     offsets[1:] = np.cumsum(np.fromiter(map(len, values), dtype=np.int64, count=len(values)))

@@ -1,7 +1,10 @@
 """Questions to the rows of all rounds, answered by DuckDB over the Parquet files where they lie."""
 
 import json
-from collections.abc import Sequence
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,8 @@ import duckdb
 import pyarrow as pa
 
 from rft_platform.errors import StorageError
+from rft_platform.experience.ledger import Contents
+from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
@@ -24,26 +29,41 @@ CHECKPOINT_SCHEMA = pa.schema(
     ]
 )
 
+# Judgements do not name their round, their folder does. Taken from there, a question to one round opens its files only.
+JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
+_ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
+_FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
+_FROM_JUDGED = f"* EXCLUDE (filename), {_ROUND} AS round"
 
-def connect(store: ExperienceStore, checkpoints_root: Path | None = None) -> duckdb.DuckDBPyConnection:
+MEMORY_LIMIT = "512MB"
+
+
+def connect(
+    store: ExperienceStore,
+    checkpoints_root: Path | None = None,
+    *,
+    rounds: Iterable[int] | None = None,
+    memory_limit: str = MEMORY_LIMIT,
+) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with these views, of the files that lie there now (without any, they are empty):
 
-    - ``rollouts``: every rollout row;
-    - ``judgements``: the rows of every judge version; ``judged``: those of the judgement in force of each round;
+    - ``rollouts``: every rollout row, of whatever schema version, as the current schema;
+    - ``judgements``: the rows of every judge version; ``judged``: those of the judgement in force of each round; both
+      with their ``round``;
     - ``experiences``: rollouts with their judgement in force, null before there is one;
     - ``checkpoints``: one row a ``manifest.json`` below ``checkpoints_root``.
+
+    ``rounds`` limits what is looked at (default: all): a question to one round then costs what one round costs. What
+    does not fit into ``memory_limit`` is spilled to a temporary folder.
     """
-    connection = duckdb.connect(":memory:")
-    rounds = store.rounds()
-    rollouts = [path for number in rounds for path in store.rollout_files(number)]
-    judgements = [path for number in rounds for path in store.judged_files(number)]
-    in_force = [path for number in rounds if (path := store.judged_file(number)) is not None]
-    _create_view(connection, "rollouts", rollouts, ROLLOUT_SCHEMA)
-    _create_view(connection, "judgements", judgements, JUDGED_SCHEMA)
-    _create_view(connection, "judged", in_force, JUDGED_SCHEMA)
+    connection = _open(memory_limit)
+    files = _Files.of(store, store.rounds() if rounds is None else rounds)
+    _create_view(connection, "rollouts", files.rollouts, ROLLOUT_SCHEMA, _FROM_ROLLOUTS)
+    for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
+        _create_view(connection, name, [paths], JUDGED_WITH_ROUND, _FROM_JUDGED)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
-        "FROM rollouts r LEFT JOIN judged j USING (row_id)"
+        "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
     )
     manifests = sorted(checkpoints_root.rglob("global_step_*/manifest.json")) if checkpoints_root else []
     checkpoints = [_checkpoint(path) for path in manifests]
@@ -56,7 +76,7 @@ def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str
     return _rows(
         connection,
         "SELECT round, count(*) AS runs, avg(reward) AS mean_reward, coalesce(stddev_samp(reward), 0) AS std_reward "
-        "FROM (SELECT round, run_id, arg_max(reward, step) AS reward FROM experiences WHERE reward IS NOT NULL "
+        "FROM (SELECT round, run_id, arg_max(reward, step) AS reward FROM judged WHERE reward IS NOT NULL "
         "GROUP BY round, run_id) GROUP BY round ORDER BY round",
     )
 
@@ -64,15 +84,15 @@ def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str
 def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list[dict[str, Any]]:
     """The rows behind a round's checkpoint: ``row_id, group_id, run_id, step, reward, advantage, judge_version``.
 
-    They are the round's rollouts under the judge version that the checkpoint's manifest names, less those a filter
-    dropped. Empty while the round has published no checkpoint.
+    They are the rows judged by the judge version that the checkpoint's manifest names, less those a filter dropped;
+    known of retired rounds too. Empty while the round has published no checkpoint.
     """
     return _rows(
         connection,
-        "SELECT r.row_id, r.group_id, r.run_id, r.step, j.reward, j.advantage, j.judge_version FROM rollouts r "
-        "JOIN judgements j USING (row_id) JOIN (SELECT DISTINCT round, judge_version FROM checkpoints) c "
-        "ON c.round = r.round AND c.judge_version = j.judge_version "
-        "WHERE r.round = ? AND j.dropped_by IS NULL ORDER BY r.run_id, r.step, r.row_id",
+        "SELECT j.row_id, j.group_id, j.run_id, j.step, j.reward, j.advantage, j.judge_version FROM judgements j "
+        "JOIN (SELECT DISTINCT round, judge_version FROM checkpoints) c "
+        "ON c.round = j.round AND c.judge_version = j.judge_version "
+        "WHERE j.round = ? AND j.dropped_by IS NULL ORDER BY j.run_id, j.step, j.row_id",
         [round],
     )
 
@@ -103,15 +123,76 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
     return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
-def _create_view(connection: duckdb.DuckDBPyConnection, name: str, paths: list[Path], schema: pa.Schema) -> None:
-    if not paths:
-        connection.register(name, schema.empty_table())
-        return
-    files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
+    """Some columns of one rollout row, wherever it lies; None where no round holds it."""
+    numbers = store.rounds()
+    rollouts = _by_schema((store.round_folder(number), store.ledger(number).read()) for number in numbers)
+    with _open(MEMORY_LIMIT) as connection:
+        _create_view(connection, "rollouts", rollouts, ROLLOUT_SCHEMA, _FROM_ROLLOUTS)
+        found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
+    return found[0] if found else None
+
+
+def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) -> list[dict[str, Any]]:
+    """What every judge version of some rounds made of a row: the columns of ``JUDGED_SCHEMA`` and ``round``."""
+    with connect(store, rounds=rounds) as connection:
+        return _rows(connection, "SELECT * FROM judgements WHERE row_id = ? ORDER BY judge_version", [row_id])
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files behind the views."""
+
+    rollouts: tuple[list[Path], list[Path]]
+    judgements: list[Path]
+    judged: list[Path]
+
+    @classmethod
+    def of(cls, store: ExperienceStore, rounds: Iterable[int]) -> "_Files":
+        ledgers = {number: store.ledger(number).read() for number in rounds}
+        in_force = (store.judged_file(number, contents=contents) for number, contents in ledgers.items())
+        return cls(
+            _by_schema((store.round_folder(number), contents) for number, contents in ledgers.items()),
+            [store.round_folder(n) / name for n, contents in ledgers.items() for name in contents.judgements()],
+            [path for path in in_force if path is not None],
+        )
+
+
+def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> tuple[list[Path], list[Path]]:
+    """Rollout files of the current schema, and those of older ones."""
+    current: list[Path] = []
+    older: list[Path] = []
+    for folder, contents in ledgers:
+        for name in contents.rollouts():
+            is_old = contents.files[name].schema_version < ROLLOUT_SCHEMA_VERSION
+            (older if is_old else current).append(folder / name)
+    return current, older
+
+
+def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:")
+    connection.execute(f"SET memory_limit = '{memory_limit}'")
+    connection.execute("SET preserve_insertion_order = false")
+    connection.execute("SET enable_progress_bar = false")
+    spill = (Path(tempfile.gettempdir()) / f"rft-duckdb-{os.getpid()}").as_posix().replace("'", "''")
+    connection.execute(f"SET temp_directory = '{spill}'")  # else below whatever folder the process was started in
+    return connection
+
+
+def _create_view(
+    connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[list[Path]], schema: pa.Schema, select: str
+) -> None:
+    """A view of the rows of some groups of files; those of one group have the same columns."""
+    connection.register(f"no_{name}", schema.empty_table())
+    parts = [f"SELECT * FROM no_{name}"] if not groups[0] else []
+    for paths in filter(None, groups):
+        files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+        parts.append(f"SELECT {select} FROM read_parquet([{files}], filename = true)")
     try:
-        connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{files}], union_by_name = true)")
+        connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(parts)}")
     except duckdb.Error as error:
-        raise StorageError(f"{name} of {len(paths)} files cannot be read: {error}") from error
+        files_said = f"{sum(map(len, groups))} files"
+        raise StorageError(f"{name} of {files_said} cannot be read: {error}: `rft store check` names them") from error
 
 
 def _checkpoint(manifest: Path) -> dict[str, Any]:

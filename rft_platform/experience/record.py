@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-ROLLOUT_SCHEMA_VERSION = 1
+ROLLOUT_SCHEMA_VERSION = 2  # 2: attempt
 JUDGED_SCHEMA_VERSION = 1
 
 
@@ -49,6 +49,7 @@ class RolloutRow:
     metrics: dict[str, float] = field(default_factory=dict)
     created_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
+    attempt: int | None = None  # of the run, from 0: its sampling seed follows from it; None: not recorded then
 
 
 @dataclass(slots=True)

@@ -46,6 +46,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("metrics", _METRICS),
         ("created_at", pa.float64()),
         ("duration_s", pa.float64()),
+        ("attempt", pa.int32()),
     ],
     metadata={RECORD_KEY: b"rollout", VERSION_KEY: str(ROLLOUT_SCHEMA_VERSION).encode()},
 )
@@ -64,6 +65,9 @@ JUDGED_SCHEMA = pa.schema(
     ],
     metadata={RECORD_KEY: b"judged", VERSION_KEY: str(JUDGED_SCHEMA_VERSION).encode()},
 )
+
+#: The schema version that brought a column; files of earlier versions hold nothing for it.
+ADDED_IN = {(b"rollout", "attempt"): 2}
 
 #: Columns that hold a JSON document as text.
 JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})
@@ -89,17 +93,33 @@ def table_to_judged(table: pa.Table) -> list[JudgedRow]:
     return _from_table(table, JUDGED_SCHEMA, JudgedRow)
 
 
+def version_of(schema: pa.Schema) -> int:
+    """Schema version that a file was written with; 0 where it says none."""
+    return int((schema.metadata or {}).get(VERSION_KEY, b"0"))
+
+
 def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
     """Refuse a file of another record, or of a schema newer than this code knows."""
     metadata, wanted = schema.metadata or {}, expected.metadata
     if metadata.get(RECORD_KEY) != wanted[RECORD_KEY]:
         found = metadata.get(RECORD_KEY, b"no record of ours").decode()
         raise StorageError(f"{source}: holds {found}, expected {wanted[RECORD_KEY].decode()} rows")
-    version, known = int(metadata.get(VERSION_KEY, b"0")), int(wanted[VERSION_KEY])
+    version, known = version_of(schema), version_of(expected)
     if version > known:
         raise StorageError(
             f"{source}: schema version {version}, this version reads up to {known}: upgrade rft-platform"
         )
+
+
+def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequence[str], source: str) -> pa.Table:
+    """What was read of a file of schema ``version`` as ``columns`` of ``expected``: later columns come as nulls."""
+    for name in columns:
+        if name not in table.column_names:
+            if version >= ADDED_IN.get((expected.metadata[RECORD_KEY], name), 1):
+                raise StorageError(f"{source}: has no column {name}, which schema version {version} has")
+            column = expected.field(name)
+            table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+    return table.select(columns).replace_schema_metadata(expected.metadata)
 
 
 def _to_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:

@@ -90,16 +90,12 @@ def test_a_half_written_file_is_never_seen(store: ExperienceStore, monkeypatch: 
 def test_a_corrupt_file_is_named(store: ExperienceStore) -> None:
     path = store.write_rollouts(1, 0, rollouts())
     path.write_bytes(path.read_bytes()[:-20])
-    for read in (store.rollout_rows, store.count_rollouts):
-        with pytest.raises(StorageError, match=r"r0001/rollouts/batch-0000\.parquet"):
-            read(1)
+    with pytest.raises(StorageError, match=r"r0001/rollouts/batch-0000\.parquet"):
+        store.rollout_rows(1)
 
 
-def test_counts_need_the_footer_alone(store: ExperienceStore) -> None:
-    path = store.write_rollouts(1, 0, rollouts(50, 8))
-    content = path.read_bytes()
-    footer = int.from_bytes(content[-8:-4], "little") + 8
-    path.write_bytes(b"PAR1" + bytes(len(content) - footer - 4) + content[-footer:])
+def test_counts_need_the_ledger_alone(store: ExperienceStore) -> None:
+    store.write_rollouts(1, 0, rollouts(50, 8)).write_bytes(b"")
     assert store.count_rollouts(1) == 400
 
 

@@ -1,0 +1,144 @@
+"""``rft store``: upkeep of the rows: compaction, retention, verification and upgrade of old files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.maintenance import Upkeep
+    from rft_platform.rounds.project import Project
+
+store = typer.Typer(no_args_is_help=True, help="Compact, retire, verify or upgrade the stored rows.")
+
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Grace = Annotated[
+    float, typer.Option("--grace-s", min=0.0, help="Seconds that replaced or retired files stay for late readers.")
+]
+
+
+@store.command()
+def compact(
+    keep_last: Annotated[int, typer.Option("--keep-last", min=0, help="Newest closed rounds left as they are.")] = 2,
+    grace_s: _Grace = 3600.0,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Merge the explore batches of each closed round into one file; rows, ids and digests stay what they are."""
+    from rft_platform.rounds.maintenance import compact as compact_project
+
+    _report(compact_project(_project(), keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
+
+
+@store.command()
+def upgrade(grace_s: _Grace = 3600.0, dry_run: _DryRun = False, as_json: _Json = False) -> None:
+    """Rewrite rollout files of an older schema version; they can be read without, but cost a little more."""
+    from rft_platform.rounds.maintenance import upgrade as upgrade_project
+
+    _report(upgrade_project(_project(), grace_s=grace_s, dry_run=dry_run), as_json)
+
+
+@store.command()
+def retain(
+    keep_last: Annotated[int | None, typer.Option("--keep-last", min=0, help="Newest closed rounds to keep.")] = None,
+    older_than_days: Annotated[
+        float | None, typer.Option("--older-than-days", min=0.0, help="Keep rounds younger than this.")
+    ] = None,
+    archive: Annotated[
+        Path | None, typer.Option("--archive", help="Copy the rollouts there first; without it they are deleted.")
+    ] = None,
+    champion_too: Annotated[
+        bool, typer.Option("--champion-too", help="Retire rounds that the champion was trained on as well.")
+    ] = False,
+    grace_s: _Grace = 3600.0,
+    dry_run: _DryRun = False,
+    as_json: _Json = False,
+) -> None:
+    """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, and `rft trace` explains."""
+    from rft_platform.rounds.maintenance import retain as retain_rounds
+    from rft_platform.rounds.processes import connect_registry
+
+    project = _project()
+    report = retain_rounds(
+        project,
+        connect_registry(project),
+        keep_last=keep_last,
+        older_than_days=older_than_days,
+        archive=archive,
+        champion_too=champion_too,
+        grace_s=grace_s,
+        dry_run=dry_run,
+    )
+    _report(report, as_json)
+
+
+@store.command()
+def check(
+    fast: Annotated[bool, typer.Option("--fast", help="Compare sizes and footers only, not every byte.")] = False,
+    set_aside: Annotated[
+        bool,
+        typer.Option("--set-aside", help="Move damaged files to aside/, so that an unfinished round makes them again."),
+    ] = False,
+    as_json: _Json = False,
+) -> None:
+    """Compare every stored file with its digest; exit code 1 names what is damaged."""
+    from rft_platform.cli.console import output, print_json
+    from rft_platform.experience.rounds import round_number
+    from rft_platform.rounds.verification import verify
+
+    project = _project()
+    found = verify(project, digest=not fast)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        console = output()
+        console.print(f"{found.rounds:,} rounds, {found.files:,} files, {found.bytes / 1e6:,.1f} MB", markup=False)
+        for file in found.damaged:
+            console.print(f"damaged: {file.path}: {file.why}", style="red", markup=False, soft_wrap=True)
+    if set_aside:
+        for file in found.damaged:
+            if file.path.is_relative_to(project.store.root):
+                number = round_number(file.path.relative_to(project.store.root).parts[0])
+                project.store.set_aside(number, file.path, file.why)
+    if found.damaged:
+        raise typer.Exit(1)
+
+
+def _project() -> "Project":
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.project import Project
+
+    return Project.open(Home.from_environment())
+
+
+def _report(report: "Upkeep", as_json: bool) -> None:
+    """Print what was done; exit code 1 where a round had to be left as it is."""
+    from rft_platform.cli.console import output, print_json
+
+    if as_json:
+        print_json(report.to_json())
+    else:
+        console = output()
+        for line in _lines(report):
+            console.print(line, markup=False, soft_wrap=True)
+    if report.problems:
+        raise typer.Exit(1)
+
+
+def _lines(report: "Upkeep") -> list[str]:
+    done = "would be " if report.dry_run else ""
+    lines = []
+    if report.rewrites:
+        files, rows = sum(len(r.replaced) for r in report.rewrites), sum(r.rows for r in report.rewrites)
+        lines.append(f"{files:,} files {done}rewritten as {len(report.rewrites):,}, {rows:,} rows")
+    if report.retirements:
+        rows, size = sum(r.rows for r in report.retirements), sum(r.bytes for r in report.retirements)
+        where = report.retirements[0].archived_to
+        what = f"archived to {Path(where).parent}" if where else "retired"
+        lines.append(f"{rows:,} rollout rows of {len(report.retirements):,} rounds {done}{what} ({size / 1e6:,.1f} MB)")
+    if report.protected:
+        lines.append(f"{len(report.protected):,} rounds kept for the champion (--champion-too retires them)")
+    if report.freed_bytes:
+        lines.append(f"{report.freed_bytes / 1e6:,.1f} MB {done}freed")
+    return [*(lines or ["nothing to do"]), *(f"left as it is: {problem}" for problem in report.problems)]

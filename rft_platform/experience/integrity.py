@@ -1,0 +1,110 @@
+"""Whether a round's files still are what was written; what is not is named and set aside, to be produced again."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.ledger import LEDGER, FileEntry, Ledger
+from rft_platform.experience.notes import ASIDE, free_name, move_aside
+from rft_platform.experience.parquet import footer
+from rft_platform.files import digest_file, write_json
+from rft_platform.processes.lease import locked
+
+if TYPE_CHECKING:
+    from rft_platform.experience.store import ExperienceStore
+
+#: Notes that say something of the files in a subfolder, and so are withdrawn with them.
+RESTING_ON = {"rollouts": ("explore", "judge"), "judged": ("judge",)}
+#: The note of a round that has trained: its rows have done their work, and nothing of it is repeated.
+TRAINED = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedFile:
+    """A file of a round that is not what its ledger says."""
+
+    path: Path
+    why: str  # in words, as in "is 10 bytes long, 812 were written"
+
+
+def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[DamagedFile]:
+    """The damaged files of a round: missing, of another size, with an unreadable footer or other rows.
+
+    With ``digest`` every byte is read and compared with what was written, else a few kB a file.
+    """
+    folder = store.round_folder(round)
+    try:
+        files = Ledger(folder).read().files
+    except StorageError as error:
+        return [DamagedFile(folder / LEDGER, str(error))]
+    if not any(_fault(folder / name, entry, digest) for name, entry in files.items()):
+        return []
+    with Ledger(folder).change() as contents:  # it may have been in the making: look again while nothing is written
+        found = [(folder / name, _fault(folder / name, entry, digest)) for name, entry in contents.files.items()]
+    return sorted((DamagedFile(path, why) for path, why in found if why is not None), key=lambda file: file.path)
+
+
+def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Path:
+    """Move a file of a round to its ``aside/`` folder, with ``why`` beside it; returns where it lies (or would lie).
+
+    It has landed no longer, and the notes that rest on it are withdrawn, so that their phases are repeated. A round
+    that has trained keeps its notes: they tell what happened, and nothing of it is to be repeated.
+    """
+    folder = store.round_folder(round)
+    name = str(path.relative_to(folder))
+    if path.parent == folder:
+        return _set_aside_document(folder, path, why)
+    ledger = Ledger(folder)
+    with ledger.change() as contents:
+        entry = contents.files.get(name)
+        _withdraw_what_rests_on(store, round, path)  # before the file goes: a crash must not leave them standing
+        contents.files.pop(name, None)
+        ledger.save(contents)
+        target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
+        _write_reason(target, name, why, entry)
+    return target
+
+
+def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != entry.bytes:
+        return f"is {size} bytes long, {entry.bytes} were written"
+    try:
+        rows = footer(path).num_rows
+    except StorageError as error:
+        return f"has no readable footer ({error.__cause__})"
+    if rows != entry.rows:
+        return f"holds {rows} rows, {entry.rows} were written"
+    if digest and digest_file(path) != entry.sha256:
+        return f"holds other bytes than were written (sha256 {entry.sha256})"
+    return None
+
+
+def _withdraw_what_rests_on(store: "ExperienceStore", round: int, path: Path) -> None:
+    kind = path.parent.name
+    trained = store.has_note(round, TRAINED)
+    in_force = store.in_force_file(round)
+    if kind == "judged" and path != in_force:
+        return
+    if kind == "judged" or not trained:
+        (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
+    if not trained:
+        for note in RESTING_ON[kind]:
+            store.withdraw_note(round, note)
+
+
+def _set_aside_document(folder: Path, path: Path, why: str) -> Path:
+    """A note or the ledger itself. A round without a ledger gets a new one of what lies there."""
+    with locked(folder / LEDGER):
+        target = move_aside(path, folder)
+        _write_reason(target, path.name, why, None)
+    return target
+
+
+def _write_reason(target: Path, name: str, why: str, entry: FileEntry | None) -> None:
+    reason = {"file": name, "why": why, "at": time.time(), "sha256_written": None if entry is None else entry.sha256}
+    write_json(target.with_name(target.name + ".why.json"), reason)

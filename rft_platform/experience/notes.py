@@ -1,0 +1,86 @@
+"""Round folders and the notes in them: one small JSON document for each thing a round has done."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.rounds import round_key, round_number
+from rft_platform.files import read_json, write_json
+
+ASIDE = "aside"
+_NOTE = re.compile(r"[a-z][a-z0-9_-]*")
+_ROUND = re.compile(r"r\d{4,}")
+
+
+class RoundNotes:
+    """One folder a round below ``root``, and the notes it holds."""
+
+    def __init__(self, rounds: Path) -> None:
+        self.root = Path(rounds)
+        self._root = str(rounds)
+
+    def rounds(self) -> list[int]:
+        """Numbers of the rounds that have a folder, ascending."""
+        try:
+            with os.scandir(self.root) as found:
+                return sorted(round_number(e.name) for e in found if _ROUND.fullmatch(e.name) and e.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def round_folder(self, round: int) -> Path:
+        """Folder of a round; it need not exist."""
+        return self.root / round_key(round)
+
+    def write_note(self, round: int, name: str, value: Any) -> Path:
+        """Write one small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
+        path = self._note_path(round, name)
+        write_json(path, value)
+        return path
+
+    def read_note(self, round: int, name: str) -> Any | None:
+        """A note's value, or ``None`` when it was never written."""
+        path = self._note_path(round, name)
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return None
+        except (ValueError, OSError) as error:
+            raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+
+    def has_note(self, round: int, name: str) -> bool:
+        """Whether a note was written; the cost of looking at one folder entry."""
+        return os.path.exists(f"{self._root}/{round_key(round)}/{name}.json")  # noqa: PTH110 (asked of every round)
+
+    def notes(self, round: int) -> list[str]:
+        """Names of the notes that a round holds, in alphabetical order."""
+        found = (path.stem for path in self.round_folder(round).glob("*.json"))
+        return sorted(name for name in found if name != "files")
+
+    def withdraw_note(self, round: int, name: str) -> Path | None:
+        """Take back a note, so that its phase counts as not done: it moves to ``aside/``. None: there was none."""
+        path = self._note_path(round, name)
+        return move_aside(path, self.round_folder(round)) if path.exists() else None
+
+    def _note_path(self, round: int, name: str) -> Path:
+        if not _NOTE.fullmatch(name) or name == "files":
+            raise ValueError(f"note name {name!r}: expected lower-case letters, digits, _ or -, as in 'explore'")
+        return self.round_folder(round) / f"{name}.json"
+
+
+def move_aside(path: Path, folder: Path) -> Path:
+    """Move a file to ``folder/aside/`` under a name that is free there; returns where it lies now."""
+    target = free_name(folder / ASIDE / path.name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+    return target
+
+
+def free_name(wanted: Path) -> Path:
+    """``wanted``, or the first of ``stem.1.suffix``, ``stem.2.suffix``, ... that does not exist."""
+    number, path = 0, wanted
+    while path.exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.stem}.{number}{wanted.suffix}")
+    return path

@@ -1,0 +1,125 @@
+"""Rollout files written anew: many small ones as one, or those of an older schema as the current one.
+
+Rows keep their order and ids. The old files' digests stay in the ledger, so that a round's digest, which trainings are
+compared with, is the same before and after. A reader that still holds an old file's name can go on reading it: replaced
+files are deleted when they have been replaced for a while.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.batches import batches_in, merged_file
+from rft_platform.experience.columns import same_rows
+from rft_platform.experience.ledger import ROLLOUTS, Contents, FileEntry, Ledger
+from rft_platform.experience.parquet import read_table, read_tables, write_table
+from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
+from rft_platform.experience.schema import ROLLOUT_SCHEMA
+from rft_platform.files import atomic_path, digest_file
+
+if TYPE_CHECKING:
+    from rft_platform.experience.store import ExperienceStore
+
+#: Seconds that a replaced file stays for readers that hold its name: longer than any training reads.
+GRACE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Files that were (or, in a dry run, would be) replaced by one."""
+
+    round: int
+    replaced: tuple[str, ...]  # names in the round's folder
+    by: str
+    rows: int
+    bytes_before: int
+    bytes_after: int | None  # None: a dry run
+
+
+def compact_round(store: "ExperienceStore", round: int, *, dry_run: bool = False) -> list[Rewrite]:
+    """Merge the rollout files of a round into one; nothing where there is at most one.
+
+    Raises StorageError where a file does not hold what was written, or batches are missing between others.
+    """
+    ledger = store.ledger(round)
+    if len(ledger.read().rollouts()) < 2:
+        return []
+    with ledger.change() as contents:
+        names = contents.rollouts()
+        return [_rewrite(ledger, round, contents, names, dry_run)] if len(names) > 1 else []
+
+
+def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False) -> list[Rewrite]:
+    """Rewrite those rollout files of a round that are of an older schema; raises StorageError as ``compact_round``."""
+    ledger = store.ledger(round)
+    if not _outdated(ledger.read()):
+        return []
+    with ledger.change() as contents:
+        return [_rewrite(ledger, round, contents, [name], dry_run) for name in _outdated(contents)]
+
+
+def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_S, dry_run: bool = False) -> int:
+    """Delete the files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed."""
+    ledger = store.ledger(round)
+    if not ledger.read().superseded:
+        return 0
+    freed = 0
+    with ledger.change() as contents:
+        for name, since in list(contents.superseded.items()):
+            if time.time() - since >= grace_s:
+                path = ledger.folder / name
+                freed += path.stat().st_size if path.exists() else 0
+                if not dry_run:
+                    path.unlink(missing_ok=True)
+                    del contents.superseded[name]
+    return freed
+
+
+def _outdated(contents: Contents) -> list[str]:
+    return [name for name in contents.rollouts() if contents.files[name].schema_version < ROLLOUT_SCHEMA_VERSION]
+
+
+def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str], dry_run: bool) -> Rewrite:
+    """Replace some files by one; the caller holds the lock, and the ledger changes in one step."""
+    entries = [contents.files[name] for name in names]
+    target = f"{ROLLOUTS}/{merged_file(_batches(ledger.folder, names), ROLLOUT_SCHEMA_VERSION)}"
+    rows, before = sum(entry.rows for entry in entries), sum(entry.bytes for entry in entries)
+    if dry_run:
+        return Rewrite(round, tuple(names), target, rows, before, None)
+    table = _verified(ledger.folder, names, entries)
+    sources = tuple(source for name, entry in zip(names, entries, strict=True) for source in entry.sources(name))
+    with atomic_path(ledger.folder / target) as temp:
+        write_table(table, temp)
+        if not same_rows(read_table(temp, ROLLOUT_SCHEMA), table):
+            raise StorageError(f"{ledger.folder / target}: reads back otherwise than written; nothing was changed")
+        entry = FileEntry.of(temp, sources)
+    for name in names:
+        del contents.files[name]
+        contents.superseded[name] = time.time()
+    contents.files[target] = entry
+    ledger.save(contents)
+    return Rewrite(round, tuple(names), target, rows, before, entry.bytes)
+
+
+def _batches(folder: Path, names: Sequence[str]) -> range:
+    numbers = [number for name in names for number in batches_in(Path(name).name)]
+    found = range(numbers[0], numbers[-1] + 1)
+    if list(found) != numbers:
+        raise StorageError(f"{folder}: holds batches {numbers}, expected them without a gap: explore the round again")
+    return found
+
+
+def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) -> pa.Table:
+    """The rows of some files, whose bytes are those that were written."""
+    for name, entry in zip(names, entries, strict=True):
+        if digest_file(folder / name) != entry.sha256:
+            raise StorageError(
+                f"{folder / name}: holds other bytes than were written, so it is left as it is: `rft store check` "
+                "names all such files"
+            )
+    return read_tables([folder / name for name in names], ROLLOUT_SCHEMA)

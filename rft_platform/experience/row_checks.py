@@ -1,0 +1,46 @@
+"""What a table must hold before it is stored."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from rft_platform.experience.columns import list_lengths
+
+
+def check_lengths(table: pa.Table) -> None:
+    """Refuse a row whose log-probs or mask are not one a response token."""
+    expected = list_lengths(table["response_ids"])
+    for name in ("logprobs", "loss_mask"):
+        found = list_lengths(table[name])
+        wrong = np.flatnonzero(found != expected)
+        if wrong.size:
+            index = int(wrong[0])
+            row = table["row_id"][index].as_py()
+            raise ValueError(
+                f"rollout row {row}: {found[index]} {name} for {expected[index]} response_ids, expected as many"
+            )
+
+
+def check_round(table: pa.Table, round: int) -> None:
+    """Refuse a row of another round."""
+    wrong = np.flatnonzero(table["round"].to_numpy() != round)
+    if wrong.size:
+        row, found = table["row_id"][int(wrong[0])].as_py(), table["round"][int(wrong[0])].as_py()
+        raise ValueError(f"rollout row {row}: belongs to round {found}, written to round {round}")
+
+
+def check_judge(table: pa.Table, judge_version: str) -> None:
+    """Refuse a row of another judge version."""
+    for row, found in zip(table["row_id"].to_pylist(), table["judge_version"].to_pylist(), strict=True):
+        if found != judge_version:
+            raise ValueError(f"judged row {row}: judge version {found!r}, expected {judge_version!r}")
+
+
+def check_unique(table: pa.Table, others: Sequence[pa.Table] = ()) -> None:
+    """Refuse a ``row_id`` that occurs again, in ``table`` itself or in one of ``others``."""
+    seen = {row for other in others for row in other["row_id"].to_pylist()}
+    for row in table["row_id"].to_pylist():
+        if row in seen:
+            raise ValueError(f"row {row}: occurs twice; row ids are unique in a round (was a batch renumbered?)")
+        seen.add(row)

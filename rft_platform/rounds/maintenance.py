@@ -1,0 +1,138 @@
+"""Upkeep of a project's store: which rounds are compacted, upgraded or retired.
+
+Only closed rounds are touched: those that are trained and evaluated, so that no phase reads or writes their rows.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rft_platform.errors import StorageError, UserError
+from rft_platform.experience.retirement import Retirement, retire_round
+from rft_platform.experience.rewriting import GRACE_S, Rewrite, compact_round, sweep_round, upgrade_round
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.registry.manifests import chain
+from rft_platform.rounds.curve import EVALUATION
+from rft_platform.rounds.policy import NOTE as POLICY
+from rft_platform.rounds.project import Project
+
+if TYPE_CHECKING:
+    from rft_platform.registry.models import ModelRegistry
+
+_DAY_S = 86_400.0
+_Done = TypeVar("_Done")
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """What was done, or in a dry run would be."""
+
+    dry_run: bool
+    rewrites: list[Rewrite] = field(default_factory=list)
+    retirements: list[Retirement] = field(default_factory=list)
+    protected: list[int] = field(default_factory=list)  # rounds that are the champion's, and so were kept
+    freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago
+    problems: list[str] = field(default_factory=list)  # rounds left as they are, and why
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+def closed_rounds(store: ExperienceStore) -> list[int]:
+    """Rounds that are trained and evaluated, ascending."""
+    return [n for n in store.rounds() if n and store.has_note(n, POLICY) and store.has_note(n, EVALUATION)]
+
+
+def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
+    """Merge the rollout files of each closed round into one, but for the newest ``keep_last``."""
+    return _rewrite_all(project.store, compact_round, _all_but_last(project.store, keep_last), grace_s, dry_run)
+
+
+def upgrade(project: Project, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
+    """Rewrite the rollout files of closed rounds that are of an older schema."""
+    return _rewrite_all(project.store, upgrade_round, closed_rounds(project.store), grace_s, dry_run)
+
+
+def retain(
+    project: Project,
+    registry: "ModelRegistry",
+    *,
+    keep_last: int | None = None,
+    older_than_days: float | None = None,
+    archive: Path | None = None,
+    champion_too: bool = False,
+    grace_s: float = GRACE_S,
+    dry_run: bool = False,
+) -> Upkeep:
+    """Retire the rollouts of closed rounds that are neither among the newest ``keep_last`` nor younger than the limit.
+
+    Rounds that the champion was trained on, directly or through its ancestors, are kept unless ``champion_too``.
+    Raises UserError where no limit is given.
+    """
+    if keep_last is None and older_than_days is None:
+        raise UserError("retention needs a limit: how many of the last rounds to keep, or an age in days, or both")
+    store, report = project.store, Upkeep(dry_run)
+    protected = set() if champion_too else champion_rounds(project, registry)
+    before = None if older_than_days is None else time.time() - older_than_days * _DAY_S
+    for number in _all_but_last(store, keep_last or 0):
+        entries = [store.entry(number, path) for path in store.rollout_files(number)]
+        if before is not None and any(entry.written_at > before for entry in entries):
+            continue
+        if entries and number in protected:
+            report.protected.append(number)
+            continue
+        retired = _try(report, partial(retire_round, store, number, archive=archive, dry_run=dry_run))
+        if retired is not None:
+            report.retirements.append(retired)
+    _sweep_all(store, report, grace_s)
+    return report
+
+
+def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
+    """Rounds that the champion and its ancestors were trained on; empty before the first promotion."""
+    champion = registry.champion()
+    if champion is None:
+        return set()
+    numbers = (manifest.lineage.get("round") for manifest in chain(champion.folder))
+    return {number for number in numbers if number is not None}
+
+
+def _all_but_last(store: ExperienceStore, keep_last: int) -> list[int]:
+    if keep_last < 0:
+        raise UserError(f"rounds to keep: {keep_last}, expected 0 or more")
+    closed = closed_rounds(store)
+    return closed[: max(0, len(closed) - keep_last)]
+
+
+def _rewrite_all(
+    store: ExperienceStore,
+    rewrite: Callable[..., list[Rewrite]],
+    rounds: Sequence[int],
+    grace_s: float,
+    dry_run: bool,
+) -> Upkeep:
+    report = Upkeep(dry_run)
+    for number in rounds:
+        report.rewrites += _try(report, partial(rewrite, store, number, dry_run=dry_run)) or []
+    _sweep_all(store, report, grace_s)
+    return report
+
+
+def _sweep_all(store: ExperienceStore, report: Upkeep, grace_s: float) -> None:
+    for number in store.rounds():
+        freed = _try(report, partial(sweep_round, store, number, grace_s=grace_s, dry_run=report.dry_run))
+        report.freed_bytes += freed or 0
+
+
+def _try(report: Upkeep, work: Callable[[], _Done]) -> _Done | None:
+    """One round that cannot be worked on keeps no other from it."""
+    try:
+        return work()
+    except StorageError as error:
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
+        return None

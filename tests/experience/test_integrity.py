@@ -1,0 +1,198 @@
+"""What has landed is known by its digest; what is damaged is named, set aside and produced again."""
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import StorageError
+from rft_platform.experience.ledger import LEDGER, Ledger
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import digest_file, digest_json, read_json
+
+from .samples import judged, rollouts
+
+BATCH = "rollouts/batch-0000.parquet"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ExperienceStore:
+    """A store with one explored and judged round, as its phases leave it."""
+    made = ExperienceStore(tmp_path / "rounds")
+    made.write_rollouts(1, 0, rollouts())
+    made.write_note(1, "explore", {"rows": 4})
+    made.write_judged(1, "exact@1", judged(rollouts()))
+    made.write_note(1, "judge", {"sound": True})
+    return made
+
+
+def file_of(store: ExperienceStore) -> Path:
+    return store.round_folder(1) / BATCH
+
+
+def test_the_ledger_holds_digest_rows_and_size(store: ExperienceStore) -> None:
+    path = file_of(store)
+    entry = store.entry(1, path)
+    assert (entry.sha256, entry.rows, entry.bytes) == (digest_file(path), 4, path.stat().st_size)
+    assert entry.schema_version >= 1
+    files = [*store.rollout_files(1), store.judged_file(1)]
+    assert store.digest(1) == digest_json([digest_file(file) for file in files if file])
+    assert store.digest(1, verify=True) == store.digest(1)
+
+
+def test_a_file_that_is_not_in_the_ledger_has_not_landed(store: ExperienceStore) -> None:
+    late = rollouts(batch=1)
+    other = ExperienceStore(store.root.parent / "other")
+    other.write_rollouts(1, 1, late).rename(file_of(store).with_name("batch-0001.parquet"))
+    assert (store.batches(1), store.count_rollouts(1), len(store.rollout_rows(1))) == ([0], 4, 4)
+    store.write_rollouts(1, 1, late)  # the repeated phase replaces it
+    assert (store.batches(1), store.count_rollouts(1)) == ([0, 1], 8)
+
+
+def test_a_crash_while_replacing_never_leaves_new_bytes_under_an_old_digest(
+    store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    saves: list[int] = []
+    save = Ledger.save
+
+    def dies_at_the_second_save(self: Ledger, contents: object) -> None:
+        saves.append(1)
+        if len(saves) >= 2:
+            raise Killed
+        save(self, contents)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Ledger, "save", dies_at_the_second_save)
+    with pytest.raises(Killed):
+        store.write_rollouts(1, 0, rollouts(policy_version=5))
+    monkeypatch.undo()
+    assert file_of(store).exists() and store.batches(1) == []
+    store.write_rollouts(1, 0, rollouts(policy_version=5))
+    assert {row.policy_version for row in store.rollout_rows(1)} == {5} and store.damaged(1, digest=True) == []
+
+
+def test_rounds_from_before_the_ledger_are_adopted(store: ExperienceStore) -> None:
+    before = store.digest(1)
+    (store.round_folder(1) / LEDGER).unlink()
+    assert store.count_rollouts(1) == 4 and store.digest(1) == before
+    assert read_json(store.round_folder(1) / LEDGER)["files"][BATCH]["rows"] == 4
+    assert store.rollout_files(2) == [] and not store.round_folder(2).exists()  # reading makes nothing
+
+
+def test_nothing_is_damaged_at_first(store: ExperienceStore) -> None:
+    assert store.damaged(1, digest=True) == store.damaged(2, digest=True) == []
+    store.check(1, digest=True)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 8] ^= 1  # among the rows, not in the footer
+    path.write_bytes(content)
+
+
+def break_the_footer(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + b"XXXX")
+
+
+@pytest.mark.parametrize(
+    ("harm", "digest", "why"),
+    [
+        (Path.unlink, False, "is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-20]), False, "bytes long"),
+        (break_the_footer, False, "no readable footer"),
+        (flip_a_byte, True, "other bytes"),
+    ],
+    ids=["missing", "truncated", "footer", "flipped"],
+)
+@pytest.mark.parametrize("kind", ["rollouts", "judged"])
+def test_damage_is_named(
+    store: ExperienceStore, kind: str, harm: Callable[[Path], None], digest: bool, why: str
+) -> None:
+    (path,) = (store.round_folder(1) / kind).glob("*.parquet")
+    harm(path)
+    (found,) = store.damaged(1, digest=digest)
+    assert found.path == path and why in found.why
+    with pytest.raises(StorageError, match=path.name):
+        store.check(1, digest=digest)
+
+
+def test_a_flipped_byte_needs_the_digest(store: ExperienceStore) -> None:
+    flip_a_byte(file_of(store))
+    assert store.damaged(1, digest=False) == []
+    with pytest.raises(StorageError, match="other bytes"):
+        store.digest(1, verify=True)
+
+
+def test_what_is_set_aside_is_gone_with_the_notes_that_rest_on_it(store: ExperienceStore) -> None:
+    where = store.set_aside(1, file_of(store), "holds other bytes than were written")
+    assert where == store.round_folder(1) / "aside" / "batch-0000.parquet" and where.exists()
+    reason = read_json(where.with_name(where.name + ".why.json"))
+    assert (reason["file"], reason["why"]) == (BATCH, "holds other bytes than were written")
+    assert (store.batches(1), store.read_note(1, "explore"), store.read_note(1, "judge")) == ([], None, None)
+    assert store.judge_version(1) is None and store.damaged(1, digest=True) == []
+    store.write_rollouts(1, 0, rollouts())
+    again = store.set_aside(1, file_of(store), "once more")
+    assert again != where and again.exists() and where.exists()
+
+
+def test_a_judgement_set_aside_leaves_the_rollouts(store: ExperienceStore) -> None:
+    store.write_judged(1, "other", judged(rollouts(), "other"), make_current=False)
+    spare = store.judged_file(1, "other")
+    assert spare is not None
+    store.set_aside(1, spare, "why not")
+    assert store.read_note(1, "judge") and store.judge_version(1) == "exact@1"  # the one in force is untouched
+    path = store.judged_file(1)
+    assert path is not None
+    path.unlink()
+    store.set_aside(1, path, "is missing")
+    assert (store.read_note(1, "judge"), store.judged_file(1), store.batches(1)) == (None, None, [0])
+    assert store.read_note(1, "explore") == {"rows": 4}
+
+
+def test_a_round_that_trained_keeps_its_notes(store: ExperienceStore) -> None:
+    store.write_note(1, "policy", {})
+    store.set_aside(1, file_of(store), "gone bad")
+    assert store.read_note(1, "explore") and store.read_note(1, "judge") and store.batches(1) == []
+
+
+def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
+    path = store.round_folder(1) / LEDGER
+    path.write_text('{"format": 1, "files": {')
+    (found,) = store.damaged(1, digest=False)
+    assert found.path == path
+    with pytest.raises(StorageError, match=r"files\.json"):
+        store.rollout_files(1)
+    store.set_aside(1, path, found.why)
+    assert store.count_rollouts(1) == 4 and store.damaged(1, digest=True) == []
+
+
+def test_a_withdrawn_note_is_kept_aside(store: ExperienceStore) -> None:
+    where = store.withdraw_note(1, "judge")
+    assert where is not None and read_json(where) == {"sound": True}
+    assert not store.has_note(1, "judge") and store.has_note(1, "explore")
+    assert store.withdraw_note(1, "judge") is None
+
+
+def write_batches(root: Path, batches: range) -> None:
+    store = ExperienceStore(root)
+    for batch in batches:
+        store.write_rollouts(1, batch, rollouts(1, 1, batch=batch))
+        store.write_judged(1, f"judge-{batch}", judged(rollouts(), f"judge-{batch}"))
+
+
+def test_writers_of_one_round_do_not_lose_each_others_files(store: ExperienceStore) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    writers = [
+        spawn.Process(target=write_batches, args=(store.root, range(start, 13, 2)), daemon=True) for start in (1, 2)
+    ]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    assert store.batches(1) == list(range(13))
+    assert len(store.judged_files(1)) == 13 and store.damaged(1, digest=True) == []
