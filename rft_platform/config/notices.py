@@ -18,7 +18,7 @@ _NO_EFFECT = {
     "buffer.trainer_input.experience_buffer.storage_type": "experiences are kept as files",
 }
 
-_VLLM_ONLY = ("engine_num", "tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
+_VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
 
 
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
@@ -30,7 +30,7 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
     ]
     if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
         lines += [
-            f"explorer.rollout_model.{key} has no effect with the transformers engine, which is one process"
+            f"explorer.rollout_model.{key} has no effect with the transformers engine"
             for key in _VLLM_ONLY
             if _value(config.explorer.rollout_model, key) != _value(_DEFAULT.explorer.rollout_model, key)
         ]

@@ -62,7 +62,7 @@ def _processes(config: RftConfig, gpu_count: int) -> list[ProcessPlan]:
         if kind == "auto":
             kind = "vllm" if gpu_count and importlib.util.find_spec("vllm") else "transformers"
         serving = config.explorer.rollout_model
-        count = serving.engine_num * serving.tensor_parallel_size if kind == "vllm" else 1
+        count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
         engine_device = device if config.engine.device == "auto" else config.engine.device
         processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
     if config.mode in ("both", "train", "colocate"):

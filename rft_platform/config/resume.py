@@ -20,6 +20,7 @@ FREE = (
     "explorer.max_timeout",
     "explorer.max_retry_times",
     "explorer.eval_interval",
+    "explorer.rollout_model.engine_num",
     "explorer.rollout_model.gpu_memory_utilization",
     "trainer.max_checkpoints_to_keep",
     "trainer.idle_timeout_s",

@@ -23,22 +23,33 @@ class Canary:
 
 
 def check_canary(engine: PolicyEngine, canary: Canary) -> float:
-    """Mean |delta log-prob| in nats between engine and trainer; raises WeightMismatchError above the tolerance."""
+    """Mean |delta log-prob| in nats between engine and trainer; raises WeightMismatchError above the tolerance.
+
+    Every process behind ``engine`` is compared; the answer is the largest of their means.
+    """
     status = engine.status()
-    deltas = [
-        abs(ours - theirs)
-        for scored, expected in zip(engine.score(canary.sequences), canary.logprobs, strict=True)
-        for ours, theirs in zip(scored[1:], expected[1:], strict=True)
-    ]
-    mean = sum(deltas) / len(deltas)
     tolerance = TOLERANCE[status.dtype]
-    if not mean <= tolerance:  # also refuses NaN
-        raise WeightMismatchError(
-            f"policy version {status.policy_version}: the engine's log-probs differ from the trainer's by {mean:.3g} "
-            f"nats on average, at most {tolerance:g} is allowed in {status.dtype}; the weights it serves are not those "
-            "of the checkpoint, so the version is refused"
-        )
-    return mean
+    worst = 0.0
+    for url, scores in engine.score_everywhere(canary.sequences).items():
+        mean = mean_difference(scores, canary.logprobs)
+        if not mean <= tolerance:  # also refuses NaN
+            raise WeightMismatchError(
+                f"policy version {status.policy_version}: the log-probs of the engine at {url} differ from the "
+                f"trainer's by {mean:.3g} nats on average, at most {tolerance:g} is allowed in {status.dtype}; the "
+                "weights it serves are not those of the checkpoint, so the version is refused"
+            )
+        worst = max(worst, mean)
+    return worst
+
+
+def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
+    """Mean |delta log-prob| in nats over all tokens but the first of each sequence."""
+    deltas = [
+        abs(one - other)
+        for left, right in zip(ours, theirs, strict=True)
+        for one, other in zip(left[1:], right[1:], strict=True)
+    ]
+    return sum(deltas) / len(deltas)
 
 
 def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:

@@ -12,6 +12,7 @@ import psutil
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.observability.context import context_headers
 from rft_platform.processes.lease import Lease, find_process
 from rft_platform.processes.spawn import stop_process
 
@@ -74,6 +75,10 @@ class EngineClient:
         logprobs: list[list[float]] = self._post("score", sequences=list(sequences))["logprobs"]
         return logprobs
 
+    def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
+        """As ``score``, by every process that serves: this one alone."""
+        return {self.url: self.score(sequences)}
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Swap the weights in place; WeightMismatchError, and the old ones stay, where the new ones do not fit."""
         self._post("update_weights", folder=str(folder.absolute()), policy_version=policy_version)
@@ -112,7 +117,9 @@ class EngineClient:
 
     def _post(self, name: str, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
         try:
-            response = self._http.post(f"/{name}", json=body, timeout=timeout_s or self._http.timeout)
+            response = self._http.post(
+                f"/{name}", json=body, headers=context_headers(), timeout=timeout_s or self._http.timeout
+            )
         except httpx.HTTPError as error:
             raise EngineError(
                 f"the engine at {self.url} does not answer {name}: {error or type(error).__name__}"

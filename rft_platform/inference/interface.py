@@ -25,6 +25,12 @@ class SamplingParams:
     top_k: int = -1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    first_prompt: int = 0
+    """Number of the first prompt within the batch that a call's prompts are a part of.
+
+    Seeded draws depend on (seed, number of the prompt, choice, position), so that a batch that is split over several
+    engines is sampled as one engine would sample it.
+    """
 
 
 @dataclass(slots=True)
@@ -91,6 +97,10 @@ class PolicyEngine(Protocol):
 
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        ...
+
+    def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
+        """As ``score``, by every process that serves: each one's log-probs under its URL."""
         ...
 
     def update_weights(self, folder: Path, policy_version: int) -> None:

@@ -3,21 +3,30 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import rft_platform
 from rft_platform.errors import EngineError, UserError
 from rft_platform.files import digest_file, digest_json, read_json
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.transformers_engine.chat_template import load_template
+from rft_platform.inference.serving.chat_template import load_template
+from rft_platform.inference.serving.presence import EXIT_USER_ERROR
+from rft_platform.inference.vllm_engine.settings import VllmOptions
+from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 from rft_platform.processes.lease import is_alive, locked, read_lease, remove_lease
 from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.strays import end_strays, lease_environment
 
-LEASE_FILE, LOG_FILE = "engine.json", "engine.log"
+LEASE_FILE = "engine.json"
+TRANSFORMERS_PACKAGE = "rft_platform.inference.transformers_engine"
+VLLM_PACKAGE = "rft_platform.inference.vllm_engine"
+Kind = Literal["auto", "transformers", "vllm"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-TOOL_CALL_PARSERS = ("hermes",)
-EXIT_USER_ERROR = 2
+TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
+PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # of a driver that is loaded; torch is not asked, it takes seconds
 STOP_TIMEOUT_S = 15.0
 
 
@@ -26,7 +35,7 @@ def find_or_start_engine(
     home_leases: Path,
     home_logs: Path,
     *,
-    kind: Literal["auto", "transformers", "vllm"] = "auto",
+    kind: Kind = "auto",
     dtype: str = "auto",
     device: str = "auto",
     threads: int = 1,
@@ -37,48 +46,82 @@ def find_or_start_engine(
     chat_template: str | None = None,
     max_batch_tokens: int | None = None,
     start_timeout_s: float = 600.0,
+    replica: int = 0,
+    gpus: str | None = None,
+    python: str | None = None,
+    vllm: VllmOptions | None = None,
 ) -> EngineClient:
     """A healthy engine for ``model_path`` with these settings: the one that the lease names, else a new one.
 
     An engine that serves another model or has other settings is ended first. Which WEIGHTS a found engine serves is
     whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. ``chat_template`` is a
     file or the template's text; ``max_batch_tokens`` bounds the memory of a batch (default: by the free memory).
+    Replicas 0, 1, ... of one engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...);
+    ``gpus`` is what CUDA_VISIBLE_DEVICES says to the process, the caller's own where it is None. ``python`` is the
+    interpreter that has vLLM (``RFT_VLLM_PYTHON`` overrides it; default: this one), ``vllm`` what that engine alone
+    takes.
     Raises UserError for a folder or a setting that cannot be served, EngineError where the engine does not come up.
     """
-    if kind == "vllm":
-        raise UserError("engine kind 'vllm' is not part of this version: use 'transformers' or 'auto'")
-    if tool_call_parser not in (None, *TOOL_CALL_PARSERS):
-        raise UserError(f"tool_call_parser {tool_call_parser!r}: this engine knows {', '.join(TOOL_CALL_PARSERS)}")
     check_model_folder(model_path)
-    engine = {
+    python = str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
+    engine: dict[str, Any] = {
         "dtype": dtype,
-        "device": device,
         "threads": threads,
         "max_model_len": max_model_len,
         "seed": seed,
         "chat_template": load_template(chat_template),
-        "max_batch_tokens": max_batch_tokens,
     }
-    start = _Start(model_path.absolute(), home_leases / LEASE_FILE, home_logs / LOG_FILE, idle_timeout_s, engine)
+    if resolve_kind(kind, device, python) == "vllm":
+        options = vllm or VllmOptions()
+        options.check()
+        required_in(python)
+        package = VLLM_PACKAGE
+        engine |= {"tool_call_parser": tool_call_parser, "options": asdict(options)}
+    else:
+        if tool_call_parser not in (None, *TOOL_CALL_PARSERS):
+            raise UserError(f"tool_call_parser {tool_call_parser!r}: this engine knows {', '.join(TOOL_CALL_PARSERS)}")
+        package, python = TRANSFORMERS_PACKAGE, sys.executable
+        engine |= {"device": device, "max_batch_tokens": max_batch_tokens}
+    name = replica_name(replica)
+    lease, log = home_leases / f"{name}.json", home_logs / f"{name}.log"
+    start = _Start(package, python, model_path.absolute(), lease, log, idle_timeout_s, engine, gpus)
     with locked(start.lease):
         return _find(start) or _start(start, start_timeout_s)
+
+
+def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:
+    """What "auto" means on this machine: vLLM where there is a GPU and vLLM is installed for it."""
+    if kind != "auto":
+        return kind
+    if device == "cpu" or not any(Path(file).exists() for file in GPU_FILES):
+        return "transformers"
+    found = installed_in(python)
+    return "transformers" if found is None or found.for_cpu else "vllm"
+
+
+def replica_name(replica: int) -> str:
+    """Stem of a replica's lease and log files."""
+    return "engine" if replica == 0 else f"engine-{replica}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
     """Which engine is wanted."""
 
+    package: str
+    python: str
     model_path: Path
     lease: Path
     log: Path
     idle_timeout_s: float
     engine: dict[str, Any]
+    gpus: str | None
 
     def digest(self) -> str:
         """Identity of the model's architecture, its tokenizer and the settings; not of the weights, which change."""
         files = sorted([*self.model_path.glob("*.json"), *self.model_path.glob("*.jinja")])
         names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
-        return digest_json([str(self.model_path), names, self.engine])
+        return digest_json([self.package, self.python, str(self.model_path), names, self.engine])
 
     def arguments(self) -> str:
         """The server's command-line argument."""
@@ -138,7 +181,6 @@ def _answers(client: EngineClient) -> bool:
 
 
 def _start(wanted: _Start, timeout_s: float) -> EngineClient:
-    package = "rft_platform.inference.transformers_engine"
     threads = str(wanted.engine["threads"])
     environment = {
         **os.environ,
@@ -146,9 +188,16 @@ def _start(wanted: _Start, timeout_s: float) -> EngineClient:
         "MKL_NUM_THREADS": threads,
         "RAYON_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
+        **lease_environment(wanted.lease),
     }
+    if wanted.package == VLLM_PACKAGE:
+        environment["PYTHONPATH"] = _path_of_package(wanted.log.parent)
+    if wanted.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = wanted.gpus
+    end_strays(wanted.lease, STOP_TIMEOUT_S)  # of a starter that was killed before the lease was written
     # -P: modules that happen to lie in the caller's folder must not shadow those of the engine
-    process = start_detached([sys.executable, "-P", "-m", package, wanted.arguments()], wanted.log, environment)
+    command = [wanted.python, "-P", "-m", wanted.package, wanted.arguments()]
+    process = start_detached(command, wanted.log, environment)
     try:
         return EngineClient(wait_for_lease(wanted.lease, process, timeout_s, wanted.log))
     except StartError as error:
@@ -156,6 +205,18 @@ def _start(wanted: _Start, timeout_s: float) -> EngineClient:
             raise UserError(_last_line(wanted.log)) from error
         stop_process(process.pid, process.create_time() if process.is_running() else 0.0, STOP_TIMEOUT_S)
         raise EngineError(f"the policy engine does not start: {error}") from error
+
+
+def _path_of_package(folder: Path) -> str:
+    """PYTHONPATH by which the interpreter of another environment finds this package and nothing else of this one."""
+    link = folder / "path" / "rft_platform"
+    package = Path(rft_platform.__file__).parent
+    if not (link.is_symlink() and link.resolve() == package):
+        link.parent.mkdir(parents=True, exist_ok=True)
+        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh.symlink_to(package)
+        fresh.replace(link)
+    return os.pathsep.join(filter(None, [str(link.parent.absolute()), os.environ.get("PYTHONPATH")]))
 
 
 def _last_line(log: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.inference.pool import EnginePool
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.recording import RecordingClients
@@ -71,7 +72,8 @@ class AgentRunner:
     ) -> dict[str, list[RolloutRow]]:
         limits = self._limits
         asyncio.get_running_loop().set_default_executor(_Threads(limits.concurrency + _SPARE_THREADS, "rollout"))
-        clients = RecordingClients(self._engine.base_url, limits.timeout_s)
+        replicas = self._engine.replicas if isinstance(self._engine, EnginePool) else None
+        clients = RecordingClients(self._engine.base_url, limits.timeout_s, replicas)
         slots = asyncio.Semaphore(limits.concurrency)
         done: dict[str, list[RolloutRow]] = {}
 
@@ -110,7 +112,7 @@ class AgentRunner:
         try:
             async with asyncio.timeout(self._limits.timeout_s) as deadline:
                 returned = await self._call(run, model)
-            return rows_of_run(run, returned, history.calls(), self._status)
+            return rows_of_run(run, returned, history.calls(), self._status, attempt)
         except (Exception, SystemExit) as error:  # an agent that exits must not take the other runs along
             late = TimeoutError(f"no result within {self._limits.timeout_s:g} s")
             self._note(run, attempt, late if deadline.expired() else error)

@@ -5,50 +5,53 @@ goes over the wire whatever the caller does above it: raw responses, ``with_opti
 A request that a client sends again is recorded once, because only an answer that reached the caller is recorded.
 """
 
-import importlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from time import perf_counter, time
 from typing import Any
 
 import openai
 
+from rft_platform.inference.replicas import Replicas
 from rft_platform.rollout import chat_wire
 from rft_platform.rollout.history import RecordedCall, RunHistory
-
-
-def _wire_package() -> str:
-    """``httpx2`` or ``httpx``: the one that the installed ``openai`` (3.x or 2.x) is built on."""
-    packages = (base.__module__.partition(".")[0] for base in openai.DefaultAsyncHttpxClient.__mro__)
-    return next(name for name in packages if name in ("httpx", "httpx2"))
-
-
-wire: Any = importlib.import_module(_wire_package())
+from rft_platform.rollout.routing import AsyncRouter, SyncRouter
+from rft_platform.rollout.wire import TOKENS, wire
 
 _RECORDED_PATH = "/chat/completions"
+_BYTES_A_TOKEN = 4  # of a request, roughly
 _API_KEY = "EMPTY"  # the client refuses to be without one
 
 
 class RecordingClients:
-    """Makes clients of one engine. Each has connections of its own: a pool of hundreds is searched at every request."""
+    """Makes clients of one engine. Each has connections of its own: a pool of hundreds is searched at every request.
 
-    def __init__(self, base_url: str, timeout_s: float) -> None:
+    With ``replicas`` each request goes to one of these, whatever host ``base_url`` names.
+    """
+
+    def __init__(self, base_url: str, timeout_s: float, replicas: Replicas | None = None) -> None:
         self._base_url = base_url
+        self._replicas = replicas
         self._timeout_s = timeout_s
         self._tls = wire.create_ssl_context()  # reads the certificates: once, not for every client
 
     def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
         """A client whose chat calls go into ``history``; ``await client.close()`` when done."""
-        transport: Any = AsyncRecorder(wire.AsyncHTTPTransport(verify=self._tls), history)
+        connections: Any = wire.AsyncHTTPTransport(verify=self._tls)
+        transport: Any = AsyncRecorder(self._routed(AsyncRouter, connections), history)
         # trust_env would route calls around the recorder where the environment names a proxy.
         http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.AsyncOpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
         """A client whose chat calls go into ``history``, for use off the event loop's thread; ``close()`` when done."""
-        transport: Any = SyncRecorder(wire.HTTPTransport(verify=self._tls), history)
+        connections: Any = wire.HTTPTransport(verify=self._tls)
+        transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history)
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+
+    def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
+        return connections if self._replicas is None else router(connections, self._replicas)
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):
@@ -128,9 +131,10 @@ class _ChatCall:
         headers.pop("content-length", None)
         headers["accept-encoding"] = "identity"  # a streamed answer is read as it comes
         content = json.dumps(self._sent).encode()
-        return wire.Request(
-            request.method, request.url, headers=headers, content=content, extensions=request.extensions
-        )
+        limit = self._sent.get("max_completion_tokens") or self._sent.get("max_tokens") or 0
+        tokens = self.choices * int(limit) + len(content) // _BYTES_A_TOKEN
+        extensions = {**request.extensions, TOKENS: tokens}
+        return wire.Request(request.method, request.url, headers=headers, content=content, extensions=extensions)
 
     def passed_on(self, response: Any) -> Any:
         """A refusal as it came; a streamed answer with its events read as they pass."""

@@ -88,7 +88,9 @@ def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput,
     return WorkflowOutput(returned.reward, returned.response, returned.metrics), calls
 
 
-def rows_of_run(run: Run, returned: Any, calls: list[RecordedCall], status: EngineStatus) -> list[RolloutRow]:
+def rows_of_run(
+    run: Run, returned: Any, calls: list[RecordedCall], status: EngineStatus, attempt: int = 0
+) -> list[RolloutRow]:
     """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row."""
     output, kept = as_output(returned, calls)
     if not kept:
@@ -98,7 +100,8 @@ def rows_of_run(run: Run, returned: Any, calls: list[RecordedCall], status: Engi
         raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
     steps = {order: step for step, order in enumerate(sorted({call.order for call in kept}))}
     rows = [
-        row_of_call(run, steps[call.order], call, status) for call in sorted(kept, key=lambda c: (c.order, c.choice))
+        row_of_call(run, steps[call.order], call, status, attempt)
+        for call in sorted(kept, key=lambda c: (c.order, c.choice))
     ]
     last = rows[-1]
     last.run_output = jsonable(output.response)
@@ -107,7 +110,7 @@ def rows_of_run(run: Run, returned: Any, calls: list[RecordedCall], status: Engi
     return rows
 
 
-def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus) -> RolloutRow:
+def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, attempt: int = 0) -> RolloutRow:
     """The row of one recorded choice; output and reward of the run are not its business."""
     return RolloutRow(
         row_id=row_id(run.run_id, step, call.choice),
@@ -136,6 +139,7 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus) -
         metrics=dict(call.metrics),
         created_at=call.created_at,
         duration_s=call.duration_s,
+        attempt=attempt,
     )
 
 

@@ -110,10 +110,12 @@ def test_gpus_are_counted(make_config: MakeConfig) -> None:
     assert problems(make_config(**four), gpu_count=4) == []
     assert "4 devices of 2" in problems(make_config(**four), gpu_count=2)[0]
     assert "this machine has 2 GPUs" in problems(make_config(cluster__gpu_per_node=4), gpu_count=2)[0]
-    # A file written for a GPU host still runs on a processor: one engine process, and a notice says so.
+    # A file written for a GPU host still runs on a processor, as many replicas as there are processors.
     elsewhere = make_config(cluster__gpu_per_node=4, **four)
     assert problems(elsewhere, gpu_count=0) == []
-    assert any("engine_num has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
+    assert any("tensor_parallel_size has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
+    assert problems(make_config(explorer__rollout_model__engine_num=2), cpu_count=2) == []
+    assert "this machine has 2 processors" in problems(make_config(explorer__rollout_model__engine_num=3))[0]
 
 
 def test_a_project_goes_on_only_with_its_own_settings() -> None:

@@ -1,5 +1,11 @@
-"""One suite for every engine: a driver joins by one more entry of ``DRIVERS``."""
+"""One suite for every engine: a driver joins by one more entry of ``DRIVERS``.
 
+``RFT_TEST_ENGINES`` chooses among them (``transformers,vllm``), ``RFT_TEST_DTYPE`` sets the number format, and
+``RFT_TEST_MODEL`` names the folder of a larger model with the tiny one's tokenizer (``benchmarks/shape_model.py``).
+``RFT_TEST_EAGER=1`` spares vLLM on a GPU the minute that CUDA graphs take.
+"""
+
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +15,22 @@ import openai
 import pytest
 
 from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import Generation
 from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.pool_start import find_or_start_pool
+from rft_platform.inference.vllm_engine.settings import VllmOptions
 
-DRIVERS = ["transformers"]
+POOLS = {"transformers-x2": ("transformers", 2)}  # name -> engine kind and number of replicas
+ENGINES = os.environ.get("RFT_TEST_ENGINES", ",".join(["transformers", *POOLS, "vllm"])).split(",")
+DRIVERS = [name for name in ENGINES if name not in POOLS]
+DTYPE = os.environ.get("RFT_TEST_DTYPE", "float32")
+EXACT = DTYPE == "float32"  # in 16 bits even the size of a batch changes the last digits
+CANARY = 1e-5 if EXACT else 0.05  # mean |delta log-prob| in nats after a weight change
+HALF_DELTA = 0.5  # the largest |delta log-prob| of a single token in 16 bits
 MAX_MODEL_LEN = 256
 TOOL_QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 12*7?"}]
 TOOL_ANSWER = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7"}}\n</tool_call><|im_end|>'
+FORCED = '<tool_call>\n{"name": "calculator", "arguments": '
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
@@ -28,15 +44,42 @@ TOOLS: list[dict[str, Any]] = [
 PROMPTS = [[1, 292, 201, 40 + i, *range(60, 60 + 3 * i), 2, 201] for i in range(6)]  # ids, of six lengths
 
 
-@pytest.fixture(scope="session", params=DRIVERS)
+def launch(request: pytest.FixtureRequest, kind: str, model: Path, home: Path, **settings: Any) -> EngineClient:
+    """Find or start an engine of this kind; skips the test where this machine has none."""
+    python = str(request.getfixturevalue("vllm_python")) if kind == "vllm" else None
+    eager = bool(os.environ.get("RFT_TEST_EAGER"))
+    options = VllmOptions(kv_cache_gb=0.5, max_lora_rank=16, gpu_memory_utilization=0.3, enforce_eager=eager)
+    given: dict[str, Any] = {"kind": kind, "dtype": DTYPE, "python": python, "vllm": options, **settings}
+    return find_or_start_engine(model, home / "leases", home / "logs", **given)
+
+
+@pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A running engine with the tiny model, shared by the suite: a test that changes it puts it back."""
     home = tmp_path_factory.mktemp(f"engine-{request.param}")
-    with find_or_start_engine(
-        tiny_model, home / "leases", home / "logs", kind=request.param, max_model_len=MAX_MODEL_LEN, idle_timeout_s=600
-    ) as client:
+    kind, count = POOLS.get(request.param, (request.param, 1))
+
+    def start(replica: int = 0) -> EngineClient:
+        return launch(request, kind, tiny_model, home, max_model_len=MAX_MODEL_LEN, idle_timeout_s=600, replica=replica)
+
+    with start() if count == 1 else find_or_start_pool(count, start) as client:
         yield client
         client.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_model: Path) -> Path:
+    """The model under test."""
+    return Path(os.environ.get("RFT_TEST_MODEL") or tiny_model)
+
+
+def device() -> Any:
+    """Where the tests themselves compute."""
+    import torch
+
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 class Reference:
@@ -46,15 +89,14 @@ class Reference:
         import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(1)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device())
 
     def logits(self, ids: list[int]) -> Any:
         """[tokens, vocabulary]"""
         import torch
 
         with torch.no_grad():
-            return self.model(torch.tensor([ids])).logits[0]
+            return self.model(torch.tensor([ids], device=self.model.device)).logits[0].cpu()
 
     def logprobs(self, ids: list[int]) -> list[float]:
         """Log-prob of each token given those before it; the first token's is 0.0."""
@@ -90,24 +132,26 @@ def memorised(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     prompt = tokenizer.apply_chat_template(TOOL_QUESTION, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-    prompt_ids, answer_ids = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, TOOL_ANSWER))
-    ids = torch.tensor([prompt_ids + answer_ids])
-    labels = torch.tensor([[-100] * len(prompt_ids) + answer_ids])
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    examples = []
+    for begun in ("", FORCED):  # an engine may put the beginning of a forced call into the prompt
+        texts = prompt + begun, TOOL_ANSWER.removeprefix(begun)
+        prompt_ids, answer_ids = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+        ids = torch.tensor([prompt_ids + answer_ids], device=device())
+        examples.append((ids, torch.tensor([[-100] * len(prompt_ids) + answer_ids], device=device())))
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).to(device())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.4 / model.config.hidden_size)
     loss = float("inf")
     while loss > 0.01:
-        result = model(ids, labels=labels)
-        result.loss.backward()
+        losses = [model(ids, labels=labels).loss for ids, labels in examples]
+        torch.stack(losses).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss = result.loss.item()
+        loss = max(each.item() for each in losses)
     folder = tmp_path_factory.mktemp("model") / "memorised"
     shutil.copytree(tiny_model, folder)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    tensors = {name: tensor.cpu() for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
@@ -139,5 +183,19 @@ def variant(tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
 
 
 def close(left: list[float], right: list[float], tolerance: float = 1e-4) -> bool:
-    """Whether two lists agree element by element."""
-    return len(left) == len(right) and all(abs(a - b) <= tolerance for a, b in zip(left, right, strict=True))
+    """Whether two lists agree element by element; ``tolerance`` is that of float32."""
+    allowed = tolerance if EXACT else HALF_DELTA
+    return len(left) == len(right) and all(abs(a - b) <= allowed for a, b in zip(left, right, strict=True))
+
+
+def same(left: list[list[int]], right: list[list[int]]) -> bool:
+    """Whether two lists of sampled answers are the same; in 16 bits, whether most of them begin in the same way."""
+    if EXACT or len(left) != len(right):
+        return left == right
+    alike = [one[:4] == other[:4] for one, other in zip(left, right, strict=True)]
+    return sum(alike) >= len(alike) / 2
+
+
+def ids_of(generations: list[Generation]) -> list[list[int]]:
+    """Ids of every answer, prompt by prompt."""
+    return [done.token_ids for generation in generations for done in generation.completions]

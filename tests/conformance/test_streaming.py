@@ -10,7 +10,7 @@ from rft_platform.inference.client import EngineClient
 QUESTION = [{"role": "user", "content": "Count."}]
 
 
-@pytest.mark.parametrize("extra", [{}, {"stop": ["e", "1", "st"]}, {"temperature": 0.0}, {"top_p": 0.5}])
+@pytest.mark.parametrize("extra", [{}, {"stop": ["e", "1", "st"]}, {"temperature": 0.0, "n": 1}, {"top_p": 0.5}])
 def test_stream_equals_whole(client: Any, model_name: str, extra: dict[str, Any]) -> None:
     request: dict[str, Any] = {
         "model": model_name, "messages": QUESTION, "max_tokens": 40, "n": 3, "seed": 6,

@@ -8,14 +8,26 @@ from rft_platform.errors import UserError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 
-from .conftest import MAX_MODEL_LEN, PROMPTS, Reference, close
+from .conftest import (
+    DTYPE,
+    EXACT,
+    HALF_DELTA,
+    MAX_MODEL_LEN,
+    PROMPTS,
+    TOOL_QUESTION,
+    TOOLS,
+    Reference,
+    close,
+    ids_of,
+    same,
+)
 
 
 def test_status_describes_the_engine(engine: EngineClient, tiny_model: Path) -> None:
     status = engine.status()
     assert status.engine.partition("-")[0] in ("transformers", "vllm")
     assert status.model_path == str(tiny_model) == status.weights_path
-    assert status.dtype == "float32" and status.max_model_len == MAX_MODEL_LEN
+    assert status.dtype == DTYPE and status.max_model_len == MAX_MODEL_LEN
     assert status.policy_version == 0 and not status.paused
     assert len(status.weights_digest) == len(status.template_hash) == 64
     assert status.pid > 0 and status.cpu_seconds > 0
@@ -40,18 +52,19 @@ def test_logprobs_are_those_of_the_sampling_distribution(engine: EngineClient, r
     (generation,) = engine.generate(PROMPTS[:1], SamplingParams(8, temperature=0.5, top_k=4, seed=1))
     ids = generation.prompt_ids + generation.completions[0].token_ids
     logits = reference.logits(ids)[len(PROMPTS[0]) - 1 : -1] / 0.5
-    top, index = logits.topk(4)
-    table = torch.full_like(logits, -torch.inf).scatter(-1, index, top).log_softmax(-1)
-    chosen = torch.tensor(generation.completions[0].token_ids)
-    assert close(generation.completions[0].logprobs, table.gather(-1, chosen[:, None]).squeeze(-1).tolist())
+    top = logits.topk(4).values
+    chosen = logits.gather(-1, torch.tensor(generation.completions[0].token_ids)[:, None])
+    assert (chosen >= top[:, -1:] - (0 if EXACT else HALF_DELTA)).all()  # 16 bits may tie the fourth with the fifth
+    assert close(generation.completions[0].logprobs, (chosen - top.logsumexp(-1, keepdim=True)).squeeze(-1).tolist())
 
 
 def test_greedy_takes_the_likeliest_and_reports_temperature_one(engine: EngineClient, reference: Reference) -> None:
-    (generation,) = engine.generate(PROMPTS[:1], SamplingParams(6, temperature=0.0))
-    ids = generation.completions[0].token_ids
-    likeliest = reference.logits([*PROMPTS[0], *ids]).argmax(-1).tolist()
-    assert ids == likeliest[len(PROMPTS[0]) - 1 : -1]
-    assert close(generation.completions[0].logprobs, reference.logprobs([*PROMPTS[0], *ids])[len(PROMPTS[0]) :])
+    (generation,) = engine.generate(PROMPTS[:1], SamplingParams(6, n=2, temperature=0.0))
+    for done in generation.completions:
+        ids = done.token_ids
+        likeliest = reference.logits([*PROMPTS[0], *ids]).argmax(-1).tolist()
+        assert same([ids], [likeliest[len(PROMPTS[0]) - 1 : -1]])
+        assert close(done.logprobs, reference.logprobs([*PROMPTS[0], *ids])[len(PROMPTS[0]) :])
 
 
 def test_same_seed_gives_the_same_answers_whatever_else_is_in_the_batch(engine: EngineClient) -> None:
@@ -59,12 +72,17 @@ def test_same_seed_gives_the_same_answers_whatever_else_is_in_the_batch(engine: 
     whole = engine.generate(PROMPTS, sampling)
     again = engine.generate(PROMPTS, sampling)
     alone = engine.generate(PROMPTS[:1], sampling)
-    assert [[c.token_ids for c in g.completions] for g in whole] == [
-        [c.token_ids for c in g.completions] for g in again
-    ]
-    assert [c.token_ids for c in alone[0].completions] == [c.token_ids for c in whole[0].completions]
+    assert same(ids_of(whole), ids_of(again))
+    assert same(ids_of(alone), ids_of(whole[:1]))
     for one, other in zip(alone[0].completions, whole[0].completions, strict=True):
-        assert close(one.logprobs, other.logprobs, 1e-5)
+        if one.token_ids == other.token_ids:
+            assert close(one.logprobs, other.logprobs, 1e-5)
+
+
+def test_part_of_a_batch_is_sampled_as_in_the_batch(engine: EngineClient) -> None:
+    whole = engine.generate(PROMPTS, SamplingParams(16, n=4, seed=11))
+    part = engine.generate(PROMPTS[2:4], SamplingParams(16, n=4, seed=11, first_prompt=2))
+    assert same(ids_of(part), ids_of(whole[2:4]))
 
 
 def test_choices_prompts_and_seeds_differ(engine: EngineClient) -> None:
@@ -79,15 +97,18 @@ def test_without_a_seed_answers_vary(engine: EngineClient) -> None:
     assert one[0].completions[0].token_ids != two[0].completions[0].token_ids
 
 
-def test_length_ends_an_answer_and_the_end_token_is_part_of_it(engine: EngineClient) -> None:
-    generations = engine.generate(PROMPTS, SamplingParams(40, n=64, seed=3))
-    done = [completion for generation in generations for completion in generation.completions]
-    assert {completion.finish_reason for completion in done} == {"stop", "length"}  # random weights end now and then
-    for completion in done:
-        assert len(completion.token_ids) == len(completion.logprobs)
-        assert (completion.token_ids[-1] == 2) == (completion.finish_reason == "stop")
-        assert 2 not in completion.token_ids[:-1]
-        assert len(completion.token_ids) == 40 or completion.finish_reason == "stop"
+@pytest.mark.usefixtures("restored")
+def test_length_ends_an_answer_and_the_end_token_is_part_of_it(engine: EngineClient, memorised: Path) -> None:
+    engine.update_weights(memorised, 1)
+    prompts = engine.render([TOOL_QUESTION], TOOLS)
+    for limit, reason in ((4, "length"), (60, "stop")):
+        (generation,) = engine.generate(prompts, SamplingParams(limit, n=4, seed=3))
+        for completion in generation.completions:
+            assert completion.finish_reason == reason
+            assert len(completion.token_ids) == len(completion.logprobs) <= limit
+            assert (completion.token_ids[-1] == 2) == (reason == "stop")
+            assert 2 not in completion.token_ids[:-1]
+            assert len(completion.token_ids) == limit or reason == "stop"
 
 
 def test_stop_strings_end_an_answer_with_their_last_token(engine: EngineClient) -> None:
@@ -117,7 +138,7 @@ def test_answers_stop_at_the_end_of_the_context(engine: EngineClient) -> None:
     [
         ([50] * MAX_MODEL_LEN, f"{MAX_MODEL_LEN} tokens"),
         ([], "0 tokens"),
-        ([512], "token ids must lie"),
+        ([1 << 20], "token ids must lie"),
         ([-1], "token ids"),
     ],
 )

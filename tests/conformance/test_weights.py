@@ -1,6 +1,7 @@
 """Changing the weights under a running engine."""
 
 import queue
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from rft_platform.inference.canary import Canary, check_canary, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation, SamplingParams
 
-from .conftest import PROMPTS, Reference, close
+from .conftest import CANARY, EXACT, PROMPTS, Reference, close
 
 pytestmark = pytest.mark.usefixtures("restored")
 NORM = "model.norm.weight"
@@ -39,7 +40,7 @@ def test_new_weights_answer_as_they_should_tied_head_included(
     for generation in after:
         ids = generation.prompt_ids + generation.completions[0].token_ids
         assert close(generation.completions[0].logprobs, trained.logprobs(ids)[len(generation.prompt_ids) :])
-    assert check_canary(engine, canary_of(trained)) < 1e-5
+    assert check_canary(engine, canary_of(trained)) < CANARY
     with pytest.raises(WeightMismatchError, match="version 41"):
         check_canary(engine, canary_of(reference))
 
@@ -48,7 +49,7 @@ def test_a_changed_tensor_is_noticed_by_the_canary(
     engine: EngineClient, variant: Callable[..., Path], reference: Reference
 ) -> None:
     def perturb(tensors: dict[str, Any]) -> None:
-        tensors["model.layers.2.mlp.down_proj.weight"].mul_(1.5)
+        tensors["model.layers.2.mlp.down_proj.weight"].mul_(1.5 if EXACT else -20)
 
     before = engine.status()
     with pytest.raises(WeightMismatchError, match="nats"):
@@ -56,12 +57,31 @@ def test_a_changed_tensor_is_noticed_by_the_canary(
     after = engine.status()
     assert (after.policy_version, after.weights_digest) == (before.policy_version, before.weights_digest)
     assert not after.paused
-    assert check_canary(engine, canary_of(reference)) < 1e-5  # the old weights are back
+    assert check_canary(engine, canary_of(reference)) < CANARY  # the old weights are back
 
 
 def test_a_checked_update_goes_through(engine: EngineClient, memorised: Path) -> None:
-    assert update_checked(engine, memorised, 7, canary_of(Reference(memorised))) < 1e-5
+    assert update_checked(engine, memorised, 7, canary_of(Reference(memorised))) < CANARY
     assert engine.status().policy_version == 7
+
+
+def test_twenty_updates_in_a_row_leave_no_trace_of_the_one_before(
+    engine: EngineClient, variant: Callable[..., Path]
+) -> None:
+    import torch
+
+    draw = torch.Generator().manual_seed(7)
+
+    def move(tensors: dict[str, Any]) -> None:
+        for tensor in tensors.values():  # every one of them, the tied head included
+            tensor += 0.1 * tensor.std() * torch.randn(tensor.shape, generator=draw)
+
+    for version in range(1, 21):
+        folder = variant(move, f"version-{version}")
+        difference = update_checked(engine, folder, version, canary_of(Reference(folder)))
+        assert difference <= (1e-4 if EXACT else CANARY)
+        assert engine.status().policy_version == version
+        shutil.rmtree(folder)
 
 
 def rename(tensors: dict[str, Any]) -> None:
@@ -84,7 +104,7 @@ def untie(tensors: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (rename, r"1 missing \(model.norm.weight\); 1 unexpected \(model.norm.bias\)"),
-        (reshape, r"model.norm.weight has shape \(127,\), the served model's has \(128,\)"),
+        (reshape, r"model.norm.weight has shape \(\d+,\), the served model's has \(\d+,\)"),
         (drop, r"1 missing \(model.embed_tokens.weight\)"),
         (untie, r"lm_head.weight differs from model.embed_tokens.weight"),
     ],
@@ -101,7 +121,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
         engine.update_weights(variant(spoil), 9)
     after = engine.status()
     assert (after.policy_version, after.weights_digest) == (before.policy_version, before.weights_digest)
-    assert check_canary(engine, canary_of(reference)) < 1e-5
+    assert check_canary(engine, canary_of(reference)) < CANARY
 
 
 def test_a_half_written_file_and_a_missing_folder_are_refused(
@@ -114,7 +134,7 @@ def test_a_half_written_file_and_a_missing_folder_are_refused(
         engine.update_weights(folder, 2)
     with pytest.raises(WeightMismatchError, match=r"no \.safetensors"):
         engine.update_weights(tmp_path / "nowhere", 2)
-    assert check_canary(engine, canary_of(reference)) < 1e-5
+    assert check_canary(engine, canary_of(reference)) < CANARY
 
 
 def test_a_tied_head_may_be_written_out(
@@ -124,7 +144,7 @@ def test_a_tied_head_may_be_written_out(
         tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
 
     engine.update_weights(variant(write_head), 3)
-    assert check_canary(engine, canary_of(reference)) < 1e-5
+    assert check_canary(engine, canary_of(reference)) < CANARY
 
 
 def test_a_lora_adapter_is_merged(engine: EngineClient, tiny_model: Path, tmp_path: Path) -> None:
@@ -142,7 +162,7 @@ def test_a_lora_adapter_is_merged(engine: EngineClient, tiny_model: Path, tmp_pa
     merged.model = adapted.eval()
     for version in (1, 2):  # the second time upon the base again, not upon the merged weights
         engine.update_weights(tmp_path / "adapter", version)
-        assert check_canary(engine, canary_of(merged)) < 1e-5
+        assert check_canary(engine, canary_of(merged)) < CANARY
     assert engine.status().policy_version == 2
 
 
@@ -183,7 +203,7 @@ def test_weights_that_are_not_finite_are_refused(
 
     with pytest.raises(WeightMismatchError, match="not finite"):
         update_checked(engine, variant(spoil), 5, canary_of(reference))
-    assert check_canary(engine, canary_of(reference)) < 1e-5
+    assert check_canary(engine, canary_of(reference)) < CANARY
     engine.update_weights(variant(spoil, "again"), 6)
     with pytest.raises(EngineError, match="not finite"):
         engine.generate(PROMPTS, SamplingParams(4))

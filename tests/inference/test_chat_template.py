@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rft_platform.errors import UserError
-from rft_platform.inference.transformers_engine.chat_template import ChatTemplate, load_template, normalised
-from rft_platform.inference.transformers_engine.tokenizer import PolicyTokenizer, end_ids
+from rft_platform.inference.serving.chat_template import ChatTemplate, load_template, normalised
+from rft_platform.inference.serving.tokenizer import PolicyTokenizer, end_ids
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ mood }}"
 

@@ -97,6 +97,9 @@ class FakeEngine:
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         return [logprobs_of(ids) for ids in sequences]
 
+    def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
+        return {self.base_url: self.score(sequences)}
+
     def update_weights(self, folder: Path, policy_version: int) -> None:
         self.policy_version = policy_version
 

@@ -1,9 +1,9 @@
 """The engine behind the HTTP planes: model, tokenizer, template and scheduler as one thing."""
 
 import itertools
+import logging
 import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,26 +12,29 @@ import torch
 
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
-from rft_platform.inference.transformers_engine.chat_template import ChatTemplate, load_template
+from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
+from rft_platform.inference.serving.prompts import check_ids, check_prompt
+from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+from rft_platform.inference.serving.weight_files import is_adapter
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
 from rft_platform.inference.transformers_engine.scheduler import Scheduler, Served
-from rft_platform.inference.transformers_engine.tokenizer import PolicyTokenizer
 from rft_platform.inference.transformers_engine.weights import (
-    is_adapter,
     merge_adapter,
     read_tensors,
     replace_weights,
 )
 from rft_platform.weights import digest_weights
 
+LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.25  # of the memory that is free at the start, for keys and values
 CAPABILITIES = [
     "chat",
     "completions",
     "tokens",
     "score",
+    "score-frozen",
     "logprobs",
     "tools",
     "stream",
@@ -77,7 +80,6 @@ class TransformersEngine:
         self._seeds = None if settings.seed is None else itertools.count(settings.seed)
         self._counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0, "weight_updates": 0.0}
         self._process = psutil.Process()
-        self._last_use = time.monotonic()
 
     def submit(
         self,
@@ -88,7 +90,7 @@ class TransformersEngine:
     ) -> Request:
         """Queue prompts for sampling; UserError where one is empty, too long or has unknown ids."""
         for prompt in prompts:
-            self._check(prompt, self.max_model_len - 1, "; nothing could be sampled after it")
+            check_prompt(prompt, self.max_model_len, self.model.vocabulary)
         if sampling.seed is None and self._seeds is not None:
             sampling = replace(sampling, seed=next(self._seeds))
         request = Request(prompts, sampling, self.max_model_len, top_logprobs, on_token)
@@ -99,7 +101,7 @@ class TransformersEngine:
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
         """Log-prob of each token given those before it; the first token's is 0.0."""
         for sequence in sequences:
-            self._check(sequence, self.max_model_len)
+            check_ids(sequence, self.max_model_len, self.max_model_len, self.model.vocabulary)
         return self.scheduler.call(lambda: self.model.score(sequences)).result()
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
@@ -119,6 +121,7 @@ class TransformersEngine:
             return served
 
         self.scheduler.update(change).result()
+        LOG.info("serves policy version %d, %s", policy_version, folder)
 
     def status(self) -> EngineStatus:
         """Identity and state."""
@@ -142,47 +145,25 @@ class TransformersEngine:
         """Counters since the start."""
         return {**self._counts, "generate_seconds": self.scheduler.generate_seconds}
 
-    def touch(self) -> None:
-        """Somebody needs the engine: its idle time starts anew."""
-        self._last_use = time.monotonic()
-
     @property
-    def idle_seconds(self) -> float:
-        """Seconds since the engine was last needed; 0 while it works."""
-        if self.scheduler.busy:
-            self.touch()
-        return time.monotonic() - self._last_use
+    def busy(self) -> bool:
+        """Whether anything is waiting or under way."""
+        return self.scheduler.busy
 
     def close(self) -> None:
         """End the engine's thread."""
         self.scheduler.close()
 
-    def _check(self, ids: Sequence[int], limit: int, why: str = "") -> None:
-        if not 0 < len(ids) <= limit:
-            raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
-                f"{self.max_model_len} tokens{why}"
-            )
-        if min(ids) < 0 or max(ids) >= self.model.vocabulary:
-            raise UserError(
-                f"token ids must lie between 0 and {self.model.vocabulary - 1}: got {min(ids)} to {max(ids)}"
-            )
-
     def _count(self, request: Request) -> None:
         self._counts["requests"] += 1
         self._counts["prompt_tokens"] += sum(map(len, request.prompts))
         self._counts["completion_tokens"] += sum(len(done.token_ids) for done in request.results.values())
-        self.touch()
 
     def _free_tokens(self) -> int:
         free = (
             torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else psutil.virtual_memory().available
         )
         return max(self.max_model_len, int(free * CACHE_SHARE) // self.model.cache_bytes_per_token)
-
-
-class ContextLengthError(UserError):
-    """A prompt longer than the model's context."""
 
 
 def _resolve_device(device: str) -> str:

@@ -160,7 +160,7 @@ class Generator:
             length=torch.tensor([len(request.prompts[p]) for p in prompt], **whole),
             produced=torch.zeros(count, **whole),
             limit=torch.tensor([request.limit_of(p) for p in prompt], **whole),
-            key=row_keys(sampling.seed, prompt, choice).to(device),
+            key=row_keys(sampling.seed, [sampling.first_prompt + p for p in prompt], choice).to(device),
             temperature=torch.full((count,), sampling.temperature, **real),
             top_p=torch.full((count,), sampling.top_p, **real),
             top_k=torch.full((count,), sampling.top_k, **whole),

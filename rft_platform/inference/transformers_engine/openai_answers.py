@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.request import Request, TopLogprobs
-from rft_platform.inference.transformers_engine.tokenizer import PolicyTokenizer
 from rft_platform.inference.transformers_engine.tool_calls import ToolCall
 
 NEVER = -9999.0  # JSON has no infinity; OpenAI gives this for a token that cannot be sampled

@@ -11,15 +11,15 @@ from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
+from rft_platform.inference.serving.presence import VERSION_HEADER
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
-from rft_platform.inference.transformers_engine.api_errors import ApiError, describe
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer
-from rft_platform.inference.transformers_engine.openai_schema import ChatBody, CompletionBody, SamplingBody
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
 from rft_platform.inference.transformers_engine.tool_calls import OPEN, ToolCallParser
 
-VERSION_HEADER = "X-Policy-Version"
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 
 

@@ -7,13 +7,7 @@ from typing import Any
 import torch
 
 from rft_platform.errors import WeightMismatchError
-
-NAMES_SHOWN = 5
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether ``folder`` holds a LoRA adapter in place of full weights."""
-    return (folder / "adapter_config.json").exists()
+from rft_platform.inference.serving.weight_files import Layout, check_names, read_headers, tie_broken
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -22,10 +16,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightMismatchError(f"{folder}: holds no .safetensors file")
-    for file in files:
+    for file in sorted({place.file for place in read_headers(folder).values()}):
         try:
             tensors.update(load_file(file))
         except (SafetensorError, OSError) as error:
@@ -38,14 +29,13 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
-    given = read_tensors(adapter)
+    given = read_headers(adapter)
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
         wrapped = PeftModel.from_pretrained(model, adapter)
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise WeightMismatchError(f"{adapter}: does not fit the model in {base}: {error}") from error
-    expected = {name: tensor.shape for name, tensor in get_peft_model_state_dict(wrapped).items()}
-    _check_names(given, set(expected), adapter)
+    check_names(set(given), set(get_peft_model_state_dict(wrapped)), adapter)
     tensors: dict[str, torch.Tensor] = wrapped.merge_and_unload().state_dict()
     return tensors
 
@@ -57,34 +47,18 @@ def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Pa
     A tied tensor (the output head, say) may be absent, or present and equal to the one that it is tied to.
     """
     state = module.state_dict(keep_vars=True)
-    owner: dict[int, str] = {}  # storage -> the first name of it
-    tied = {
-        name: first for name, tensor in state.items() if (first := owner.setdefault(tensor.data_ptr(), name)) != name
-    }
-    present_ties = {name: first for name, first in tied.items() if name in tensors}
-    _check_names(tensors, (set(state) - set(tied)) | set(present_ties), source)
-    for name, tensor in tensors.items():
-        if tensor.shape != state[name].shape:
-            raise WeightMismatchError(
-                f"{source}: {name} has shape {tuple(tensor.shape)}, the served model's has {tuple(state[name].shape)}"
-            )
-    for name, first in present_ties.items():
-        if not torch.equal(tensors[name], tensors[first]):
-            raise WeightMismatchError(f"{source}: {name} differs from {first}, to which the served model ties it")
-    for name in set(tensors) - set(tied):
+    layout = _layout(state)
+    layout.check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, source)
+    for name, owner in layout.ties.items():
+        if name in tensors and not torch.equal(tensors[name], tensors[owner]):
+            raise tie_broken(source, name, owner)
+    for name in set(tensors) - set(layout.ties):
         state[name].copy_(tensors[name])
 
 
-def _check_names(given: Mapping[str, torch.Tensor], expected: set[str], source: Path) -> None:
-    missing, unexpected = sorted(expected - set(given)), sorted(set(given) - expected)
-    if missing or unexpected:
-        raise WeightMismatchError(
-            f"{source}: not the tensors of the served model: "
-            + "; ".join(
-                f"{len(n)} {kind} ({_some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
-            )
-        )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")
+def _layout(state: Mapping[str, torch.Tensor]) -> Layout:
+    owner: dict[int, str] = {}  # storage -> the first name of it
+    ties = {
+        name: first for name, tensor in state.items() if (first := owner.setdefault(tensor.data_ptr(), name)) != name
+    }
+    return Layout({name: tuple(tensor.shape) for name, tensor in state.items()}, ties)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import UserError
-from rft_platform.inference.transformers_engine.tokenizer import PolicyTokenizer
+from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 
 Message = dict[str, Any]
 
@@ -57,7 +57,7 @@ def normalised(message: Message) -> Message:
 
     Clients also send content as a list of text parts, as null or not at all, and arguments as a JSON string.
     """
-    result = {**message, "content": _text_of(message.get("content"))}
+    result = {**message, "content": text_of(message.get("content"))}
     if message.get("tool_calls"):
         result["tool_calls"] = [_normalised_call(call) for call in message["tool_calls"]]
     return result
@@ -73,7 +73,7 @@ def load_template(source: str | None) -> str | None:
     return path.read_text(encoding="utf-8")
 
 
-def _text_of(content: Any) -> str:
+def text_of(content: Any) -> str:
     if content is None:
         return ""
     if isinstance(content, str):

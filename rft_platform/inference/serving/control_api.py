@@ -6,41 +6,82 @@ Batches travel as columns of plain JSON, without validation models: thousands of
 import asyncio
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from rft_platform.errors import UserError
-from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.transformers_engine.api_errors import ApiError
-from rft_platform.inference.transformers_engine.engine import TransformersEngine
-from rft_platform.inference.transformers_engine.openai_api import finished, version_header
+from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.presence import VERSION_HEADER
 
 PAUSE_MODES = ("keep", "abort", "wait")
+ROUTES = (
+    "status",
+    "metrics",
+    "render",
+    "generate",
+    "decode",
+    "score",
+    "update_weights",
+    "pause",
+    "resume",
+    "shutdown",
+)
 Handler = Callable[[dict[str, Any], HttpRequest], Awaitable[Response]]
+T = TypeVar("T")
 
 
-def install(app: FastAPI, engine: TransformersEngine, token: str, stop: Callable[[], None]) -> None:
+class ServedEngine(Protocol):
+    """An engine inside its own server process: what the routes need of it."""
+
+    def status(self) -> EngineStatus:
+        """Identity and state."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start."""
+        ...
+
+    async def render(self, conversations: list[list[dict[str, Any]]], tools: list[Any] | None) -> list[list[int]]:
+        """Prompt ids of each conversation."""
+        ...
+
+    async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
+        """(policy version, generations); cancelled when the caller goes away."""
+        ...
+
+    async def decode(self, sequences: list[list[int]]) -> list[str]:
+        """Text of each sequence."""
+        ...
+
+    async def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-prob of each token."""
+        ...
+
+    async def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Serve other weights, or go on with the old ones and raise WeightMismatchError."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold new requests; returns once those running are frozen, ended or finished."""
+        ...
+
+    async def resume(self) -> None:
+        """Serve again."""
+        ...
+
+
+def install(app: FastAPI, engine: ServedEngine, token: str, stop: Callable[[], None]) -> None:
     """Add the routes; ``stop`` ends the server."""
     planes = ControlPlane(engine, stop)
     router = APIRouter(prefix="/engine")
-    for name in (
-        "status",
-        "metrics",
-        "render",
-        "generate",
-        "decode",
-        "score",
-        "update_weights",
-        "pause",
-        "resume",
-        "shutdown",
-    ):
+    for name in ROUTES:
         router.add_api_route(f"/{name}", _guarded(getattr(planes, name), token), methods=["POST"])
     app.include_router(router)
 
@@ -62,7 +103,7 @@ def _guarded(handler: Handler, token: str) -> Callable[[HttpRequest], Awaitable[
 class ControlPlane:
     """One method a route."""
 
-    def __init__(self, engine: TransformersEngine, stop: Callable[[], None]) -> None:
+    def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
         self.stop = stop
 
@@ -76,35 +117,32 @@ class ControlPlane:
 
     async def render(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{conversations, tools} -> {ids}"""
-        render = self.engine.template.render
-        return JSONResponse({"ids": await asyncio.to_thread(render, body["conversations"], body.get("tools"))})
+        return JSONResponse({"ids": await self.engine.render(body["conversations"], body.get("tools"))})
 
     async def generate(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{prompts, sampling} -> {policy_version, token_ids, logprobs, finish_reasons}, lists by prompt and choice."""
         options = body["sampling"]
         sampling = SamplingParams(**{**options, "stop": tuple(options.get("stop") or ())})
-        request = self.engine.submit(body["prompts"], sampling)
-        await finished(self.engine, request, http)
-        generations = request.future.result()
+        version, generations = await while_connected(self.engine.generate(body["prompts"], sampling), http)
         columns = {
-            "policy_version": request.policy_version,
+            "policy_version": version,
             "token_ids": [[done.token_ids for done in each.completions] for each in generations],
             "logprobs": [[done.logprobs for done in each.completions] for each in generations],
             "finish_reasons": [[done.finish_reason for done in each.completions] for each in generations],
         }
-        return JSONResponse(columns, headers=version_header(request))
+        return JSONResponse(columns, headers={VERSION_HEADER: str(version)})
 
     async def decode(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{sequences} -> {texts}"""
-        return JSONResponse({"texts": await asyncio.to_thread(self.engine.tokenizer.decode_many, body["sequences"])})
+        return JSONResponse({"texts": await self.engine.decode(body["sequences"])})
 
     async def score(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{sequences} -> {logprobs}"""
-        return JSONResponse({"logprobs": await asyncio.to_thread(self.engine.score, body["sequences"])})
+        return JSONResponse({"logprobs": await self.engine.score(body["sequences"])})
 
     async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """{folder, policy_version} -> status, once the new weights are served."""
-        await asyncio.to_thread(self.engine.update_weights, Path(body["folder"]), int(body["policy_version"]))
+        await self.engine.update_weights(Path(body["folder"]), int(body["policy_version"]))
         return JSONResponse(asdict(self.engine.status()))
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
@@ -112,15 +150,33 @@ class ControlPlane:
         mode = body.get("mode", "wait")
         if mode not in PAUSE_MODES:
             raise UserError(f"pause mode {mode!r}: expected one of {', '.join(PAUSE_MODES)}")
-        await asyncio.wrap_future(self.engine.scheduler.pause(mode))
+        await self.engine.pause(mode)
         return JSONResponse({"paused": True})
 
     async def resume(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """Serve again."""
-        self.engine.scheduler.resume()
+        await self.engine.resume()
         return JSONResponse({"paused": False})
 
     async def shutdown(self, body: dict[str, Any], http: HttpRequest) -> Response:
         """End the server."""
         self.stop()
         return JSONResponse({"stopping": True})
+
+
+async def while_connected(work: Coroutine[Any, Any, T], http: HttpRequest) -> T:
+    """The result of ``work``, which is cancelled when the caller goes away."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        return await task
+    finally:
+        gone.cancel()
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
-from rft_platform.inference.transformers_engine.engine import ContextLengthError
+from rft_platform.inference.serving.prompts import ContextLengthError
 
 
 class ApiError(Exception):

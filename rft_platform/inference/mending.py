@@ -1,0 +1,67 @@
+"""Bringing a replica that went down back into its pool, while the others go on serving."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from rft_platform.inference.client import EngineClient
+
+RETRY_S = 30.0  # between two attempts at the same replica
+LOGGER = logging.getLogger(__name__)
+
+
+class Mender:
+    """Starts replicas again, each in a thread of its own: at once when one goes down, later when the pool is used."""
+
+    def __init__(
+        self,
+        start: Callable[[int], EngineClient],
+        admit: Callable[[int, EngineClient], None],
+        note: Callable[[int, str], None],
+    ) -> None:
+        """``start`` finds or starts a replica's process; ``admit`` brings it up to the pool and lets it serve, or
+        raises; ``note`` is told why a replica could not be brought back."""
+        self._start, self._admit, self._note = start, admit, note
+        self._lock = threading.Lock()
+        self._threads: dict[int, threading.Thread] = {}
+        self._failed_at: dict[int, float] = {}
+        self._closed = self._end = False
+
+    def mend(self, number: int) -> None:
+        """Begin to bring a replica back, unless that is under way, was tried a moment ago, or the pool is closed."""
+        with self._lock:
+            recently = time.monotonic() - self._failed_at.get(number, float("-inf")) < RETRY_S
+            if self._closed or recently or number in self._threads:
+                return
+            thread = threading.Thread(target=self._run, args=(number,), name=f"mend-replica-{number}", daemon=True)
+            self._threads[number] = thread
+            thread.start()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the attempts under way."""
+        deadline = time.monotonic() + timeout_s
+        for thread in list(self._threads.values()):
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self, end: bool = False) -> None:
+        """Begin nothing more; with ``end``, a process whose start is under way is ended as soon as it is there."""
+        with self._lock:
+            self._closed, self._end = True, end
+
+    def _run(self, number: int) -> None:
+        try:
+            client = self._start(number)
+            if self._end:
+                client.shutdown()
+            if self._closed:
+                return
+            self._admit(number, client)
+            LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
+        except Exception as error:  # whatever it is: the other replicas go on, and it is told with the error of all
+            self._note(number, f"it could not be brought back: {error}")
+            self._failed_at[number] = time.monotonic()
+            LOGGER.warning("replica %d of the engine could not be brought back: %s", number, error)
+        finally:
+            with self._lock:
+                self._threads.pop(number, None)

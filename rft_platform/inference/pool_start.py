@@ -1,0 +1,70 @@
+"""Finding or starting all replicas of an engine side by side, and ending those that are no longer wanted."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.launcher import STOP_TIMEOUT_S, replica_name
+from rft_platform.inference.pool import EnginePool
+from rft_platform.processes.lease import locked, read_lease, remove_lease
+from rft_platform.processes.spawn import stop_process
+
+LOGGER = logging.getLogger(__name__)
+
+
+def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> EnginePool:
+    """A pool of ``count`` replicas; ``start`` finds or starts the one of a number, now and whenever it is lost.
+
+    A replica that does not come up is left out, and tried again later. Raises UserError where the settings are at
+    fault, EngineError, naming each, where no replica comes up.
+    """
+    with ThreadPoolExecutor(count) as threads:
+        starts = [threads.submit(start, number) for number in range(count)]
+    clients, down = {}, {}
+    for number, future in enumerate(starts):
+        error = future.exception()
+        if error is None:
+            clients[number] = future.result()
+        elif isinstance(error, EngineError):
+            LOGGER.warning("replica %d of the engine does not come up: %s", number, error)
+            down[number] = str(error)
+        else:
+            raise error
+    pool = EnginePool(clients, start, down)
+    if not clients:
+        raise pool.replicas.none_left()
+    return pool
+
+
+def end_surplus(home_leases: Path, count: int) -> None:
+    """End the replicas beyond ``count``, which a configuration of before may have started."""
+    known = {replica_name(number) for number in range(count)}
+    for path in home_leases.glob("engine-*.json"):
+        if path.stem in known:
+            continue
+        with locked(path):
+            lease = read_lease(path)
+            if lease is not None:
+                stop_process(lease.pid, lease.create_time, STOP_TIMEOUT_S)
+                remove_lease(path, lease.pid)
+
+
+def replica_gpus(number: int, gpus_each: int) -> str:
+    """What CUDA_VISIBLE_DEVICES says to replica ``number``: its own slice of the devices that the caller may use."""
+    mine = range(number * gpus_each, (number + 1) * gpus_each)
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return ",".join(map(str, mine))
+    visible = [device.strip() for device in said.split(",")]
+    if visible[0] in ("", "-1"):  # no device at all
+        return said
+    if mine.stop > len(visible):
+        raise UserError(
+            f"explorer.rollout_model.engine_num: replica {number} needs devices {mine.start} to {mine.stop - 1} of "
+            f"CUDA_VISIBLE_DEVICES={','.join(visible)}; lower engine_num or tensor_parallel_size, or show more devices"
+        )
+    return ",".join(visible[index] for index in mine)

@@ -1,0 +1,25 @@
+"""Which prompts an engine takes: the same answer, in the same words, from every engine."""
+
+from collections.abc import Sequence
+
+from rft_platform.errors import UserError
+
+
+class ContextLengthError(UserError):
+    """A prompt longer than the model's context."""
+
+
+def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
+    """Raise unless ``ids`` has 1 to ``limit`` tokens, each of them one of the model's ``vocabulary``."""
+    if not 0 < len(ids) <= limit:
+        raise ContextLengthError(
+            f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
+            f"{max_model_len} tokens{why}"
+        )
+    if min(ids) < 0 or max(ids) >= vocabulary:
+        raise UserError(f"token ids must lie between 0 and {vocabulary - 1}: got {min(ids)} to {max(ids)}")
+
+
+def check_prompt(ids: Sequence[int], max_model_len: int, vocabulary: int) -> None:
+    """As ``check_ids``, for a prompt after which at least one token is to be sampled."""
+    check_ids(ids, max_model_len - 1, max_model_len, vocabulary, "; nothing could be sampled after it")

@@ -1,0 +1,141 @@
+"""Is a folder of weights what an engine can take over? Read from the headers alone, before anything is changed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import WeightMismatchError
+from rft_platform.files import read_json
+
+NAMES_SHOWN = 5
+HEADER_LENGTH_BYTES = 8  # the size of the header, little-endian, at the beginning of a safetensors file
+CHUNK_BYTES = 1 << 24
+HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where a tensor lies: ``length`` bytes from ``start`` of ``file``."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of the served model. ``ties``: names that may be absent, being copies of another."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    ties: Mapping[str, str]
+
+    def check(self, given: Mapping[str, tuple[int, ...]], source: Path) -> None:
+        """Raise WeightMismatchError unless names and shapes of ``given`` are those of the served model."""
+        expected = {name for name in self.shapes if name not in self.ties or name in given}
+        check_names(set(given), expected, source)
+        for name, shape in given.items():
+            if shape != self.shapes[name]:
+                raise WeightMismatchError(
+                    f"{source}: {name} has shape {shape}, the served model's has {self.shapes[name]}"
+                )
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether ``folder`` holds a LoRA adapter in place of full weights."""
+    return (folder / "adapter_config.json").exists()
+
+
+def read_headers(folder: Path) -> dict[str, TensorPlace]:
+    """Every tensor of the folder's safetensors files; WeightMismatchError where there is none or one is cut short."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightMismatchError(f"{folder}: holds no .safetensors file")
+    places: dict[str, TensorPlace] = {}
+    for file in files:
+        places.update(_read_header(file))
+    return places
+
+
+def layout_of(folder: Path) -> Layout:
+    """The layout of the model in ``folder``; its output head may be tied to the embedding."""
+    shapes = {name: place.shape for name, place in read_headers(folder).items()}
+    embedding = next((name for name in shapes if name.endswith(EMBEDDING)), None)
+    if embedding is None or not (HEAD not in shapes or _says_tied(read_json(folder / "config.json"))):
+        return Layout(shapes, {})
+    return Layout({**shapes, HEAD: shapes[embedding]}, {HEAD: embedding})
+
+
+def check_folder(layout: Layout, folder: Path) -> None:
+    """Raise WeightMismatchError unless ``folder`` holds complete weights of exactly this layout."""
+    places = read_headers(folder)
+    layout.check({name: place.shape for name, place in places.items()}, folder)
+    for name, owner in layout.ties.items():
+        if name in places and not _equal(places[name], places[owner]):
+            raise tie_broken(folder, name, owner)
+
+
+def tie_broken(source: Path, name: str, owner: str) -> WeightMismatchError:
+    """The error for a tensor that should be a copy of another and is not."""
+    return WeightMismatchError(f"{source}: {name} differs from {owner}, to which the served model ties it")
+
+
+def check_names(given: set[str], expected: set[str], source: Path) -> None:
+    """Raise WeightMismatchError, naming some of them, where tensors are missing or unexpected."""
+    missing, unexpected = sorted(expected - given), sorted(given - expected)
+    if missing or unexpected:
+        raise WeightMismatchError(
+            f"{source}: not the tensors of the served model: "
+            + "; ".join(
+                f"{len(n)} {kind} ({_some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
+            )
+        )
+
+
+def _read_header(file: Path) -> dict[str, TensorPlace]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(HEADER_LENGTH_BYTES), "little")
+            size = file.stat().st_size
+            if length > size:
+                raise ValueError(f"its header is {length} bytes long, the file {size}")
+            header: dict[str, Any] = json.loads(stream.read(length))
+        header.pop("__metadata__", None)
+        begin = HEADER_LENGTH_BYTES + length
+        places = {
+            name: TensorPlace(
+                file, info["dtype"], tuple(info["shape"]), begin + (at := info["data_offsets"])[0], at[1] - at[0]
+            )
+            for name, info in header.items()
+        }
+        end = max((place.start + place.length for place in places.values()), default=begin)
+        if end != size:
+            raise ValueError(f"its header announces {end} bytes, the file has {size}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightMismatchError(f"{file}: not a complete safetensors file: {error}") from error
+    return places
+
+
+def _says_tied(config: dict[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings", (config.get("text_config") or {}).get("tie_word_embeddings")))
+
+
+def _equal(one: TensorPlace, other: TensorPlace) -> bool:
+    if (one.dtype, one.length) != (other.dtype, other.length):
+        return False
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for done in range(0, one.length, CHUNK_BYTES):
+            count = min(CHUNK_BYTES, one.length - done)
+            if left.read(count) != right.read(count):
+                return False
+    return True
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -1,0 +1,36 @@
+"""``python -m rft_platform.inference.vllm_engine SETTINGS``: becomes vLLM's server, settings as JSON.
+
+Runs in the interpreter that has vLLM. The process is taken over by vLLM's own program, which finds this package by
+``--middleware`` and ``--worker-extension-cls``.
+"""
+
+import os
+import sys
+
+from rft_platform.errors import UserError
+from rft_platform.inference.serving.presence import EXIT_USER_ERROR
+from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.inference.vllm_engine.versions import environment, required_in, server_module
+from rft_platform.inference.vllm_engine.worker import SERVER_PID
+
+
+def main(arguments: list[str]) -> None:
+    """Exit code 2 and one line on standard error where the settings or the installation are at fault."""
+    settings = ServerSettings.from_launcher(arguments[0])
+    try:
+        vllm = required_in(sys.executable)
+        command = [sys.executable, "-P", "-m", server_module(vllm), *settings.arguments(vllm)]
+    except UserError as error:
+        one_line = " ".join(str(error).split())
+        print(f"error: {one_line}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_USER_ERROR)
+    for name, value in environment(vllm, settings.threads).items():
+        os.environ.setdefault(name, value)
+    os.environ[SERVER_PID] = str(os.getpid())
+    settings.to_environment()
+    sys.stdout.flush()
+    os.execv(sys.executable, command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,211 @@
+"""vLLM's engine as the control plane wants it: batches, weights, pauses, counters."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rft_platform.errors import EngineError
+from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.serving.chat_template import ChatTemplate
+from rft_platform.inference.serving.prompts import check_ids, check_prompt
+from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+from rft_platform.inference.vllm_engine.gate import Gate
+from rft_platform.inference.vllm_engine.requests import completions_of, sampling_params, scores_of, scoring_params
+from rft_platform.inference.vllm_engine.seeds import prompt_number, prompt_seed
+from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.inference.vllm_engine.weights import ServedWeights
+
+CAPABILITIES = [
+    "chat",
+    "completions",
+    "tokens",
+    "score",
+    "logprobs",
+    "tools",
+    "reasoning",
+    "stream",
+    "pause",
+    "update_weights",
+]
+
+
+class VllmEngine:
+    """A ``ServedEngine`` on vLLM's ``AsyncLLM``, in the same process and event loop."""
+
+    def __init__(self, llm: Any, settings: ServerSettings) -> None:
+        """``llm``: vLLM's engine client; its ``generate`` is replaced by one that follows the policy."""
+        folder = Path(settings.model_path)
+        self.llm = llm
+        self.settings = settings
+        self.gate = Gate()
+        self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
+        self.tokenizer = PolicyTokenizer(folder)
+        self.template = ChatTemplate(self.tokenizer, settings.chat_template)
+        self.max_model_len = settings.context()
+        self.vocabulary = int(llm.model_config.get_vocab_size())
+        self.counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0}
+        self._frozen = False
+        self._ids = itertools.count()
+        self._process = psutil.Process()
+        self._generate = llm.generate
+        llm.generate = self._follow_policy
+
+    async def warm_up(self) -> None:
+        """Answer once: the first request takes seconds, which no caller shall wait."""
+        await self.generate([[0, 0]], SamplingParams(2, n=2))
+        await self.score([[0, 0]])
+        self.counts = dict.fromkeys(self.counts, 0.0)
+        self.gate.busy_seconds = 0.0
+
+    async def render(self, conversations: list[list[dict[str, Any]]], tools: list[Any] | None) -> list[list[int]]:
+        """Prompt ids of each conversation."""
+        return await asyncio.to_thread(self.template.render, conversations, tools)
+
+    async def decode(self, sequences: list[list[int]]) -> list[str]:
+        """Text of each sequence."""
+        return await asyncio.to_thread(self.tokenizer.decode_many, sequences)
+
+    async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
+        """(policy version, generations); cancelled when the caller goes away."""
+        for prompt in prompts:
+            check_prompt(prompt, self.max_model_len, self.vocabulary)
+        params = [
+            sampling_params(sampling, number, self.max_model_len - len(prompt)) for number, prompt in enumerate(prompts)
+        ]
+        async with self.gate.request():
+            version = self.weights.served.policy_version
+            outputs = await self._all(prompts, params)
+        self.counts["requests"] += 1
+        done = [Generation(prompts[i], completions_of(each, sampling.n), version) for i, each in enumerate(outputs)]
+        self.counts["prompt_tokens"] += sum(map(len, prompts))
+        self.counts["completion_tokens"] += sum(len(c.token_ids) for each in done for c in each.completions)
+        return version, done
+
+    async def score(self, sequences: list[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        for sequence in sequences:
+            check_ids(sequence, self.max_model_len, self.max_model_len, self.vocabulary)
+        if self._frozen:
+            raise EngineError(
+                "vLLM scores nothing while requests are frozen (pause keep): resume first, or pause with wait"
+            )
+        longer = [sequence for sequence in sequences if len(sequence) > 1]
+        async with self.gate.request(control=True):
+            outputs = await self._all(longer, [scoring_params() for _ in longer])
+        scores = iter([scores_of(output) for output in outputs])
+        return [next(scores) if len(sequence) > 1 else [0.0] for sequence in sequences]
+
+    async def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Serve other weights once what runs has finished, or go on with the old ones and raise WeightMismatchError."""
+        change = await asyncio.to_thread(self.weights.prepare, folder, policy_version)
+        if self._frozen:
+            await self._thaw()
+        async with self.gate.update():
+            await self.weights.apply(change)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold new requests; returns once those running are frozen, ended or finished."""
+        await self.gate.pause()
+        if mode == "keep":
+            self._frozen = True
+            await self.llm.pause_generation(mode="keep", clear_cache=False)
+            return
+        if mode == "abort":
+            await self.llm.pause_generation(mode="abort", clear_cache=False)
+            await self._thaw()  # the gate holds what is new, so vLLM itself need not
+        elif self._frozen:
+            await self._thaw()
+        await self.gate.drained()
+
+    async def resume(self) -> None:
+        """Serve again."""
+        if self._frozen:
+            await self._thaw()
+        await self.gate.resume()
+
+    def status(self) -> EngineStatus:
+        """Identity and state."""
+        served = self.weights.served
+        return EngineStatus(
+            engine=f"vllm-{_vllm_version()}",
+            model_path=self.settings.model_path,
+            policy_version=served.policy_version,
+            weights_digest=served.weights_digest,
+            template_hash=self.template.digest,
+            paused=self.gate.paused,
+            dtype=str(self.llm.model_config.dtype).removeprefix("torch."),
+            max_model_len=self.max_model_len,
+            pid=os.getpid(),
+            cpu_seconds=self._cpu_seconds(),
+            capabilities=CAPABILITIES + (["lora"] if self.settings.options.max_lora_rank else []),
+            weights_path=str(served.folder),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Counters since the start."""
+        return {
+            **self.counts,
+            "weight_updates": float(self.weights.updates),
+            "generate_seconds": self.gate.busy_seconds,
+        }
+
+    async def _thaw(self) -> None:
+        await self.llm.resume_generation()
+        self._frozen = False
+
+    async def _all(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
+        """The finished output of every prompt; where one fails the others are given up."""
+        tasks = [asyncio.ensure_future(self._one(*each)) for each in zip(prompts, params, strict=True)]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _one(self, prompt: list[int], params: Any) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        final = None
+        inputs, request_id = tokens_input(prompt), f"rft-{next(self._ids)}"
+        async for output in self._generate(inputs, params, request_id, lora_request=self.weights.adapter):
+            final = output
+        if final is None:
+            raise EngineError("vLLM ended a request without an answer; its log says why")
+        return final
+
+    async def _follow_policy(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncIterator[Any]:
+        """``AsyncLLM.generate`` for vLLM's own routes: on the policy's adapter, within its context, counted."""
+        ids = prompt.get("prompt_token_ids") or []
+        check_prompt(ids, self.max_model_len, self.vocabulary)
+        if sampling_params.seed is not None:
+            sampling_params.seed = prompt_seed(sampling_params.seed, prompt_number(request_id))
+        room = self.max_model_len - len(ids)
+        sampling_params.max_tokens = min(sampling_params.max_tokens or room, room)
+        options["lora_request"] = self.weights.adapter
+        self.counts["prompt_tokens"] += len(ids)
+        async for output in self._generate(prompt, sampling_params, request_id, **options):
+            self.counts["completion_tokens"] += sum(len(choice.token_ids) for choice in output.outputs)
+            yield output
+
+    def _cpu_seconds(self) -> float:
+        """Of the server and the processes that compute for it."""
+        total = 0.0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+def _vllm_version() -> str:
+    from vllm import __version__
+
+    return __version__

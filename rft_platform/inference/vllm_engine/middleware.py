@@ -1,0 +1,217 @@
+"""The platform inside vLLM's server process: vLLM makes ``EnginePlanes`` by its option ``--middleware``.
+
+It serves the control plane below ``/engine``, holds vLLM's own routes back while weights change, puts the policy
+version on every answer, and publishes the lease once vLLM is ready.
+"""
+
+import asyncio
+import atexit
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rft_platform.inference.serving import api_errors, control_api
+from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.presence import UNCOUNTED_PATHS, VERSION_HEADER, Presence
+from rft_platform.inference.vllm_engine.engine import VllmEngine
+from rft_platform.inference.vllm_engine.openai_wire import (
+    SCHEMAS,
+    checked_request,
+    openai_error,
+    stamped_answer,
+    stamped_events,
+)
+from rft_platform.inference.vllm_engine.settings import ServerSettings
+from rft_platform.observability.context import HEADER, PhaseContext, log_context
+from rft_platform.observability.logs import configure, hide
+
+LOG = logging.getLogger(__name__)
+#: What vLLM may be asked besides reading; its other routes would change the engine behind the platform's back.
+OPEN_ROUTES = {*SCHEMAS, "/tokenize", "/detokenize"}
+START_POLL_S = 0.05
+
+
+class EnginePlanes:
+    """ASGI middleware around vLLM's application."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        settings = ServerSettings.from_environment()
+        self.app = app
+        self.settings = settings
+        self.presence = Presence("engine-vllm", Path(settings.lease), settings.model_digest, settings.idle_timeout_s)
+        self.engine: VllmEngine | None = None
+        self._control: FastAPI | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        configure("engine")
+        hide(self.presence.token)
+        atexit.register(self.presence.withdraw)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI call."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, self._starting(scope["app"], send))
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
+
+    def _starting(self, app: FastAPI, send: Send) -> Send:
+        """``send``, which on the way notices that vLLM's application has started."""
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                task = asyncio.create_task(self._start(app))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            elif message["type"] == "lifespan.shutdown.complete":
+                self.presence.withdraw()
+            await send(message)
+
+        return watched
+
+    async def _start(self, app: FastAPI) -> None:
+        """Join vLLM's engine, warm it up, publish the lease, then wait for the end."""
+        try:
+            engine = VllmEngine(app.state.engine_client, self.settings)
+            await engine.warm_up()
+            self._control = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+            api_errors.install(self._control)
+            control_api.install(self._control, engine, self.presence.token, self.stop)
+            self.engine = engine
+            self.presence.publish(await _port(app))
+        except Exception:
+            LOG.exception("the engine cannot be served")
+            self.stop()
+            return
+        await self.presence.stop_when_idle(lambda: engine.gate.running > 0, self.stop)
+
+    def stop(self) -> None:
+        """End the server as a signal would, after the answers that are under way."""
+        self.presence.withdraw()
+        asyncio.get_running_loop().call_later(START_POLL_S, os.kill, os.getpid(), signal.SIGTERM)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        counted = path not in UNCOUNTED_PATHS
+        if counted:
+            self.presence.touch()
+        try:
+            with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
+                await self._dispatch(path, scope, receive, send)
+        finally:
+            if counted:
+                self.presence.touch()
+
+    async def _dispatch(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        engine = self.engine
+        if engine is None or self._control is None:
+            await _refuse(ApiError(503, "the engine is starting", "engine_unavailable"), 0, scope, receive, send)
+        elif path.startswith("/engine/"):
+            await self._control(scope, receive, _Answer(send, engine).pass_on)
+        elif path in SCHEMAS and scope["method"] == "POST":
+            await self._sample(engine, path, scope, receive, send)
+        elif scope["method"] in ("GET", "HEAD", "OPTIONS") or path in OPEN_ROUTES:
+            await self.app(scope, receive, _Answer(send, engine).pass_on)
+        else:
+            error = ApiError(404, f"{path}: no such route", "not_found")
+            await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
+
+    async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
+        try:
+            body = checked_request(path, await _body(receive))
+        except Exception as error:
+            await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
+            return
+        async with engine.gate.request():
+            engine.counts["requests"] += 1
+            headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
+            headers.append((b"content-length", str(len(body)).encode()))
+            answer = _Answer(send, engine)
+            await self.app({**scope, "headers": headers}, _replay(body, receive), answer.stamp)
+
+
+class _Answer:
+    """Sends an answer on with the policy version that was served when the request began."""
+
+    def __init__(self, send: Send, engine: VllmEngine) -> None:
+        self.send = send
+        self.version = engine.weights.served.policy_version
+        self._start: Message = {}
+        self._streams = False
+        self._body = b""
+
+    async def pass_on(self, message: Message) -> None:
+        """Header only."""
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).setdefault(VERSION_HEADER, str(self.version))
+        await self.send(message)
+
+    async def stamp(self, message: Message) -> None:
+        """Header and body; errors in OpenAI's form."""
+        if message["type"] == "http.response.start":
+            self._start = message
+            self._streams = "event-stream" in Headers(raw=message["headers"]).get("content-type", "")
+            if self._streams:
+                await self.pass_on(message)
+        elif self._streams:
+            await self.send({**message, "body": stamped_events(message.get("body", b""), self.version)})
+        else:
+            self._body += message.get("body", b"")
+            if not message.get("more_body"):
+                await self._finish()
+
+    async def _finish(self) -> None:
+        status = self._start["status"]
+        if status >= 400:
+            self._body = json.dumps(openai_error(status, self._body)).encode()
+        else:
+            self._body = stamped_answer(self._body, self.version)
+        MutableHeaders(scope=self._start)["content-length"] = str(len(self._body))
+        await self.pass_on(self._start)
+        await self.send({"type": "http.response.body", "body": self._body})
+
+
+async def _refuse(error: Exception, version: int, scope: Scope, receive: Receive, send: Send) -> None:
+    status, body = describe(error)
+    await JSONResponse(body, status, headers={VERSION_HEADER: str(version)})(scope, receive, send)
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return b"".join(parts)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives ``body``, then what comes after it: the caller going away."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+async def _port(app: Any) -> int:
+    """The port that vLLM's server listens on, as soon as it does."""
+    while True:
+        server = getattr(app.state, "server", None)
+        if server is not None and server.started:
+            return int(server.servers[0].sockets[0].getsockname()[1])
+        await asyncio.sleep(START_POLL_S)

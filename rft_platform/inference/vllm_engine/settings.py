@@ -1,0 +1,145 @@
+"""What the launcher hands to the server, and what of it vLLM is told on its command line."""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.files import read_json
+from rft_platform.inference.serving.presence import HOST
+from rft_platform.inference.serving.weight_files import layout_of
+from rft_platform.inference.vllm_engine.adapters import target_modules
+from rft_platform.inference.vllm_engine.versions import (
+    Vllm,
+    command_line,
+    dtype_of,
+    resource_options,
+)
+
+VARIABLE = "RFT_VLLM_SETTINGS"  # by which they reach the middleware, which vLLM makes without arguments
+MIDDLEWARE = "rft_platform.inference.vllm_engine.middleware.EnginePlanes"
+WORKER_EXTENSION = "rft_platform.inference.vllm_engine.worker.WorkerExtension"
+TOP_LOGPROBS = 20
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
+#: What the engine rests on: an option of the user's must not change it.
+RESERVED = {
+    "model",
+    "served_model_name",
+    "host",
+    "port",
+    "uds",
+    "middleware",
+    "worker_extension_cls",
+    "logprobs_mode",
+    "generation_config",
+    "max_model_len",
+    "dtype",
+    "data_parallel_size",
+    "api_server_count",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions:
+    """Settings of vLLM beyond those that every engine has."""
+
+    reasoning_parser: str | None = None
+    enable_prefix_caching: bool = True
+    gpu_dtype: str = "bfloat16"  # what "auto" means on a GPU
+    gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    tensor_parallel_size: int = 1
+    kv_cache_gb: float = 1.0  # on a CPU; on a GPU it is what gpu_memory_utilization leaves
+    max_lora_rank: int = 0  # of adapters that may be loaded; 0: none
+    arguments: dict[str, Any] = field(default_factory=dict)  # further options of vLLM's server
+
+    def check(self) -> None:
+        """Raise UserError where ``arguments`` names an option that this platform sets itself."""
+        taken = sorted({name.lstrip("-").replace("-", "_") for name in self.arguments} & RESERVED)
+        if self.max_lora_rank > LORA_RANKS[-1]:
+            raise UserError(f"max_lora_rank {self.max_lora_rank}: vLLM serves adapters up to rank {LORA_RANKS[-1]}")
+        if taken:
+            raise UserError(
+                f"engine.vllm_args: {', '.join(taken)} cannot be set there, the platform sets it; remove it"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """One server."""
+
+    lease: str
+    model_digest: str
+    idle_timeout_s: float
+    model_path: str
+    dtype: str
+    threads: int
+    max_model_len: int | None
+    seed: int | None
+    tool_call_parser: str | None
+    chat_template: str | None
+    options: VllmOptions
+
+    @classmethod
+    def from_launcher(cls, text: str) -> "ServerSettings":
+        """Read the server's command-line argument."""
+        given = json.loads(text)
+        engine = given.pop("engine")
+        options = VllmOptions(**engine.pop("options"))
+        return cls(**given, **engine, options=options)
+
+    @classmethod
+    def from_environment(cls) -> "ServerSettings":
+        """Read what ``to_environment`` left for this process."""
+        given = json.loads(os.environ[VARIABLE])
+        return cls(**{**given, "options": VllmOptions(**given["options"])})
+
+    def to_environment(self) -> None:
+        """Leave the settings to the program that takes this process over."""
+        os.environ[VARIABLE] = json.dumps(asdict(self))
+
+    def context(self) -> int:
+        """Tokens of prompt and answer together: as wanted, at most the model's own limit."""
+        config = read_json(Path(self.model_path) / "config.json")
+        own = (config.get("text_config") or config).get("max_position_embeddings")
+        limits = [limit for limit in (self.max_model_len, own) if limit]
+        if not limits:
+            raise UserError(f"{self.model_path}: config.json has no max_position_embeddings: set model.max_model_len")
+        return min(limits)
+
+    def arguments(self, vllm: Vllm) -> list[str]:
+        """Command line of vLLM's server."""
+        options: dict[str, Any] = {
+            "model": self.model_path,
+            "served_model_name": [self.model_path, Path(self.model_path).name],
+            "host": HOST,
+            "port": 0,  # any that is free: the lease says which
+            "generation_config": "vllm",  # the request's sampling parameters, not the model folder's
+            "dtype": dtype_of(vllm, self.dtype, self.options.gpu_dtype),
+            "max_model_len": self.context() + 1,  # so that a sequence as long as the context can be scored
+            "seed": self.seed or 0,
+            "logprobs_mode": "processed_logprobs",  # those of the sampling distribution
+            "max_logprobs": TOP_LOGPROBS,
+            "middleware": MIDDLEWARE,
+            "worker_extension_cls": WORKER_EXTENSION,
+            "enable_auto_tool_choice": True,
+            "tool_call_parser": self.tool_call_parser or "hermes",
+            "reasoning_parser": self.options.reasoning_parser,
+            "chat_template": self.chat_template,
+            "enable_prefix_caching": self.options.enable_prefix_caching,
+            "disable_uvicorn_access_log": True,
+            "uvicorn_log_level": "warning",
+            **resource_options(vllm, asdict(self.options), self.context() + 1),
+            **self._adapters(),
+        }
+        own = {name.lstrip("-").replace("-", "_"): value for name, value in self.options.arguments.items()}
+        return command_line({**options, **own})
+
+    def _adapters(self) -> dict[str, Any]:
+        if not self.options.max_lora_rank:
+            return {}
+        rank = next(rank for rank in LORA_RANKS if rank >= self.options.max_lora_rank)
+        targets = target_modules(layout_of(Path(self.model_path)))
+        return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1, "lora_target_modules": targets}

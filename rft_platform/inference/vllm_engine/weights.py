@@ -1,0 +1,107 @@
+"""Which weights vLLM serves, and how they change: all of them or, where anything does not fit, none."""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import EngineError, WeightMismatchError
+from rft_platform.files import read_json
+from rft_platform.inference.serving.weight_files import check_folder, is_adapter, layout_of
+from rft_platform.inference.vllm_engine.adapters import check_adapter
+from rft_platform.weights import digest_weights
+
+LOG = logging.getLogger(__name__)
+ADAPTER_NAME, ADAPTER_ID = "policy", 1
+CACHE_RESETS = 50  # a finished request gives its blocks back a moment later
+CACHE_WAIT_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One set of weights: those of ``base``, with the adapter of ``folder`` where that is one."""
+
+    policy_version: int
+    weights_digest: str
+    folder: Path
+    base: Path
+
+    @property
+    def adapter(self) -> Path | None:
+        """Folder of the adapter."""
+        return None if self.folder == self.base else self.folder
+
+
+class ServedWeights:
+    """The weights of one running ``AsyncLLM``. Nothing may be under way while ``apply`` runs."""
+
+    def __init__(self, llm: Any, folder: Path, max_lora_rank: int) -> None:
+        self.llm = llm
+        self.max_lora_rank = max_lora_rank  # 0: vLLM was started without room for an adapter
+        self.layout = layout_of(folder)
+        self.served = Weights(0, digest_weights(folder), folder, folder)
+        self.adapter: Any = None  # vLLM's request for it, which goes along with every generation
+        self.updates = 0
+
+    def prepare(self, folder: Path, policy_version: int) -> Weights:
+        """Look whether ``folder`` fits; WeightMismatchError, with nothing changed, where it does not."""
+        if not is_adapter(folder):
+            check_folder(self.layout, folder)
+            return Weights(policy_version, digest_weights(folder), folder, folder)
+        if not self.max_lora_rank:
+            raise WeightMismatchError(
+                f"{folder}: is a LoRA adapter, and this engine was started without room for one: set "
+                "engine.max_lora_rank to its rank or more"
+            )
+        check_adapter(self.layout, folder, self.max_lora_rank)
+        try:
+            read_json(folder / "adapter_config.json")
+        except (OSError, json.JSONDecodeError) as error:
+            raise WeightMismatchError(f"{folder}: adapter_config.json cannot be read: {error}") from error
+        return Weights(policy_version, digest_weights(folder), folder, self.served.base)
+
+    async def apply(self, wanted: Weights) -> None:
+        """Serve ``wanted``; where vLLM refuses it, what was served before, and raise WeightMismatchError."""
+        before = self.served
+        try:
+            await self._load(wanted, loaded=before)
+        except Exception as error:
+            LOG.warning("vLLM refuses %s: %s", wanted.folder, error)
+            await self._load(before, loaded=None)
+            raise WeightMismatchError(f"{wanted.folder}: vLLM cannot take it over: {_reason(error)}") from error
+        self.served = wanted
+        self.updates += 1
+        LOG.info("serves policy version %d, %s", wanted.policy_version, wanted.folder)
+
+    async def _load(self, wanted: Weights, loaded: Weights | None) -> None:
+        """Bring ``wanted`` into the workers; ``loaded``: what is there now, None where that is not sure."""
+        if wanted.adapter is None or loaded is None or loaded.base != wanted.base:
+            await self.llm.collective_rpc("rft_load_weights", args=(str(wanted.base),))
+        await self._load_adapter(wanted.adapter)
+        await self._forget_prefixes()
+
+    async def _load_adapter(self, folder: Path | None) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if folder is not None:
+            if not await self.llm.add_lora(LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(folder), load_inplace=True)):
+                raise EngineError(f"vLLM did not load the adapter in {folder}")
+            self.adapter = LoRARequest(ADAPTER_NAME, ADAPTER_ID, str(folder))
+        elif self.adapter is not None:
+            await self.llm.remove_lora(ADAPTER_ID)
+            self.adapter = None
+
+    async def _forget_prefixes(self) -> None:
+        for _ in range(CACHE_RESETS):
+            if await self.llm.reset_prefix_cache():
+                return
+            await asyncio.sleep(CACHE_WAIT_S)
+        raise EngineError("vLLM kept prefixes of the old weights: blocks of its cache were in use with nothing running")
+
+
+def _reason(error: Exception) -> str:
+    """The last line of what went wrong: vLLM passes on the worker's whole trace."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

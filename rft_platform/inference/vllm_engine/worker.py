@@ -1,0 +1,84 @@
+"""What runs inside vLLM's worker processes: it takes over weights from a folder, and ends with the server.
+
+vLLM mixes ``WorkerExtension`` into its worker class (``--worker-extension-cls``), so ``self`` is the worker.
+"""
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+#: Process id of the server, which is also the process group of everything that it started.
+SERVER_PID = "RFT_VLLM_SERVER_PID"
+
+
+class WorkerExtension:
+    """Methods that the server calls on every worker (``collective_rpc``)."""
+
+    def rft_load_weights(self, folder: str) -> None:
+        """Take over the full weights of ``folder``, whose names and shapes have been checked."""
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        model = runner.get_model()
+        with without_adapters(model):
+            runner.reload_weights(weights_path=folder)
+            pack_output_heads(model)
+
+
+@contextmanager
+def without_adapters(model: Any) -> Iterator[None]:
+    """The model with its plain layers in place of those that add a LoRA adapter.
+
+    The loader finds tensors by the names of the plain layers, and not every version of it looks behind the others.
+    """
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    wrapped = [
+        (parent, name, child)
+        for parent in model.modules()
+        if not isinstance(parent, BaseLayerWithLoRA)
+        for name, child in parent.named_children()
+        if isinstance(child, BaseLayerWithLoRA)
+    ]
+    for parent, name, child in wrapped:
+        setattr(parent, name, child.base_layer)
+    try:
+        yield
+    finally:
+        for parent, name, child in wrapped:
+            setattr(parent, name, child)
+
+
+def pack_output_heads(model: Any) -> None:
+    """Prepare the output heads for computing anew, as after a first load.
+
+    On a CPU vLLM computes with a packed copy of the weights. A head that is tied to the embedding gets no tensor of its
+    own in a reload, so its copy is not made again: it would go on answering with the old weights.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for layer in model.modules():
+        if isinstance(layer, VocabParallelEmbedding) and getattr(layer, "quant_method", None) is not None:
+            layer.quant_method.process_weights_after_loading(layer)
+
+
+def end_with_server() -> None:
+    """End this process, and all that the server started, when the server ends in whatever way.
+
+    A server that is killed cannot end its engine processes, which would keep the GPU's memory for ever.
+    """
+    pid = int(os.environ.get(SERVER_PID, "0"))
+    if not pid or pid == os.getpid() or os.getpgrp() != pid:
+        return
+    server = os.pidfd_open(pid)
+
+    def watch() -> None:
+        select.select([server], [], [])
+        os.killpg(pid, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-with-server", daemon=True).start()
+
+
+end_with_server()

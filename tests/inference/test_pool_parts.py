@@ -1,0 +1,107 @@
+"""How a pool shares work out, without any process."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_platform.errors import EngineError
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.pool_start import replica_gpus
+from rft_platform.inference.replicas import AWAKE_S, Replica, Replicas
+from rft_platform.inference.shares import ROWS_A_SHARE, divide, level
+
+
+def replicas(count: int) -> Replicas:
+    return Replicas([Replica(n, EngineClient(f"http://127.0.0.1:{9000 + n}")) for n in range(count)], {})
+
+
+@given(
+    st.lists(st.integers(1, 500), min_size=1, max_size=60),
+    st.integers(1, 16),
+    st.lists(st.integers(0, 5000), min_size=1, max_size=6).map(sorted),
+)
+def test_shares_cover_the_batch_in_order_and_come_out_level(costs: list[int], rows: int, loads: list[int]) -> None:
+    shares = divide(costs, rows, loads)
+    assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
+    assert shares[-1].stop == len(costs) and len(shares) <= len(loads)
+    assert [share.cost for share in shares] == [sum(costs[share.start : share.stop]) for share in shares]
+    assert all(share.stop > share.start for share in shares)
+    if len(shares) > 1:
+        assert len(costs) * rows >= ROWS_A_SHARE * len(shares)
+        wanted = level(sum(costs), loads[: max(1, min(len(loads), len(costs), len(costs) * rows // ROWS_A_SHARE))])
+        if len(wanted) == len(shares):  # no share came out empty: each boundary lies as near as items permit
+            for share, amount in zip(shares, wanted, strict=True):
+                assert abs(share.cost - amount) <= max(costs)
+
+
+def test_a_small_batch_is_not_split_and_a_busy_replica_gets_less() -> None:
+    assert len(divide([100, 100], 2, [0, 0])) == 1
+    first, second = divide([10] * 100, 1, [0, 500])
+    assert (first.cost, second.cost) == (750, 250)
+    (alone,) = divide([10] * 100, 1, [0, 5000])
+    assert alone.cost == 1000
+
+
+def test_equal_replicas_take_turns_and_the_least_loaded_comes_first() -> None:
+    table = replicas(3)
+    assert [table.take(10).number for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    first, _, third = table.serving()
+    table.give_back(third, 10)
+    assert table.take(10).number == 2
+    table.give_back(first, 20)
+    assert [table.take(10).number for _ in range(2)] == [0, 0]
+
+
+def test_a_run_stays_until_its_replica_is_clearly_busier() -> None:
+    table = replicas(2)
+    home = table.take(10)
+    assert [table.take(10, home).number for _ in range(2)] == [0, 0]
+    assert table.take(10, home).number == 1, "three requests wait there, none elsewhere"
+    table.mark_down(home, "gone")
+    assert table.take(10, home).number == 1
+
+
+def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
+    table = replicas(2)
+    heard: list[int] = []
+    table.on_down = heard.append
+    old = table.serving()[1]
+    table.mark_down(old, "it does not answer")
+    table.mark_down(old, "again")
+    assert (table.down(), heard) == ({1: "it does not answer"}, [1])
+    table.join(Replica(1, EngineClient("http://127.0.0.1:9009")))
+    table.mark_down(old, "a late report")
+    assert table.down() == {} and [replica.url[-4:] for replica in table.serving()] == ["9000", "9009"]
+
+
+def test_a_replica_that_gets_no_work_is_asked_how_it_is() -> None:
+    table = replicas(2)
+    heard: list[int] = []
+    table.on_quiet = lambda replica: heard.append(replica.number)
+    home = table.take(1)
+    assert heard == []
+    table.serving()[1].asked_at -= 2 * AWAKE_S
+    for _ in range(3):
+        table.give_back(table.take(1, home), 1)
+    assert heard == [1]
+
+
+def test_when_none_is_left_each_is_named() -> None:
+    table = replicas(2)
+    for replica in table.serving():
+        table.mark_down(replica, f"fault {replica.number}")
+    with pytest.raises(EngineError, match="replica 0: fault 0; replica 1: fault 1"):
+        table.take(1)
+    with pytest.raises(EngineError, match="replica 0: fault 0; replica 1: fault 1"):
+        table.divide([1], 1)
+
+
+def test_each_replica_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [replica_gpus(number, 2) for number in range(2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 3,GPU-1")
+    assert [replica_gpus(number, 1) for number in range(3)] == ["5", "3", "GPU-1"]
+    with pytest.raises(Exception, match="engine_num"):
+        replica_gpus(1, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert replica_gpus(1, 1) == ""

