@@ -4,6 +4,7 @@ import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
@@ -18,6 +19,7 @@ from rft_platform.resources.trainer import TrainerResource
     pool=TRAINER_POOL,
     check_specs=CHECKPOINT_CHECKS,
 )
+@reports_faults
 def policy_checkpoint(
     context: dg.AssetExecutionContext,
     project: ProjectResource,
@@ -29,8 +31,8 @@ def policy_checkpoint(
     from rft_platform.rounds.train import engine_mismatch, train
 
     opened, number = project.open(), round_of(context)
-    result, steps = train(opened, trainer.connect(), number, context.run_id)
-    policy = register(opened, registry.connect(), number, result, steps, context.run_id)
+    result, steps = train(opened, trainer.connect(), number, context.run.run_id)
+    policy = register(opened, registry.connect(), number, result, steps, context.run.run_id)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

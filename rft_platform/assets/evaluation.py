@@ -5,6 +5,7 @@ from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
 from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
@@ -25,6 +26,7 @@ class EvaluationConfig(dg.Config):
     pool=ENGINE_POOL,
     check_specs=EVALUATION_CHECKS,
 )
+@reports_faults
 def evaluation_report(
     context: dg.AssetExecutionContext,
     config: EvaluationConfig,

@@ -1,11 +1,17 @@
 """Asset of judgement: reward and advantage of every row. Re-runnable with another judge on stored rollouts."""
 
+from typing import TYPE_CHECKING
+
 import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
 from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.project import ProjectResource
+
+if TYPE_CHECKING:
+    from rft_platform.experience.store import ExperienceStore
 
 
 class JudgeConfig(dg.Config):
@@ -24,6 +30,7 @@ class JudgeConfig(dg.Config):
     deps=["rollout_batches"],
     check_specs=EXPERIENCE_CHECKS,
 )
+@reports_faults
 def judged_experiences(
     context: dg.AssetExecutionContext, config: JudgeConfig, project: ProjectResource
 ) -> dg.MaterializeResult:
@@ -39,9 +46,35 @@ def judged_experiences(
             "dagster/column_schema": columns_of(JUDGED_SCHEMA),
             "folder": path(opened.store.round_folder(number) / "judged"),
             "judge_version": summary["judge_version"],
+            "judge_versions": _judgements(opened.store, number),
             "transcripts": dg.MetadataValue.md(sample_transcripts(opened, number)),
             **numbers(summary),
         },
         data_version=dg.DataVersion(f"{opened.store.digest(number)[:16]}+{summary['judge_version']}"),
         check_results=experience_results(*quality(opened, number, summary["judge_version"])),
     )
+
+
+def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
+    """Every judgement of the round that is kept, the one in force (which trains) marked."""
+    in_force = store.judge_version(number)
+    return dg.MetadataValue.table(
+        [
+            dg.TableRecord(
+                {
+                    "judge_version": version,
+                    "in_force": version == in_force,
+                    "rows": store.count_judged(number, version),
+                    "mean_reward": _mean_reward(store, number, version),
+                }
+            )
+            for version in store.judge_versions(number)
+        ]
+    )
+
+
+def _mean_reward(store: "ExperienceStore", number: int, version: str) -> float:
+    """Mean over the rows that were not dropped."""
+    judged = store.read_judged(number, version, columns=["reward", "dropped_by"])
+    kept = judged.filter(judged["dropped_by"].is_null())["reward"].to_pylist()
+    return sum(kept) / len(kept) if kept else 0.0

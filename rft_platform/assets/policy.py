@@ -3,6 +3,7 @@
 import dagster as dg
 
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
@@ -24,6 +25,7 @@ base_model = dg.AssetSpec(
     deps=[base_model, "task_dataset", "eval_task_dataset"],
     pool=TRAINER_POOL,
 )
+@reports_faults
 def warm_start_checkpoint(
     context: dg.AssetExecutionContext,
     project: ProjectResource,
@@ -36,7 +38,7 @@ def warm_start_checkpoint(
     from rft_platform.rounds.warm_start import make_starting_policy
 
     opened = project.open()
-    policy = make_starting_policy(opened, engine.connect, trainer.connect, context.run_id)
+    policy = make_starting_policy(opened, engine.connect, trainer.connect, context.run.run_id)
     evaluation = evaluate_round(opened, engine.connect(), registry.connect(), policy.round)
     return dg.MaterializeResult(
         metadata={
@@ -56,6 +58,7 @@ def warm_start_checkpoint(
     kinds={"safetensors"},
     deps=[base_model, warm_start_checkpoint],
 )
+@reports_faults
 def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Which weights this round explores with: the newest policy that ``sync_offset`` permits, read at run time.
 

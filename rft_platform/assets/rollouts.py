@@ -3,6 +3,7 @@
 import dagster as dg
 
 from rft_platform.assets.common import ENGINE_POOL, OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 
@@ -15,6 +16,7 @@ from rft_platform.resources.project import ProjectResource
     deps=["policy_snapshot", "task_dataset"],
     pool=ENGINE_POOL,
 )
+@reports_faults
 def rollout_batches(
     context: dg.AssetExecutionContext, project: ProjectResource, engine: EngineResource
 ) -> dg.MaterializeResult:

@@ -3,11 +3,13 @@
 import dagster as dg
 
 from rft_platform.assets.common import OWNERS, path, report_table
+from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.project import ProjectResource
 
 
 @dg.asset(group_name="tasks", owners=OWNERS, kinds={"dataset"})
-def task_dataset(project: ProjectResource) -> dg.MaterializeResult:
+@reports_faults
+def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Tasks to explore: read, mapped, checked for empty and duplicate rows. Its data version is its content."""
     opened = project.open()
     dataset = opened.tasks
@@ -29,7 +31,8 @@ def task_dataset(project: ProjectResource) -> dg.MaterializeResult:
     deps=[task_dataset],
     check_specs=[dg.AssetCheckSpec("no_leaks", asset="eval_task_dataset", description="No held-out task is explored.")],
 )
-def eval_task_dataset(project: ProjectResource) -> dg.MaterializeResult:
+@reports_faults
+def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Held-out tasks, and whether any of them is also explored (a leak)."""
     from rft_platform.tasks.leaks import find_leaks
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.faults import user_place
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.signature import accepted_arguments
 from rft_platform.tasks.task import Task
@@ -160,7 +161,8 @@ async def _judge_all(
                 return await _judge_run(row, tasks[row.task_id], judge, extras)
             except Exception as error:  # user code: whatever it raises is this run's error
                 _log.warning("judge failed on run %s (task %s): %r", row.run_id, row.task_id, error)
-                return _failed(row, f"{type(error).__name__}: {error}")
+                place = user_place(error)
+                return _failed(row, f"{type(error).__name__}: {error}{f' ({place})' if place else ''}")
 
     return await asyncio.gather(*map(judge_one, rows))
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
-from rft_platform.files import digest_file
 from rft_platform.registry.manifests import Manifest, all_manifests, chain, descendants
+from rft_platform.registry.reading import model_name, read_versions
 
 if TYPE_CHECKING:
+    from rft_platform.experience.ledger import FileEntry
     from rft_platform.experience.store import ExperienceStore
-    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id")
 
@@ -45,7 +46,7 @@ class TrainingTrace:
     parent: str
     parent_version: int
     data_digest: str | None
-    data_unchanged: bool | None  # the files still have that digest; None where they were judged anew or are gone
+    data_unchanged: bool | None  # the round still has that digest; None where it was judged anew
     judge_version: str | None
     config_digest: str | None
     code_version: str | None
@@ -53,6 +54,7 @@ class TrainingTrace:
     rollouts: tuple[RowFile, ...] = ()
     judged: RowFile | None = None
     rows_trained: int = 0  # judged rows that no filter dropped
+    retired: str = ""  # in words what became of rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # whatever else the lineage holds
 
 
@@ -88,20 +90,21 @@ class RowJudgement:
 
 @dataclass(frozen=True, slots=True)
 class RowTrace:
-    """Where a row came from and what became of it."""
+    """Where a row came from and what became of it. Of a retired row only what its judgements say is known."""
 
     row_id: str
     round: int
     run_id: str
     group_id: str
     step: int
-    task_id: str
-    taskset: str
-    policy_version: int  # that sampled it
-    engine: str
+    task_id: str | None
+    taskset: str | None
+    policy_version: int | None  # that sampled it
+    engine: str | None
     judgements: tuple[RowJudgement, ...]
     trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read it
     descendants: tuple[CheckpointRef, ...]  # every later checkpoint that carries its trace
+    retired: str = ""  # in words what became of its round's rollouts, if they were removed on purpose
 
     def to_json(self) -> dict[str, Any]:
         """The trace as plain JSON values."""
@@ -109,18 +112,20 @@ class RowTrace:
 
 
 def trace_checkpoint(
-    checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None
+    checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None, *, verify: bool = False
 ) -> CheckpointTrace:
     """From a checkpoint folder, or ``models:/NAME@alias`` or ``models:/NAME/3``, back to the base model.
 
-    With a registry, checkpoints carry their model versions and aliases. Raises ``UserError`` for what is no checkpoint.
+    With a registry, checkpoints carry their model versions and aliases. What the files hold is taken from the store's
+    ledgers; with ``verify`` every byte of them is read and compared. Raises ``UserError`` for what is no checkpoint,
+    and with ``verify`` ``StorageError`` naming damaged files.
     """
     manifests = chain(_folder(checkpoint, registry))
     known = _versions(registry)
     oldest = manifests[-1]
     return CheckpointTrace(
         trainings=tuple(
-            _training(manifest, store if manifest.project == manifests[0].project else None, known)
+            _training(manifest, store if manifest.project == manifests[0].project else None, known, verify)
             for manifest in manifests
         ),
         base_model=str(oldest.lineage.get("base_model") or oldest.parent),
@@ -135,7 +140,7 @@ def trace_row(
 
     Raises ``UserError`` for a row that the store does not hold.
     """
-    row, judgements = _find_row(row_id, store)
+    row, judgements, retired = _find_row(row_id, store)
     known, manifests = _versions(registry), all_manifests(checkpoints)
     used = {judgement.judge_version for judgement in judgements if judgement.dropped_by is None}
     trained = [
@@ -148,9 +153,12 @@ def trace_row(
         judgements=judgements,
         trained=tuple(_ref(manifest, known) for manifest in trained),
         descendants=tuple(_ref(manifest, known) for manifest in descendants(trained, manifests)),
+        retired=retired,
     )
 
 
+#: What a trace says of a rollout row.
+_ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy_version", "engine")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
 
@@ -159,12 +167,24 @@ def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
         return Path(checkpoint).absolute()
     if registry is None:
         raise UserError(f"{checkpoint}: a model address needs the registry; give the checkpoint's folder instead")
-    return registry.resolve(str(checkpoint)).folder
+    for found in _registered(registry, model_name(str(checkpoint)) or registry.model_name):
+        names = (f"/{found.version}", *(f"@{alias}" for alias in found.aliases))
+        if checkpoint in [f"models:/{found.name}{name}" for name in names] and found.folder.is_dir():
+            return found.folder
+    return registry.resolve(str(checkpoint)).folder  # says what is wrong with the address
+
+
+def _registered(registry: "ModelRegistry", name: str) -> "list[RegisteredModel]":
+    """The versions of a model: read directly where that is possible, else asked of MLflow."""
+    found = read_versions(registry.tracking_uri, name)
+    return found if found is not None else registry.versions() if name == registry.model_name else []
 
 
 def _versions(registry: "ModelRegistry | None") -> _Versions:
     """Newest model version and aliases of each checkpoint folder."""
-    return {} if registry is None else {found.folder: (found.version, found.aliases) for found in registry.versions()}
+    if registry is None:
+        return {}
+    return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
 
 
 def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
@@ -172,7 +192,7 @@ def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
     return CheckpointRef(str(manifest.folder), manifest.policy_version, manifest.lineage.get("round"), version, aliases)
 
 
-def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions) -> TrainingTrace:
+def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions, verify: bool) -> TrainingTrace:
     """``store`` is None for a training of another project, whose rounds lie elsewhere."""
     lineage = manifest.lineage
     return TrainingTrace(
@@ -186,49 +206,63 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
         code_version=lineage.get("code_version"),
         dagster_run_id=lineage.get("dagster_run_id"),
         more={name: value for name, value in lineage.items() if name not in _NAMED},
-        **_rows_read(lineage, store),
+        **_rows_read(lineage, store, verify),
     )
 
 
-def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None") -> dict[str, Any]:
-    """The fields of a ``TrainingTrace`` that tell of the round's files, as they lie there now."""
+def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
+    """The fields of a ``TrainingTrace`` that tell of the round's files, as the round's ledger has them now."""
     number, judge = lineage.get("round"), lineage.get("judge_version")
     if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
         return {"data_unchanged": None}
-    rollouts = tuple(map(_row_file, store.rollout_files(number)))
-    judged = store.judged_file(number, judge)
-    if judged is None:
-        return {"data_unchanged": None, "rollouts": rollouts}
-    in_force = store.judge_version(number) == judge
-    return {
-        "data_unchanged": store.digest(number) == lineage.get("data_digest") if in_force else None,
-        "rollouts": rollouts,
-        "judged": _row_file(judged),
-        "rows_trained": store.read_judged(number, judge, ["dropped_by"])["dropped_by"].null_count,
+    contents, folder = store.ledger(number).read(), store.round_folder(number)
+    if verify:
+        store.check(number, digest=True)
+    found: dict[str, Any] = {
+        "data_unchanged": None,
+        "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
+        "retired": contents.retirement(),
     }
+    judged = store.judged_file(number, judge, contents=contents)
+    if judged is None:
+        return found
+    entry = contents.files[str(judged.relative_to(folder))]
+    if store.judge_version(number) == judge:
+        same = store.digest(number) == lineage.get("data_digest")
+        found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
+    return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
 
 
-def _row_file(path: Path) -> RowFile:
-    from pyarrow.parquet import read_metadata
-
-    return RowFile(str(path), digest_file(path), read_metadata(path).num_rows)
+def _row_file(path: Path, entry: "FileEntry") -> RowFile:
+    return RowFile(str(path), entry.sha256, entry.rows)
 
 
-def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...]]:
-    from rft_platform.experience.queries import connect
+def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:
+    """A row, its judgements, and what became of its rollouts if they were retired."""
+    from rft_platform.experience.queries import find_row, judgements_of
 
-    columns = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy_version", "engine")
-    with connect(store) as connection:
-        found = connection.execute(f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id]).fetchone()
-        if found is None:
+    row, retired = find_row(store, row_id, _ROW), ""
+    if row is not None:
+        judged = judgements_of(store, row_id, [row["round"]])
+    else:
+        gone = {n: contents.retirement() for n in store.rounds() if (contents := store.ledger(n).read()).retired}
+        judged = judgements_of(store, row_id, gone)
+        if not judged:
             raise UserError(f"row {row_id!r} is in no round of {store.root}; row ids have 32 hexadecimal digits")
-        judged = connection.execute(
-            "SELECT judge_version, reward, advantage, dropped_by FROM judgements WHERE row_id = ? ORDER BY ALL",
-            [row_id],
-        ).fetchall()
-    row = dict(zip(columns, found, strict=True))
+        row = {name: judged[0].get(name) for name in _ROW}
+        retired = gone[row["round"]]
     in_force = store.judge_version(row["round"])
-    return row, tuple(
-        RowJudgement(version, reward, advantage, dropped_by, in_force=version == in_force)
-        for version, reward, advantage, dropped_by in judged
+    return (
+        row,
+        tuple(
+            RowJudgement(
+                judgement["judge_version"],
+                judgement["reward"],
+                judgement["advantage"],
+                judgement["dropped_by"],
+                in_force=judgement["judge_version"] == in_force,
+            )
+            for judgement in judged
+        ),
+        retired,
     )

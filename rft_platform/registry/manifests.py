@@ -1,14 +1,15 @@
 """Checkpoint manifests on disk, and how checkpoints descend from one another."""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.errors import StorageError, UserError
 from rft_platform.files import read_json
 
-MANIFEST = "manifest.json"
 CHECKPOINT_PREFIX = "global_step_"
 
 
@@ -64,19 +65,26 @@ def read_manifest(folder: Path) -> Manifest:
 
 def chain(folder: Path) -> list[Manifest]:
     """The manifest of ``folder`` and of its ancestors, newest first, as far back as there are manifests."""
-    found = [read_manifest(folder)]
-    while (found[-1].parent_folder / MANIFEST).exists():
-        parent = read_manifest(found[-1].parent_folder)
-        if parent.folder in {known.folder for known in found}:
-            raise StorageError(f"{parent.folder}: its manifest names a descendant as its parent")
-        found.append(parent)
+    found, folders = [read_manifest(folder)], {folder}
+    while ((parent := found[-1].parent_folder) / MANIFEST).exists():
+        if parent in folders:
+            raise StorageError(f"{parent}: its manifest names a descendant as its parent")
+        found.append(read_manifest(parent))
+        folders.add(parent)
     return found
 
 
 def all_manifests(root: Path) -> list[Manifest]:
     """Every checkpoint below ``root``, oldest policy version first."""
-    found = [read_manifest(path.parent) for path in root.rglob(f"{CHECKPOINT_PREFIX}*/{MANIFEST}")]
+    found = [read_manifest(folder) for folder in _checkpoint_folders(root) if (folder / MANIFEST).exists()]
     return sorted(found, key=lambda manifest: (manifest.policy_version, str(manifest.folder)))
+
+
+def _checkpoint_folders(root: Path) -> Iterator[Path]:
+    """Checkpoint folders below ``root``; none is searched for others within it."""
+    for folder, below, _ in os.walk(root):
+        yield from (Path(folder) / name for name in below if name.startswith(CHECKPOINT_PREFIX))
+        below[:] = [name for name in below if not name.startswith(CHECKPOINT_PREFIX)]
 
 
 def descendants(of: Sequence[Manifest], among: Sequence[Manifest]) -> list[Manifest]:

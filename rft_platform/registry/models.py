@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.errors import StorageError, UserError
+from rft_platform.checkpoint_files import checkpoint_damage, digest_once
+from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.registry.store import check_name, is_server, open_client
 from rft_platform.registry.tracking import TrainingRun
 
@@ -21,7 +22,7 @@ CANDIDATE = "candidate"
 CHECKPOINT_TAG = "checkpoint"  # the folder, whatever MLflow holds as the source
 DIGEST_TAG = "weights_digest"
 PREVIOUS_TAG = "previous_champion"
-_MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +123,14 @@ class ModelRegistry:
         self.annotate(current.version, {"rolled_back_at": _now()})
         return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
 
-    def resolve(self, uri: str) -> RegisteredModel:
+    def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:
         """The version behind ``models:/NAME@alias`` or ``models:/NAME/3``, its folder checked to exist.
 
-        Raises ``UserError`` for an address that names nothing, ``StorageError`` when the weights are gone.
+        With ``verify`` its files are compared with the digests in its manifest, once a process while they do not
+        change: for whoever is about to load them. Raises ``UserError`` for an address that names nothing,
+        ``StorageError`` when the weights are gone, ``DamagedError`` when they are not what was registered.
         """
-        match = _MODEL_URI.fullmatch(uri)
+        match = MODEL_URI.fullmatch(uri)
         if match is None:
             raise UserError(f"model address {uri!r}: expected models:/NAME@alias or models:/NAME/3")
         name = match["name"]
@@ -136,6 +139,12 @@ class ModelRegistry:
             raise UserError(f"model address {uri!r}: no such version in {self.tracking_uri}; {self._what_exists(name)}")
         if not found.folder.is_dir():
             raise StorageError(f"{uri} is version {found.version}, but its folder {found.folder} does not exist")
+        why = checkpoint_damage(found.folder, digest_once) if verify else None
+        if why is not None:
+            raise DamagedError(
+                f"{uri} is version {found.version} in {found.folder}, which is damaged: {why}; restore that folder or "
+                "name another version"
+            )
         return found
 
     def versions(self) -> list[RegisteredModel]:

@@ -10,13 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.errors import UserError
+from rft_platform.errors import RegistryError, UserError
+from rft_platform.registry.guard import guarded, registry_errors
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SQLITE = "sqlite:///"
 _SCHEMES = (_SQLITE, "postgresql", "mysql", "mssql", "http://", "https://")
+#: MLflow's own client would wait and retry for minutes: a round is rather repeated later. Seconds; tries beyond one.
+_HTTP_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+}
 _UNSAFE_NAME = re.compile(r"[/:'\"\n]")
 _CHATTY_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration", "alembic.runtime.plugins.setup")
 
@@ -25,7 +32,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     """An MLflow client for tracking and registry at ``tracking_uri``; a fresh SQLite store is created and migrated.
 
     The first call of a process imports MLflow (about 2 s); a fresh store adds about a second. Raises ``UserError``
-    when the address is no database or server URL, the server does not answer, or an SQLite file cannot be written.
+    when the address is no database or server URL or an SQLite file cannot be written, ``RegistryError`` when the server
+    does not answer, then and at every later call of the client.
     """
     if not tracking_uri.startswith(_SCHEMES):
         raise UserError(
@@ -35,6 +43,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
     if is_server(tracking_uri):
         _check_reachable(tracking_uri)
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is sent home unless the user says so
+    for limit, value in _HTTP_LIMITS.items():
+        os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
     with _one_migration_at_a_time(tracking_uri), warnings.catch_warnings():
@@ -42,7 +52,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         warnings.simplefilter("ignore", DeprecationWarning)
         from mlflow.tracking import MlflowClient
 
-        return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+        with registry_errors(tracking_uri):
+            return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -64,7 +75,7 @@ def _check_reachable(url: str) -> None:
     try:
         httpx.get(url, timeout=10)
     except httpx.HTTPError as error:
-        raise UserError(f"MLflow server {url} does not answer ({error}): start it, or correct the URL") from error
+        raise RegistryError(f"MLflow server {url} does not answer ({error}): start it, or correct the URL") from error
 
 
 @contextmanager

@@ -14,11 +14,11 @@ def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult
     return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
 
 
-def evaluation_of_policy(store: ExperienceStore, policy_version: int) -> EvaluationResult | None:
-    """The newest evaluation of a policy version: no-op rounds measure their parent's again."""
+def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> EvaluationResult | None:
+    """The newest evaluation of a set of weights: no-op rounds measure their parent's again."""
     for number in reversed(store.rounds()):
         policy = published(store, number)
-        if policy is not None and policy.policy_version == policy_version:
+        if policy is not None and policy.weights_digest == weights_digest:
             result = evaluation_of(store, number)
             if result is not None:
                 return result

@@ -10,13 +10,15 @@ from rft_platform.evaluation.plots import learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.curve import EVALUATION, curve_points, evaluation_of, evaluation_of_policy
+from rft_platform.registry.models import DIGEST_TAG
+from rft_platform.rounds.curve import EVALUATION, curve_points, evaluation_of, evaluation_of_weights
 from rft_platform.rounds.measure import measure
+from rft_platform.rounds.mend import mending
 from rft_platform.rounds.policy import Policy, deploy, required
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ def evaluate_round(
     """Serve the round's policy; where an evaluation is due, or forced, measure it and promote it if it passes."""
     started = perf_counter()
     policy = required(project.store, round_number)
-    canary_delta = deploy(engine, policy)
+    with mending(project, policy):
+        canary_delta = deploy(engine, policy)
     seconds = {"deploy_s": perf_counter() - started}
     cpu = process_time() + engine.status().cpu_seconds
     if project.eval_tasks and (force or is_due(project, round_number)):
@@ -70,7 +73,7 @@ def is_due(project: Project, round_number: int) -> bool:
 def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry", policy: Policy) -> RoundEvaluation:
     results = measure(project, engine, policy.round)
     first = results[0]
-    champion, decision = _against_champion(project, registry, first)
+    champion, decision = against_champion(project, registry, policy, first)
     promoted = decision.passed and policy.model_version is not None
     points = curve_points(project.store, policy.round, first)
     best = policy.round if promoted else None if champion is None else champion.round
@@ -101,22 +104,33 @@ def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry",
     return RoundEvaluation(decision.reason, promoted, results, page(data_uri(png)), picture, metrics)
 
 
-def _against_champion(
-    project: Project, registry: "ModelRegistry", result: EvaluationResult
+def against_champion(
+    project: Project, registry: "ModelRegistry", policy: Policy, result: EvaluationResult
 ) -> tuple[EvaluationResult | None, GateDecision]:
-    """The champion's own evaluation, if it is known here, and the gate's decision."""
+    """The champion's own evaluation, if it is known here, and the gate's decision.
+
+    Weights are known by their digest: projects that share a server may share policy versions, even a model's name.
+    """
     settings = project.config.evaluation.gate
     champion = registry.champion()
-    if champion is None or int(champion.tags["policy_version"]) == result.policy_version:
+    digest = None if champion is None else champion.tags.get(DIGEST_TAG, "")
+    if digest is None or digest == policy.weights_digest:
         champion, measured = None, None  # none yet, or this very policy, measured again
     else:
-        measured = evaluation_of_policy(project.store, int(champion.tags["policy_version"]))
+        measured = evaluation_of_weights(project.store, digest)
     if champion is not None and measured is None:
-        return None, GateDecision(
-            False,
-            f"the champion (version {champion.version}) was never evaluated here: launch evaluate_job for its round",
-        )
+        return None, GateDecision(False, _unknown_champion(project, champion))
     decision = gate(
         result, measured, metric=settings.metric, min_delta=settings.min_delta, min_value=settings.min_value
     )
     return measured, decision
+
+
+def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:
+    said = f"the champion (version {champion.version} of {champion.name}) was never evaluated here"
+    if project.home.root in champion.folder.parents or project.checkpoints in champion.folder.parents:
+        return f"{said}: launch evaluate_job for its round"
+    return (
+        f"{said}: its checkpoint {champion.folder} is of another project on this MLflow server; start projects that "
+        "share one under names (or registry.model_name) of their own"
+    )

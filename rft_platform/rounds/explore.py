@@ -9,6 +9,7 @@ from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.progress import report
 from rft_platform.rollout.runner import RolloutReport, run_rollouts
 from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rounds.mend import mending
 from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.rounds.project import Project
 from rft_platform.tasks.selector import select
@@ -20,7 +21,9 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     Repeating it gives the same rows under the same ids.
     """
     config = project.config
-    canary_delta, started = deploy(engine, policy), perf_counter()
+    with mending(project, policy):
+        canary_delta = deploy(engine, policy)
+    started = perf_counter()
     reports = [
         _explore_batch(project, engine, round_number, batch) for batch in range(config.synchronizer.sync_interval)
     ]

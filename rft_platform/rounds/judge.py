@@ -19,6 +19,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
+from rft_platform.rounds.mend import refuse_damaged_rows
 from rft_platform.rounds.project import Project
 
 NOTE = "judge"
@@ -31,6 +32,7 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
     the round has no rollouts.
     """
     started, store = perf_counter(), project.store
+    refuse_damaged_rows(project, round_number, rests_on="explore")
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
@@ -83,7 +85,7 @@ def sample_transcripts(project: Project, round_number: int, count: int = 6) -> s
     """A few runs of a round to read, from the best reward to the worst, as Markdown."""
     from rft_platform.experience.queries import connect, rollout_transcripts
 
-    with connect(project.store) as connection:
+    with connect(project.store, rounds=[round_number]) as connection:
         runs = rollout_transcripts(connection, round_number, count)
     return "\n\n".join(map(_transcript, runs))
 

@@ -1,44 +1,91 @@
 """What a project has reached: found on disk, joined with what the orchestrator knows of its launches."""
 
+import os
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from rft_platform.errors import UserError
 from rft_platform.rounds.curve import EVALUATION
 from rft_platform.rounds.judge import NOTE as JUDGE
-from rft_platform.rounds.policy import published
+from rft_platform.rounds.policy import NOTE as POLICY
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import PhaseState, ProjectState, RoundState
+
+_DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
+
+#: Seconds before the first retry, where the environment sets them.
+RETRY_DELAY = "RFT_RETRY_DELAY_S"
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Launches of one phase that ended in failure since the last that succeeded, and what the newest of them says."""
+
+    count: int
+    cause: str = ""
+    retryable: bool = True
+    ended_at: float | None = None  # seconds on the clock that ``observe`` is given
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """Phases under way and failed launches, by (kind, round)."""
+    """What the orchestrator knows of its launches, by (kind, round): under way, failed, and how many have ended."""
 
     running: frozenset[tuple[str, int]] = frozenset()
-    failures: dict[tuple[str, int], int] = field(default_factory=dict)
+    failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
+    ended: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def phase(self, kind: str, number: int, done: bool) -> PhaseState:
         """One phase as the plan wants to see it."""
-        return PhaseState(done, (kind, number) in self.running, self.failures.get((kind, number), 0))
+        key = (kind, number)
+        if key not in self.running and key not in self.ended and key not in self.failures:
+            return _DONE if done else _NOT_BEGUN  # most phases of a long project
+        failed = self.failures.get(key, Failures(0))
+        return PhaseState(
+            done,
+            key in self.running,
+            failed.count,
+            self.ended.get(key, failed.count),
+            failed.cause,
+            failed.retryable,
+            failed.ended_at,
+        )
 
 
-def observe(project: Project, launches: Launches) -> ProjectState:
-    """The state that ``plan_next`` decides on. Reads notes and Parquet footers only."""
+def observe(project: Project, launches: Launches, now: float | None = None) -> ProjectState:
+    """The state that ``plan_next`` decides on. Reads the notes of open rounds only.
+
+    ``now`` is the time on the clock that the launches' ends were taken from; None: seconds since the epoch.
+    """
     mode = project.config.mode
     return ProjectState(
         rounds=tuple(_observe_round(project, launches, number) for number in range(1, _begun(project, launches) + 1)),
         rounds_budget=project.rounds_budget,
         experiences_needed=project.experiences_a_round,
         sync_offset=project.config.synchronizer.offset_rounds,
-        warm_start=launches.phase("warm_start", 0, done=project.store.read_note(0, EVALUATION) is not None),
+        warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         mode=mode if mode in ("explore", "train") else "both",
+        now=time.time() if now is None else now,
+        first_retry_s=first_retry_s(),
     )
+
+
+def first_retry_s() -> float:
+    """Seconds that a failed phase waits before its first retry: ``RFT_RETRY_DELAY_S``, else the plan's own."""
+    value = os.environ.get(RETRY_DELAY, "")
+    if not value:
+        return ProjectState().first_retry_s
+    try:
+        return max(0.0, float(value))
+    except ValueError as error:
+        raise UserError(f"{RETRY_DELAY}={value!r}: expected a number of seconds, such as 3") from error
 
 
 def _begun(project: Project, launches: Launches) -> int:
     """The highest round that anything is known of."""
-    numbers = [*project.store.rounds(), *(number for _, number in [*launches.running, *launches.failures])]
-    return max(numbers, default=0)
+    launched = [*launches.running, *launches.failures, *launches.ended]
+    return max([*project.store.rounds(), *(number for _, number in launched)], default=0)
 
 
 def _is_sound(judge_note: dict[str, Any] | None) -> bool:
@@ -47,14 +94,14 @@ def _is_sound(judge_note: dict[str, Any] | None) -> bool:
 
 
 def _observe_round(project: Project, launches: Launches, number: int) -> RoundState:
+    """A closed round is told by the presence of two notes: the cost of a tick lies with the rounds still open."""
     store = project.store
-    policy = published(store, number)
-    evaluated = policy is not None and store.read_note(number, EVALUATION) is not None
-    sound = _is_sound(store.read_note(number, JUDGE))
+    synced = store.has_note(number, POLICY)
+    evaluated = synced and store.has_note(number, EVALUATION)
+    sound = not synced and _is_sound(store.read_note(number, JUDGE))
     return RoundState(
         number,
-        explore=launches.phase("explore", number, done=sound or policy is not None),
+        explore=launches.phase("explore", number, done=sound or synced),
         sync=launches.phase("sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
-        policy_version=None if policy is None else policy.policy_version,
     )

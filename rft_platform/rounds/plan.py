@@ -3,11 +3,23 @@
 Sensors (under the daemon) and the in-process driver both ask here, so a project advances alike whoever drives it.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.state import Action, ActionKind, PhaseState, Plan, ProjectState, RoundState
+from rft_platform.rounds.state import (
+    LONGEST_RETRY_WAIT_S,
+    RETRY_GROWTH,
+    Action,
+    ActionKind,
+    PhaseState,
+    Plan,
+    ProjectState,
+    RoundState,
+)
+
+_GO_ON = "Mend the cause, then `rft run` goes on, or launch the job by hand"
 
 #: What one part of the project does next: launch, wait for something (said in words), stop as failed; None: it is done.
 Step: TypeAlias = Action | str | Plan
@@ -21,7 +33,7 @@ def plan_next(state: ProjectState) -> Plan:
     after another, and so do syncs; with an offset the two overlap.
     """
     if state.warm_start is not None and not state.warm_start.done:
-        return _collect([_phase_step("warm_start", 0, state.warm_start, state.max_failures)])
+        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
     wanted = _last_round(state)
     steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
     if not steps:
@@ -44,7 +56,7 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     needs = number - 1 - state.sync_offset
     if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not phase.running:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
-    return _phase_step("explore", number, phase, state.max_failures)
+    return _phase_step("explore", number, phase, state)
 
 
 def _next_sync(state: ProjectState, wanted: int) -> Step | None:
@@ -56,16 +68,36 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
     current = _round(state, number)
     if not current.explore.done and current.experiences < state.experiences_needed:
         return f"{round_key(number)}: {current.experiences}/{state.experiences_needed} rows"
-    return _phase_step("sync", number, current.sync, state.max_failures)
+    return _phase_step("sync", number, current.sync, state)
 
 
-def _phase_step(kind: ActionKind, number: int, phase: PhaseState, max_failures: int) -> Step:
+def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: ProjectState) -> Step:
     name = kind if kind == "warm_start" else f"{round_key(number)} {kind}"
     if phase.running:
         return f"{name} is running"
-    if phase.failures >= max_failures:
-        return Plan(failed=f"{name} failed {phase.failures} times: see its last run, mend the cause, then launch it")
-    return Action(kind=kind, round=number, attempt=phase.failures)
+    if phase.failures and not phase.retryable:
+        return Plan(failed=f"{name} failed: {phase.cause or 'see its last run'}. {_GO_ON}")
+    if phase.failures >= state.max_failures:
+        said = f", at last with: {phase.cause}" if phase.cause else ": see its last run"
+        return Plan(failed=f"{name} failed {phase.failures} times{said}. {_GO_ON}")
+    wait = retry_wait(phase, state)
+    if wait > 0:
+        said = f": {phase.cause}" if phase.cause else ""
+        retry = f"{name}: retry {phase.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
+        return Plan(waiting=(retry,), retry_in=wait)
+    return Action(kind=kind, round=number, attempt=phase.launches)
+
+
+def retry_wait(phase: PhaseState, state: ProjectState) -> float:
+    """Seconds until a failed phase may be launched again; 0 where it may be now.
+
+    A clock that was set forward ends the wait, one that was set back by more than the wait does too: it cannot tell.
+    """
+    if not phase.failures or phase.failed_at is None:
+        return 0.0
+    wait = min(state.first_retry_s * RETRY_GROWTH ** (phase.failures - 1), LONGEST_RETRY_WAIT_S)
+    passed = state.now - phase.failed_at
+    return 0.0 if passed < -wait else max(0.0, wait - passed)
 
 
 def _leading(state: ProjectState, phase: Literal["explore", "sync"]) -> Iterator[RoundState]:
@@ -81,9 +113,14 @@ def _round(state: ProjectState, number: int) -> RoundState:
 
 
 def _collect(steps: list[Step]) -> Plan:
-    failed = [step.failed for step in steps if isinstance(step, Plan)]
+    plans = [step if isinstance(step, Plan) else _as_plan(step) for step in steps]
     return Plan(
-        actions=tuple(step for step in steps if isinstance(step, Action)),
-        waiting=tuple(step for step in steps if isinstance(step, str)),
-        failed=failed[0] if failed else None,
+        actions=tuple(action for plan in plans for action in plan.actions),
+        waiting=tuple(line for plan in plans for line in plan.waiting),
+        failed=next((plan.failed for plan in plans if plan.failed), None),
+        retry_in=min((plan.retry_in for plan in plans if plan.retry_in is not None), default=None),
     )
+
+
+def _as_plan(step: Action | str) -> Plan:
+    return Plan(waiting=(step,)) if isinstance(step, str) else Plan(actions=(step,))

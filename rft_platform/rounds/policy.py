@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import StorageError
+from rft_platform.errors import DamagedError, StorageError
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
@@ -68,7 +68,12 @@ def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> 
 
 
 def take_snapshot(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
-    """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing."""
+    """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing.
+
+    A round that was trained keeps its snapshot: exploring it again gives the very rows that it was trained on.
+    """
+    if published(store, round_number) is not None and store.read_note(round_number, SNAPSHOT) is not None:
+        return snapshot_of(store, round_number)
     policy = explorer_of(store, round_number, sync_offset)
     store.write_note(round_number, SNAPSHOT, asdict(policy))
     return policy
@@ -88,16 +93,28 @@ def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
     """Make the engine serve exactly ``policy``; after a weight change compare it with the trainer's log-probs.
 
     Returns the mean |delta log-prob| of the canary in nats, or None where nothing changed or no canary is known.
-    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights; the
-    engine then goes on serving what it served before.
+    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights, and
+    DamagedError where the files it read are not those that were published; it then goes on serving what it served.
     """
-    status = engine.status()
-    if (status.policy_version, status.weights_digest) == (policy.policy_version, policy.weights_digest):
+    before = engine.status()
+    same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
+    if same and not before.paused:  # paused: whoever did that ended before the check did, so it is made again
         return None
+    difference = None
     if policy.canary is None:
         engine.update_weights(Path(policy.folder), policy.policy_version)
-        return None
-    return update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
+    else:
+        difference = update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
+    read = engine.status().weights_digest  # of the bytes that it loaded: no second reading is needed
+    if read != policy.weights_digest:
+        engine.update_weights(Path(before.weights_path), before.policy_version)
+        raise DamagedError(
+            f"policy version {policy.policy_version}: the weights in {policy.folder} have digest {read[:16]}, those "
+            f"published had {policy.weights_digest[:16]}; restore the folder or train the round again"
+        )
+    if before.paused:
+        engine.resume()
+    return difference
 
 
 def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:

@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
+    from rft_platform.config.schema import RftConfig
+    from rft_platform.inference.client import EngineClient
+    from rft_platform.inference.vllm_engine.settings import VllmOptions
     from rft_platform.registry.models import ModelRegistry
     from rft_platform.training.group import TrainerClient
+
+#: Requests that bring no seed count up from their engine's own: replicas must not walk the same numbers.
+SEEDS_A_REPLICA = 2**20
 
 
 def start_all(project: Project) -> None:
@@ -25,12 +32,29 @@ def start_all(project: Project) -> None:
 
 
 def connect_engine(project: Project) -> PolicyEngine:
-    """A healthy policy engine for the project's base model; which version it serves is up to ``deploy``."""
+    """A healthy policy engine for the project's base model; which version it serves is up to ``deploy``.
+
+    With ``engine_num`` above 1 it is a pool of so many; replicas beyond that number are ended.
+    """
+    from rft_platform.inference.pool_start import end_surplus, find_or_start_pool
+
+    count, folder = project.config.explorer.rollout_model.engine_num, base_model_folder(project)
+    end_surplus(project.home.leases, count)
+    if count == 1:
+        return connect_replica(project, folder)
+    return find_or_start_pool(count, lambda number: connect_replica(project, folder, number))
+
+
+def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
+    """One engine process of the project, for the base model in ``folder``."""
     from rft_platform.inference.launcher import find_or_start_engine
+    from rft_platform.inference.pool_start import replica_gpus
 
     config, home = project.config, project.home
+    serving = config.explorer.rollout_model
+    alone = serving.engine_num == 1 or config.engine.device == "cpu"
     return find_or_start_engine(
-        base_model_folder(project),
+        folder,
         home.leases,
         home.logs,
         kind=config.engine.kind,
@@ -39,9 +63,34 @@ def connect_engine(project: Project) -> PolicyEngine:
         threads=config.engine.threads,
         idle_timeout_s=config.engine.idle_timeout_s,
         max_model_len=config.model.max_model_len,
-        seed=config.explorer.rollout_model.seed,
-        tool_call_parser=config.explorer.rollout_model.tool_call_parser,
+        seed=serving.seed + number * SEEDS_A_REPLICA,
+        tool_call_parser=serving.tool_call_parser,
         chat_template=config.model.custom_chat_template,
+        replica=number,
+        gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
+        python=config.engine.python,
+        vllm=vllm_options(config),
+    )
+
+
+def vllm_options(config: "RftConfig") -> "VllmOptions":
+    """What a vLLM engine of the project is told beyond what every engine is."""
+    from rft_platform.inference.vllm_engine.settings import VllmOptions
+
+    serving, engine = config.explorer.rollout_model, config.engine
+    rank = engine.max_lora_rank
+    if rank is None:
+        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
+    return VllmOptions(
+        reasoning_parser=serving.reasoning_parser,
+        enable_prefix_caching=serving.enable_prefix_caching,
+        gpu_dtype=serving.dtype,
+        gpu_memory_utilization=serving.gpu_memory_utilization,
+        enforce_eager=serving.enforce_eager,
+        tensor_parallel_size=serving.tensor_parallel_size,
+        kv_cache_gb=engine.kv_cache_gb,
+        max_lora_rank=rank,
+        arguments=engine.vllm_args,
     )
 
 
@@ -81,7 +130,8 @@ def base_model_folder(project: Project) -> Path:
     """The folder of the base model: as named, downloaded from the hub, or looked up in the registry."""
     name = project.config.model.model_path
     if name.startswith("models:/"):
-        return connect_registry(project).resolve(name).folder
+        unread = published(project.store, 0) is None  # later everything starts from the policy that came of it
+        return connect_registry(project).resolve(name, verify=unread).folder
     folder = Path(name)
     if folder.is_dir():
         return folder

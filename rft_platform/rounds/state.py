@@ -7,6 +7,9 @@ from rft_platform.experience.rounds import round_key
 
 ActionKind = Literal["warm_start", "explore", "sync"]
 
+RETRY_GROWTH = 4.0
+LONGEST_RETRY_WAIT_S = 300.0
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseState:
@@ -14,7 +17,11 @@ class PhaseState:
 
     done: bool = False
     running: bool = False
-    failures: int = 0  # launches that ended in failure
+    failures: int = 0  # launches that ended in failure since the last one that succeeded
+    launches: int = 0  # all that have ended, however they did
+    cause: str = ""  # of the last failure, in one line
+    retryable: bool = True  # whether launching it again may help, as the last failure has it
+    failed_at: float | None = None  # when it ended, on the clock of ``ProjectState.now``; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +31,7 @@ class RoundState:
     number: int
     explore: PhaseState = PhaseState()
     sync: PhaseState = PhaseState()
-    experiences: int = 0  # judged rows on disk
-    policy_version: int | None = None  # optimiser step of the checkpoint the round published
+    experiences: int = 0  # judged rows on disk, of a round that has not trained yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +44,9 @@ class ProjectState:
     sync_offset: int = 0  # rounds that exploration may run ahead of training
     warm_start: PhaseState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train"] = "both"
-    max_failures: int = 3
+    max_failures: int = 4  # the first launch and three retries
+    first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
+    now: float = 0.0  # seconds on the clock that the ends of failed launches were taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +71,4 @@ class Plan:
     waiting: tuple[str, ...] = ()
     finished: bool = False
     failed: str | None = None
+    retry_in: float | None = None  # seconds until the next retry may be launched, where that is what is waited for

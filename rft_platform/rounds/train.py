@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.canary import Canary
 from rft_platform.progress import report
+from rft_platform.rounds.mend import mending, refuse_damaged_rows
 from rft_platform.rounds.policy import Policy, parent_of, publish, published, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
@@ -52,7 +54,12 @@ def train(
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
         report(f"{round_key(round_number)} training", done, max(total, done), **watched)
 
-    result = trainer.train(train_request(project, parent, round_number, run_id), on_step)
+    refuse_damaged_rows(project, round_number, rests_on="judge")
+    request = train_request(project, parent, round_number, run_id)
+    with ExitStack() as weights:
+        for policy in (parent, *([required(store, 0)] if request.reference else [])):
+            weights.enter_context(mending(project, policy))
+        result = trainer.train(request, on_step)
     started = perf_counter()
     policy = Policy(
         folder=result.checkpoint,

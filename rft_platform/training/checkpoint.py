@@ -156,7 +156,8 @@ def publish(
     weights, moments = gather_weights(state), gather_moments(state)
 
     def write() -> dict[str, Any]:
-        with atomic_path(folder) as temp:
+        _remove_leftovers(folder)
+        with atomic_path(folder, needs=_bytes_of(state, weights, moments)) as temp:
             temp.mkdir()
             _write_weights(temp, state, weights)
             _copy_companions(state.folder, temp)
@@ -168,6 +169,19 @@ def publish(
         return {"files": done.files, "weights_digest": done.weights_digest}
 
     return replace(manifest, **ranks.from_first(write))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a trainer that was killed while it wrote this checkpoint left: nobody reads it, and it takes room."""
+    for left in [*folder.parent.glob(f".{folder.name}.*.tmp"), *folder.parent.glob(f".{folder.name}.*.old")]:
+        shutil.rmtree(left)
+
+
+def _bytes_of(state: TrainerState, weights: dict[str, Tensor], moments: dict[str, Tensor]) -> int:
+    """Least size of the checkpoint in bytes: published weights, moments, float32 weights where those are rounded."""
+    published = sum(value.numel() * state.dtype.itemsize for value in weights.values())
+    masters = sum(value.nbytes for value in weights.values()) if state.dtype != torch.float32 else 0
+    return published + masters + sum(value.nbytes for value in moments.values())
 
 
 def _write_weights(folder: Path, state: TrainerState, weights: dict[str, Tensor]) -> None:

@@ -13,8 +13,10 @@ import psutil
 
 import rft_platform
 from rft_platform.errors import TrainerError
+from rft_platform.observability.context import current
 from rft_platform.processes.lease import Lease, is_alive, locked, read_lease
 from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.strays import end_strays, lease_environment
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.wire import Connection, Message, raise_error
 
@@ -138,7 +140,9 @@ class TrainerClient:
     def _start(self) -> None:
         spec = self._spec
         threads = str(spec.threads)
-        env = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+        end_strays(spec.lease)  # of a starter that was killed: two groups would write to one log and one lease
+        own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **lease_environment(spec.lease)}
+        env = os.environ | own
         process = start_detached(_command(spec), spec.log, env)
         born = process.create_time()
         try:
@@ -165,7 +169,7 @@ class TrainerClient:
         heard, cause = False, None
         try:
             with closing(_connect(lease)) as connection:
-                connection.send(message | {"token": lease.token})
+                connection.send(message | {"token": lease.token, "context": asdict(current())})
                 for event in connection:
                     heard = True
                     yield event

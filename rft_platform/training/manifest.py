@@ -7,11 +7,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import StorageError, UserError
+from rft_platform.checkpoint_files import MANIFEST, first_damage
+from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.files import digest_file, digest_json, read_json, write_json
 from rft_platform.weights import digest_weights
 
-MANIFEST = "manifest.json"
 TRAINER_STATE = "trainer_state"
 STEPS = "steps.json"  # what each optimiser step measured
 SCHEMA_VERSION = 1
@@ -73,13 +73,10 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """StorageError naming the first file of a checkpoint that is missing or not what was written."""
-    for name, entry in manifest.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise StorageError(f"{path} is missing: restore the checkpoint or train from an earlier one")
-        if path.stat().st_size != entry["size"] or digest_file(path) != entry["sha256"]:
-            raise StorageError(f"{path} is damaged (not the digest in {MANIFEST}): train from an earlier checkpoint")
+    """DamagedError naming the first file of a checkpoint that is missing or not what was written."""
+    why = first_damage(folder, manifest.files)
+    if why is not None:
+        raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
 
 
 def identify(folder: Path) -> str:

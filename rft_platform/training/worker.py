@@ -25,7 +25,10 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from transformers.utils import logging as transformers_logging
 
-from rft_platform.errors import RftError, TrainerError, UserError
+from rft_platform.errors import RftError, TrainerError, TrainerMemoryError, UserError
+from rft_platform.faults import is_out_of_memory
+from rft_platform.observability.context import PhaseContext, log_context
+from rft_platform.observability.logs import configure, hide
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.ranks import Ranks
@@ -41,7 +44,7 @@ _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 def main() -> None:
     """Serve until shut down or idle for too long."""
     options = _options()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    configure("trainer")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
@@ -67,7 +70,8 @@ def _options() -> argparse.Namespace:
 def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
     """Rank 0: publish the lease, take commands, repeat them to the other ranks."""
     family = _family()
-    server = CommandServer(token := secrets.token_hex(16), lambda: _status(session, family))
+    hide(token := secrets.token_hex(16))
+    server = CommandServer(token, lambda: _status(session, family))
     _publish_lease(options, server.port, token, session.ranks.world_size)
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
@@ -94,7 +98,13 @@ def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
     if job.message["command"] == "shutdown":
         server.finish(job, {"event": "done"})
         return False
-    command = {name: value for name, value in job.message.items() if name != "token"}
+    with log_context(PhaseContext(**job.message.get("context", {}))):
+        _work(session, server, job)
+    return True
+
+
+def _work(session: TrainingSession, server: CommandServer, job: Job) -> None:
+    command = {name: value for name, value in job.message.items() if name not in ("token", "context")}
     session.ranks.broadcast(command)
     try:
         server.finish(job, _execute(session, command, job.send, server.cancelled.is_set))
@@ -102,10 +112,10 @@ def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
         LOG.warning("%s failed: %s", command["command"], error)
         server.finish(job, error_message(error))
     except Exception as error:
-        ending = TrainerError(f"{type(error).__name__}: {error}; the trainer ends, its log has more")
+        kind = TrainerMemoryError if is_out_of_memory(error) else TrainerError
+        ending = kind(f"{type(error).__name__}: {error}; the trainer ends, its log has more")
         server.finish(job, error_message(ending))
         raise
-    return True
 
 
 def _follow(session: TrainingSession) -> None:
@@ -132,7 +142,9 @@ def _execute(
         request = _REQUEST.validate_python(command["request"])
     except ValidationError as error:
         raise UserError(f"not a training request: {error}") from error
-    return {"event": "done", "result": asdict(session.train(request, on_step, cancelled))}
+    result = session.train(request, on_step, cancelled)
+    LOG.info("%d steps led to policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
+    return {"event": "done", "result": asdict(result)}
 
 
 def _family() -> list[psutil.Process]:

@@ -60,8 +60,10 @@ def test_engine_and_trainer_work_in_pools_of_their_own():
 def test_jobs_sensors_and_schedule_are_named_and_described():
     repository = defs.get_repository_def()
     jobs = {job.name: job for job in repository.get_all_jobs() if not job.name.startswith("__")}
-    assert set(jobs) == {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"}
+    upkeep = {"compact_job", "retention_job"}
+    assert set(jobs) == {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"} | upkeep
     assert all(job.description for job in jobs.values())
     assert all(sensor.description for sensor in repository.sensor_defs)
-    assert {sensor.name for sensor in repository.sensor_defs} == {"next_round_sensor", "experience_threshold_sensor"}
+    planned = {"next_round_sensor", "experience_threshold_sensor"}
+    assert {sensor.name for sensor in repository.sensor_defs} == planned | {"alert_on_run_failure"}
     assert [schedule.name for schedule in repository.schedule_defs] == ["nightly_evaluation"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import time
 from typing import Any
 
@@ -112,7 +113,9 @@ def test_a_failing_judge_drops_the_run_and_is_counted() -> None:
     assert [r.dropped_by for r in judged.rows] == [None, None, JUDGE_ERROR, JUDGE_ERROR]
     assert math.isnan(judged.rows[2].reward) and judged.rows[2].advantage == 0.0
     assert judged.rows[0].advantage == pytest.approx(0.5 / (math.sqrt(0.5) + 1e-6))
-    assert [(run.run_id, run.error) for run in judged.errors] == [("g1-2", "RuntimeError: no verdict")]
+    ((failed, error),) = [(run.run_id, run.error) for run in judged.errors]
+    assert failed == "g1-2"
+    assert re.fullmatch(rf"RuntimeError: no verdict \({re.escape(__file__)}:\d+\)", str(error))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "1 of 2"])

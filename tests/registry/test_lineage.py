@@ -3,17 +3,21 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from rft_platform.cli.commands.trace import print_checkpoint, print_row
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_file, write_json
 from rft_platform.registry.lineage import trace_checkpoint, trace_row
 from rft_platform.registry.models import ModelRegistry
+from rft_platform.registry.reading import read_versions
 
 ROWS = 4
 
@@ -140,6 +144,52 @@ def test_model_versions_are_named(world: World, connect: Callable[[], ModelRegis
     assert warm_start.result.model_version is None
     row = trace_row(rollout(1, 0).row_id, world.store, world.checkpoints, registry)
     assert [ref.aliases for ref in (*row.trained, *row.descendants)] == [("champion",), (), ("candidate",)]
+
+
+def test_versions_read_directly_are_those_of_mlflow(world: World, connect: Callable[[], ModelRegistry]) -> None:
+    registry = connect()
+    assert read_versions(registry.tracking_uri, registry.model_name) == []
+    for step in (8, 16, 24):
+        registry.register_checkpoint(world.folder(step), step, {"weights_digest": f"weights{step}"})
+    registry.promote(2)
+    direct = read_versions(registry.tracking_uri, registry.model_name)
+    assert direct is not None
+    assert [(v.version, v.folder, v.aliases) for v in direct] == [
+        (v.version, v.folder, v.aliases) for v in registry.versions()
+    ]
+    (newest, *_) = trace_checkpoint("models:/demo-model/3", world.store, connect()).trainings
+    assert newest.result.model_version == 3
+    with pytest.raises(UserError, match="no such version"):
+        trace_checkpoint("models:/demo-model@nobody", world.store, registry)
+
+
+def test_what_is_no_file_of_mlflow_is_left_to_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "other.db").write_bytes(b"no database")
+    for address in ("http://localhost:1", "postgresql://x", f"sqlite:///{tmp_path / 'none.db'}"):
+        assert read_versions(address, "m") is None
+    assert read_versions(f"sqlite:///{tmp_path / 'other.db'}", "m") is None
+
+
+def test_verification_reads_every_byte(world: World) -> None:
+    (path,) = world.store.rollout_files(1)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is True  # by ledger and size
+    with pytest.raises(StorageError, match="other bytes than were written"):
+        trace_checkpoint(world.folder(8), world.store, verify=True)
+    path.write_bytes(content[:-1])
+    assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
+
+
+def test_a_long_chain_is_printed_in_part(world: World) -> None:
+    text = StringIO()
+    print_checkpoint(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160), shown=1)
+    assert "policy version 24" in text.getvalue() and "policy version 8," not in text.getvalue()
+    assert "... and 2 trainings before, on 3 rows (--all prints them)" in text.getvalue()
+    text = StringIO()
+    print_row(trace_row(rollout(1, 0).row_id, world.store, world.checkpoints), Console(file=text, width=160), shown=1)
+    assert "1 earlier checkpoint" in text.getvalue() and "version 24" in text.getvalue()
 
 
 def test_a_moved_project_is_still_traced(world: World, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import StorageError, UserError
+from rft_platform.errors import DamagedError, RegistryError, StorageError, UserError
+from rft_platform.files import digest_file, write_json
 from rft_platform.registry.models import ModelRegistry
 from rft_platform.registry.store import open_client
 
@@ -103,7 +104,7 @@ def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_server_that_is_not_there_is_reported_at_once() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
-        with pytest.raises(UserError, match="does not answer"):
+        with pytest.raises(RegistryError, match="does not answer"):
             open_client(f"http://127.0.0.1:{closed.getsockname()[1]}")
 
 
@@ -127,3 +128,16 @@ def test_importing_the_registry_imports_no_mlflow() -> None:
     assert "'rft_platform.registry.models'" in loaded
     for heavy in ("mlflow", "pandas", "pyarrow", "duckdb", "sqlalchemy"):
         assert f"'{heavy}'" not in loaded
+
+
+def test_weights_that_are_not_what_was_registered_are_not_handed_out(registry: ModelRegistry, tmp_path: Path) -> None:
+    version, folder = register(registry, tmp_path, 8), checkpoint(tmp_path, 8)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    files = {"model.safetensors": {"size": 7, "sha256": digest_file(folder / "model.safetensors")}}
+    write_json(folder / "manifest.json", {"files": files})
+    assert registry.resolve(f"models:/demo-model/{version}", verify=True).folder == folder
+
+    (folder / "model.safetensors").write_bytes(b"weighty")
+    assert registry.resolve(f"models:/demo-model/{version}").folder == folder  # lineage reads no weights
+    with pytest.raises(DamagedError, match=r"which is damaged: model\.safetensors holds other bytes"):
+        registry.resolve(f"models:/demo-model/{version}", verify=True)

@@ -62,13 +62,52 @@ def test_enough_rows_train_before_the_exploration_ends():
     assert plan_next(short).waiting == ("r0001 explore is running", "r0001: 312/512 rows")
 
 
+def failed_phase(**changes: object) -> PhaseState:
+    return replace(PhaseState(failures=1, launches=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
+
+
 def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
-    once = project((PhaseState(failures=1), PhaseState()))
+    once = project((failed_phase(failed_at=None), PhaseState()))
     assert [a.run_key for a in plan_next(once).actions] == ["explore:r0001:1"]
-    given_up = plan_next(project((PhaseState(failures=3), PhaseState())))
+    given_up = plan_next(project((failed_phase(failures=4), PhaseState())))
     assert given_up.actions == ()
     assert given_up.failed is not None
-    assert given_up.failed.startswith("r0001 explore failed 3 times")
+    assert given_up.failed.startswith("r0001 explore failed 4 times, at last with: engine: gone")
+
+
+def test_launches_that_succeeded_and_were_withdrawn_count_for_the_key_alone():
+    again = project((PhaseState(failures=0, launches=2), PhaseState()))
+    assert [a.run_key for a in plan_next(again).actions] == ["explore:r0001:2"]
+
+
+def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
+    plan = plan_next(project((failed_phase(retryable=False, cause="the judge has no column x"), PhaseState())))
+    assert plan.actions == ()
+    assert plan.failed is not None
+    assert "r0001 explore failed: the judge has no column x" in plan.failed
+    assert "`rft run` goes on" in plan.failed
+
+
+@pytest.mark.parametrize(
+    ("failures", "passed", "said"),
+    [(1, 0.0, "retry 1 of 3 in 3 s"), (2, 2.0, "retry 2 of 3 in 10 s"), (3, 47.5, "retry 3 of 3 in 1 s")],
+)
+def test_retries_wait_ever_longer_and_say_so(failures: int, passed: float, said: str):
+    state = project((DONE, failed_phase(failures=failures, launches=failures)), now=100.0 + passed)
+    plan = plan_next(state)
+    assert plan.actions == ()
+    assert f"r0001 sync: {said}: engine: gone" in plan.waiting
+    assert plan.retry_in is not None
+    later = plan_next(replace(state, now=state.now + plan.retry_in))
+    assert [a.run_key for a in later.actions] == [f"sync:r0001:{failures}"]
+
+
+@given(jump=st.floats(-1e7, 1e7), failures=st.integers(1, 3))
+def test_a_clock_that_jumps_never_blocks_for_longer_than_twice_the_wait(jump: float, failures: int):
+    wait = 3.0 * 4 ** (failures - 1)
+    state = project((failed_phase(failures=failures), PhaseState()), now=100.0 + jump)
+    plan = plan_next(state)
+    assert plan.actions or (plan.retry_in is not None and plan.retry_in <= 2 * wait)
 
 
 def test_modes_leave_the_other_half_to_someone_else():

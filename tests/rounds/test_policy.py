@@ -5,7 +5,7 @@ import pytest
 from rft_platform.errors import StorageError, WeightMismatchError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.rounds.policy import Policy, deploy, explorer_of, parent_of, publish, published
+from rft_platform.rounds.policy import Policy, deploy, explorer_of, parent_of, publish, published, take_snapshot
 from rft_platform.weights import digest_weights
 
 
@@ -32,6 +32,16 @@ def test_the_explorer_takes_the_newest_policy_that_the_offset_permits(store):
     assert explorer_of(store, 3, 1) == policy(1)
     with pytest.raises(StorageError, match="r0003 needs a policy of r0002 or later"):
         explorer_of(store, 3, 0)
+
+
+def test_a_round_that_was_trained_keeps_the_policy_it_explored_with(store):
+    publish(store, policy(0))
+    assert take_snapshot(store, 2, 1) == policy(0)
+    publish(store, policy(1))
+    assert take_snapshot(store, 2, 1) == policy(1), "not trained yet: the newest"
+    publish(store, policy(2))
+    publish(store, Policy("/weights/1b", 11, "d1b", 1))
+    assert take_snapshot(store, 2, 1) == policy(1)
 
 
 def test_training_starts_from_the_round_before_and_nothing_else(store):

@@ -253,7 +253,7 @@ def test_a_damaged_parent_is_detected_by_its_digest(session, ranks, round_reques
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(StorageError, match=r"model.safetensors is damaged"):
+    with pytest.raises(StorageError, match=r"is damaged: model.safetensors"):
         train(TrainingSession(ranks, "float32"), after(round_request(seed=2), result))
     (Path(result.checkpoint) / "trainer_state" / "optimizer.safetensors").unlink()
     with pytest.raises(StorageError, match=r"damaged|missing"):

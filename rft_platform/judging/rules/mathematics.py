@@ -1,6 +1,7 @@
 """The judge for mathematical answers: equal in value, however written (through the library math-verify)."""
 
 import threading
+from functools import lru_cache
 from typing import Any
 
 from rft_platform.judging.reference import reference_text
@@ -18,13 +19,35 @@ def math(task: dict[str, Any], response: Any, *, answer_key: str = "answer", tim
 
     limit = timeout_s if threading.current_thread() is threading.main_thread() else None
     reference = reference_text(task, answer_key).rpartition("####")[2].strip()
-    expected = math_verify.parse(_as_latex(reference), parsing_timeout=limit)
+    expected = _parsed(_as_latex(reference), limit)
     if not expected:
         raise ValueError(f"the reference answer {reference[:80]!r} is not a mathematical expression")
     text = response_text(response)
     answer = _as_latex(text.rpartition("####")[2].strip()) if "####" in text else text
-    given = math_verify.parse(answer, parsing_timeout=limit)
+    given = _parsed(answer, limit)
     return float(math_verify.verify(expected, given, timeout_seconds=limit))
+
+
+class _NothingFoundError(ValueError):
+    """No expression in the text, or none in time."""
+
+
+def _parsed(text: str, limit: int | None) -> list[Any]:
+    try:
+        return _parse_once(text, limit)
+    except _NothingFoundError:
+        return []
+
+
+@lru_cache(maxsize=4096)
+def _parse_once(text: str, limit: int | None) -> list[Any]:
+    """Parsed once for all runs of a task; nothing found is not kept, for it may have been a matter of time."""
+    import math_verify
+
+    found: list[Any] = math_verify.parse(text, parsing_timeout=limit)
+    if not found:
+        raise _NothingFoundError(text)
+    return found
 
 
 def _as_latex(text: str) -> str:

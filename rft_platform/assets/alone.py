@@ -1,0 +1,149 @@
+"""One run at a time works on a round, and an interrupted run leaves nothing running in engine and trainer.
+
+Dagster locks no partition, and pools order steps but not runs: a round that is explored a second time while it is being
+trained would change under the trainer's feet.
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import dagster as dg
+
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, TransientError
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.trainer import TrainerResource
+
+#: Assets that write what others of the same round read.
+_EXCLUSIVE = frozenset(
+    {"warm_start_checkpoint", "policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint"}
+)
+_WARM_START = "r0000"
+_PATIENCE_S = 20.0  # the run before may be about to end: its rows are complete some moments earlier
+_POLL_S = 0.2
+
+
+class RoundBusyError(TransientError):
+    """Another run works on the round."""
+
+    hint = "wait for that run, or cancel it; then launch the job again"
+
+
+@dataclass(slots=True)
+class _Held:
+    stream: IO[str]
+    run_id: str
+
+
+_held: dict[Path, _Held] = {}  # by this process, until it ends or its next run takes over
+
+
+@contextmanager
+def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
+    """Run an asset's body as the only run that works on its round; ``resources`` are those of the body.
+
+    Raises RoundBusyError naming the other run where there is one. The round stays this run's until the run's process
+    ends, or works on another run. Where the body is interrupted, what it asked of engine and trainer is given up; so is
+    what a run before left there when its process was killed.
+    """
+    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    if project is None:
+        yield
+        return
+    if name in _EXCLUSIVE:
+        former = hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run_id)
+        if former is not None and _was_cut_short(context.instance, former):
+            give_up_work(project, resources)
+    try:
+        yield
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        give_up_work(project, resources)
+        raise
+
+
+def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_S) -> str | None:
+    """Make the round this run's; returns the id of the run that held it before, if that was another one.
+
+    Raises RoundBusyError where another run holds it still after ``patience_s`` seconds.
+    """
+    file = home.leases / "rounds" / f"{key}.lock"
+    for other, held in list(_held.items()):  # a process works on one run after another
+        if held.run_id != run_id:
+            _held.pop(other).stream.close()
+    if file in _held:
+        return None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + patience_s
+    while not _lock(stream):
+        if time.monotonic() > deadline:
+            told = _read(stream)
+            stream.close()
+            raise RoundBusyError(
+                f"{key} is being worked on by run {told.get('run_id', '(starting)')} (process {told.get('process')}): "
+                "wait for that run, or cancel it; then launch the job again"
+            )
+        time.sleep(_POLL_S)
+    former = _read(stream).get("run_id")
+    stream.truncate(0)
+    json.dump({"run_id": run_id, "process": os.getpid()}, stream)
+    stream.flush()
+    _held[file] = _Held(stream, run_id)
+    return former if former != run_id else None
+
+
+def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
+    """End the training and the requests that run now, where the asset works with trainer or engine."""
+    from rft_platform.processes.lease import is_alive, read_lease
+
+    leases = Home(Path(project.home).absolute()).leases
+    for resource in resources:
+        if isinstance(resource, TrainerResource):
+            lease = read_lease(leases / "trainer.json")
+            if lease is not None and is_alive(lease):
+                with suppress(RftError):
+                    resource.connect().cancel()
+        elif isinstance(resource, EngineResource) and any(map(_lives, leases.glob("engine*.json"))):
+            with suppress(RftError):
+                engine = resource.connect()
+                engine.pause("abort")
+                engine.resume()
+
+
+def _lives(lease_file: Path) -> bool:
+    from rft_platform.processes.lease import is_alive, read_lease
+
+    lease = read_lease(lease_file)
+    return lease is not None and is_alive(lease)
+
+
+def _was_cut_short(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
+
+
+def _round_key(context: dg.AssetExecutionContext) -> str:
+    return context.partition_key if context.has_partition_key else _WARM_START
+
+
+def _lock(stream: IO[str]) -> bool:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(stream: IO[str]) -> dict[str, Any]:
+    stream.seek(0)
+    try:
+        return dict(json.loads(stream.read()))
+    except ValueError:
+        return {}

@@ -1,0 +1,86 @@
+"""How a fault ends a Dagster run: one line with the cause, metadata, tags to find it by, no retry that cannot help.
+
+Whoever launched the run (the daemon, the in-process driver, a person) reads the same tags.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import dagster as dg
+
+from rft_platform.assets.alone import works_alone
+from rft_platform.assets.phases import asset_phase
+from rft_platform.errors import CheckFailedError, RftError
+from rft_platform.faults import as_fault, cause_line
+
+FAULT_TAG = "rft/fault"
+RETRYABLE_TAG = "rft/retryable"
+CAUSE_TAG = "rft/cause"
+
+
+def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[..., dg.MaterializeResult[Any]]:
+    """Decorator of every asset body whose first parameter is its context: errors end the run as the taxonomy says."""
+
+    @wraps(body)
+    def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
+        try:
+            resources = [*args, *kwargs.values()]
+            with asset_phase(context, body.__name__), works_alone(context, body.__name__, resources):
+                result = body(context, *args, **kwargs)
+        except dg.Failure:
+            raise
+        except Exception as raised:
+            error = as_fault(raised)
+            _tag(context, fault_tags(error))
+            raise failure(error) from error
+        refused = refusing_checks(result)
+        if refused:
+            _tag(context, fault_tags(check_failure(refused)))
+        return result
+
+    return asset_body
+
+
+def failure(error: RftError) -> dg.Failure:
+    """The error as Dagster's failure of a step."""
+    return dg.Failure(
+        description=f"{error.fault}: {cause_line(error)}",
+        metadata={
+            "fault": error.fault,
+            "retryable": error.retryable,
+            "hint": error.hint,
+            "error": type(error).__name__,
+            "message": dg.MetadataValue.text(str(error)),
+        },
+        allow_retries=error.retryable,
+    )
+
+
+def fault_tags(error: RftError) -> dict[str, str]:
+    """The tags of a run that ended with ``error``."""
+    return {
+        FAULT_TAG: error.fault,
+        RETRYABLE_TAG: "true" if error.retryable else "false",
+        CAUSE_TAG: cause_line(error),
+    }
+
+
+def check_failure(names: list[str]) -> CheckFailedError:
+    """What a run fails with after its asset: Dagster ends it because blocking checks refuse the rows."""
+    return CheckFailedError(f"blocking check {', '.join(names)} failed: the rows are kept, but no training reads them")
+
+
+def refusing_checks(result: dg.MaterializeResult[Any]) -> list[str]:
+    """Names of the failed checks of severity ERROR: all of those block."""
+    found = result.check_results or []
+    return [
+        str(check.check_name) for check in found if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR
+    ]
+
+
+def _tag(context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
+    try:
+        context.instance.add_run_tags(context.run.run_id, dict(tags))
+    except Exception as error:  # the run store may share the disk that is full: the fault itself is what must be said
+        context.log.warning(f"the run's tags could not be written: {error}")

@@ -1,0 +1,72 @@
+"""MLflow's troubles in the platform's words: what it cannot do now is a ``RegistryError``, and may be asked again."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, cast
+
+from rft_platform.errors import DiskFullError, RegistryError
+from rft_platform.faults import is_disk_full
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+#: What MLflow answers to a question that is wrong, rather than at a wrong time: the callers deal with these.
+_ANSWERS = frozenset(
+    {
+        "RESOURCE_DOES_NOT_EXIST",
+        "RESOURCE_ALREADY_EXISTS",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "PERMISSION_DENIED",
+        "UNAUTHENTICATED",
+        "ENDPOINT_NOT_FOUND",
+    }
+)
+
+
+class _Guarded:
+    """Every method of an MLflow client, its errors told as the platform tells them."""
+
+    def __init__(self, client: "MlflowClient", tracking_uri: str) -> None:
+        self._client = client
+        self._tracking_uri = tracking_uri
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if not callable(method):
+            return method
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with registry_errors(self._tracking_uri):
+                return method(*args, **kwargs)
+
+        return call
+
+
+def guarded(client: "MlflowClient", tracking_uri: str) -> "MlflowClient":
+    """The client, whose calls raise ``RegistryError`` where MLflow does not do its part."""
+    return cast("MlflowClient", _Guarded(client, tracking_uri))
+
+
+@contextmanager
+def registry_errors(tracking_uri: str) -> Iterator[None]:
+    """Turn MLflow's failures into ``RegistryError``, a full disk into ``DiskFullError``; its answers pass."""
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
+
+    try:
+        yield
+    except (MlflowException, RequestException, OSError) as error:
+        if isinstance(error, MlflowException) and error.error_code in _ANSWERS:
+            raise
+        if is_disk_full(error):
+            raise DiskFullError(f"MLflow {tracking_uri}: no space left on its disk ({_first_line(error)})") from error
+        raise RegistryError(
+            f"MLflow {tracking_uri} does not do its part ({_first_line(error)}): see that it runs and can write"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

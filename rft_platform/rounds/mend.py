@@ -1,0 +1,140 @@
+"""Damaged files: found where their bytes are read, set aside, and made again where nothing rests on them."""
+
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage
+from rft_platform.errors import DamageRepairedError, StorageError, UserError, WeightMismatchError
+from rft_platform.experience.rounds import round_key
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import write_json
+from rft_platform.rounds.curve import EVALUATION
+from rft_platform.rounds.policy import NOTE, Policy, published
+from rft_platform.rounds.project import Project
+from rft_platform.weights import digest_weights
+
+LOG = logging.getLogger(__name__)
+ASIDE = "aside"
+#: Notes of a round that rest on its checkpoint, in the order in which they are withdrawn: whatever is left after a
+#: crash, the plan still sees that the round is to be synced again.
+_NOTES = (EVALUATION, NOTE, "train")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """Which rounds a checkpoint belongs to: the one that made it and no-op rounds after it; and who built on it."""
+
+    sharing: tuple[int, ...]
+    dependents: tuple[int, ...]
+
+
+@contextmanager
+def mending(project: Project, policy: Policy) -> Iterator[None]:
+    """Where the body fails over the weights of ``policy``, look whether its checkpoint is damaged, and mend that.
+
+    Raises what ``mend`` raises; the body's own error where the checkpoint is whole.
+    """
+    try:
+        yield
+    except (StorageError, UserError, WeightMismatchError):
+        mend(project, policy)
+        raise
+
+
+def mend(project: Project, policy: Policy) -> None:
+    """Nothing for a checkpoint that is whole. Reads every byte of it.
+
+    Raises DamageRepairedError after a damaged one was set aside and the notes that rest on it were withdrawn, so that
+    the plan makes it again; StorageError, naming them, where later rounds were trained from it, or where it is a base
+    model, which nobody here can make again.
+    """
+    why = damage_of(policy)
+    if why is None:
+        return
+    folder, rounds = Path(policy.folder), _rounds_of(project.store, policy)
+    if project.checkpoints not in folder.parents:
+        raise StorageError(f"base model {folder}: {why}: bring back what the project was started with")
+    if rounds.dependents:
+        raise StorageError(
+            f"checkpoint {folder} is damaged: {why}. {_named(rounds.dependents)} descend from it, so it is not made "
+            "again: restore the folder from a copy, or start a project of another name from a later checkpoint"
+        )
+    target = _set_aside(project, folder, rounds.sharing, why)
+    maker = rounds.sharing[0] if rounds.sharing else policy.round
+    made_by = "the warm start" if maker == 0 else f"the training of {round_key(maker)}"
+    LOG.warning("checkpoint %s is damaged (%s): set aside as %s", folder, why, target)
+    raise DamageRepairedError(
+        f"checkpoint {folder} is damaged: {why}; it was set aside as {target}, and {made_by} is repeated"
+    )
+
+
+def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> None:
+    """Set aside the round's damaged Parquet files. Reads every byte of them.
+
+    Raises where the note ``rests_on`` had to go with them (``explore`` before judging, ``judge`` before training):
+    DamageRepairedError, as the plan explores the round again; StorageError where the round has trained already, which
+    the plan does not repeat.
+    """
+    store = project.store
+    found = store.damaged(round_number, digest=True)
+    if not found:
+        return
+    trained, had = published(store, round_number) is not None, store.read_note(round_number, rests_on) is not None
+    for file in found:
+        store.set_aside(round_number, file.path, file.why)
+        LOG.warning("%s %s: set aside", file.path, file.why)
+    named = "; ".join(f"{file.path} {file.why}" for file in found)
+    key = round_key(round_number)
+    if trained:
+        raise StorageError(
+            f"{named}; set aside. {key} has trained on it: to make it again, launch explore_job for {key}"
+        )
+    if had and store.read_note(round_number, rests_on) is None:
+        raise DamageRepairedError(f"{named}; set aside, and the exploration of {key} is repeated")
+
+
+def damage_of(policy: Policy) -> str | None:
+    """What is wrong with a policy's weights on disk; None: they are what was published."""
+    folder = Path(policy.folder)
+    if _is_checkpoint(folder):
+        return checkpoint_damage(folder)
+    try:
+        unchanged = digest_weights(folder) == policy.weights_digest
+    except (UserError, OSError) as error:
+        return str(error)
+    return None if unchanged else "its weights are not those that the project was started with"
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """A checkpoint of ours, which may have lost its manifest; else a base model."""
+    return folder.name.startswith("global_step_") or (folder / MANIFEST).exists()
+
+
+def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
+    found = {number: published(store, number) for number in store.rounds()}
+    sharing = sorted(number for number, one in found.items() if one is not None and one.folder == policy.folder)
+    last = max(sharing, default=policy.round)
+    return _Rounds(tuple(sharing), tuple(sorted(n for n, one in found.items() if one is not None and n > last)))
+
+
+def _set_aside(project: Project, folder: Path, rounds: tuple[int, ...], why: str) -> Path:
+    """Withdraw the notes first: what they promise must not outlive the folder."""
+    for number in reversed(rounds):
+        for note in _NOTES:
+            project.store.withdraw_note(number, note)
+    # no name that begins as checkpoints do: lineage looks for those
+    target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        folder.rename(target)
+    write_json(target.with_name(f"{target.name}.why.json"), {"folder": str(folder), "why": why})
+    return target
+
+
+def _named(rounds: tuple[int, ...]) -> str:
+    first, last = round_key(rounds[0]), round_key(rounds[-1])
+    return f"Round {first}" if len(rounds) == 1 else f"Rounds {first} to {last}"

@@ -1,0 +1,31 @@
+"""Where a round's time went, from the notes of its phases."""
+
+from collections.abc import Mapping
+from typing import Any
+
+PARTS = ("rollout", "judge", "train", "evaluation")
+
+
+def time_split(
+    explored: Mapping[str, Any],
+    judged: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    wall_s: float | None = None,
+) -> dict[str, float]:
+    """Seconds by part; ``overhead`` is what the round's launches took beyond that, where ``wall_s`` (of all) is known.
+
+    A note that is missing is an empty mapping; its part is then left out.
+    """
+    scores = evaluated.get("metrics", {})
+    measured = {
+        "rollout": explored.get("seconds"),
+        "judge": judged.get("seconds"),
+        # Handing the weights to the engine is part of training them.
+        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained else None,
+        "evaluation": scores.get("evaluation_s"),
+    }
+    split = {name: float(seconds) for name in PARTS if (seconds := measured[name]) is not None}
+    if wall_s is not None and len(split) == len(PARTS):
+        split["overhead"] = max(0.0, wall_s - sum(split.values()))
+    return split

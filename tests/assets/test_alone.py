@@ -1,0 +1,80 @@
+"""One run at a time works on a round; what a cut-short run left running is given up."""
+
+import subprocess
+import sys
+
+import dagster as dg
+import pytest
+
+from rft_platform.assets import alone
+from rft_platform.assets.alone import RoundBusyError, hold_round, works_alone
+from rft_platform.config.home import Home
+from rft_platform.resources.project import ProjectResource
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from rft_platform.assets.alone import hold_round
+from rft_platform.config.home import Home
+hold_round(Home(Path(sys.argv[1])), "r0001", "run-a")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch) -> Home:
+    monkeypatch.setattr(alone, "_held", {})
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def other(home):
+    """A process of another run that works on round 1."""
+    process = subprocess.Popen([sys.executable, "-c", _HOLD, str(home.root)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_run_is_refused_and_told_which_one_works_on_the_round(home, other):
+    with pytest.raises(RoundBusyError, match=rf"r0001 is being worked on by run run-a \(process {other.pid}\)"):
+        hold_round(home, "r0001", "run-b", patience_s=0.3)
+    assert hold_round(home, "r0002", "run-b", patience_s=0.3) is None
+
+
+def test_a_second_process_of_the_same_run_is_refused(home, other):
+    with pytest.raises(RoundBusyError):
+        hold_round(home, "r0001", "run-a", patience_s=0.3)
+
+
+def test_a_killed_run_leaves_the_round_to_the_next_which_learns_of_it(home, other):
+    other.kill()
+    other.wait()
+    assert hold_round(home, "r0001", "run-b") == "run-a"
+    assert hold_round(home, "r0001", "run-b") is None, "its later steps hold it already"
+
+
+def test_a_process_works_on_one_run_after_another(home):
+    assert hold_round(home, "r0001", "run-a") is None
+    assert hold_round(home, "r0001", "run-b") == "run-a"
+
+
+def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monkeypatch):
+    given_up = []
+    monkeypatch.setattr(alone, "give_up_work", lambda project, resources: given_up.append(list(resources)))
+    project = ProjectResource(home=str(home.root))
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        dg.build_asset_context(instance=instance, partition_key="r0001") as context,
+    ):
+        with (
+            pytest.raises(dg.DagsterExecutionInterruptedError),
+            works_alone(context, "rollout_batches", [project]),
+        ):
+            raise dg.DagsterExecutionInterruptedError
+        with pytest.raises(ValueError, match="its own"), works_alone(context, "rollout_batches", [project]):
+            raise ValueError("its own")
+    assert given_up == [[project]]

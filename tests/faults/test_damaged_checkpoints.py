@@ -1,0 +1,150 @@
+"""A checkpoint that is not what was written: named, set aside and made again; or said who rests on it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage, digest_once
+from rft_platform.errors import DamageRepairedError, StorageError, WeightMismatchError
+from rft_platform.files import digest_file
+from rft_platform.registry.manifests import all_manifests
+from rft_platform.rounds.mend import mend, mending
+from rft_platform.rounds.observe import Launches, observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.project import Project
+
+
+def flip_a_byte(folder: Path) -> None:
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[100] ^= 1
+    (folder / "model.safetensors").write_bytes(bytes(data))
+
+
+def cut_short(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as stream:
+        stream.truncate(10)
+
+
+def lose_a_file(folder: Path) -> None:
+    (folder / "trainer_state" / "optimizer.safetensors").unlink()
+
+
+def lose_the_folder(folder: Path) -> None:
+    folder.rename(folder.with_name("elsewhere"))
+
+
+def break_the_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text('{"files": {"model.saf')
+
+
+DAMAGES = {
+    flip_a_byte: "model.safetensors holds other bytes than were written",
+    cut_short: "model.safetensors is 10 bytes long, 4,096 were written",
+    lose_a_file: "trainer_state/optimizer.safetensors is missing",
+    lose_the_folder: "is missing",
+    break_the_manifest: "manifest.json cannot be read",
+}
+
+
+@pytest.fixture
+def trained(project: Project, make_checkpoint: Callable[[int], Path]) -> Callable[[int, int], Policy]:
+    """Leave what a synced round leaves; a step of 0 is the base model."""
+    base = project.home.root.parent / "base"
+    base.mkdir()
+    (base / "model.safetensors").write_bytes(b"base")
+
+    def leave(number: int, step: int) -> Policy:
+        known = project.checkpoints / f"global_step_{step}"
+        folder = base if not step else known if known.exists() else make_checkpoint(step)
+        policy = Policy(str(folder), step, digest_file(folder / "model.safetensors"), number)
+        publish(project.store, policy)
+        for note in ("train", "evaluation"):
+            project.store.write_note(number, note, {"results": []})
+        if number:
+            project.store.write_note(number, "judge", {"sound": True})
+        return policy
+
+    return leave
+
+
+@pytest.mark.parametrize(("harm", "why"), DAMAGES.items(), ids=[harm.__name__ for harm in DAMAGES])
+def test_a_damaged_checkpoint_is_set_aside_and_its_round_trained_again(project: Project, trained, harm, why):
+    trained(0, 0)
+    policy = trained(1, 2)
+    mend(project, policy)  # whole: nothing happens
+    harm(Path(policy.folder))
+
+    with pytest.raises(DamageRepairedError, match=why) as told:
+        mend(project, policy)
+    assert policy.folder in str(told.value)
+    assert "the training of r0001 is repeated" in str(told.value)
+    assert not Path(policy.folder).exists()
+    assert published(project.store, 1) is None
+    if harm is not lose_the_folder:
+        (aside,) = (project.checkpoints / "aside").glob("damaged.global_step_2.??????")
+        assert aside.is_dir()
+    assert all_manifests(project.checkpoints) == []  # lineage never takes it for a checkpoint
+    actions = plan_next(observe(project, Launches())).actions
+    assert [(action.kind, action.round) for action in actions] == [("sync", 1)]
+
+
+def test_rounds_without_a_step_share_the_checkpoint_and_are_repeated_with_it(project: Project, trained):
+    trained(0, 0)
+    trained(1, 2)
+    policy = trained(2, 2)  # a round whose rewards were all equal
+    flip_a_byte(Path(policy.folder))
+    with pytest.raises(DamageRepairedError, match="the training of r0001 is repeated"):
+        mend(project, policy)
+    assert published(project.store, 1) is published(project.store, 2) is None
+
+
+def test_a_checkpoint_that_others_descend_from_is_named_and_left(project: Project, trained):
+    trained(0, 0)
+    policy = trained(1, 2)
+    trained(2, 4)
+    flip_a_byte(Path(policy.folder))
+    with pytest.raises(StorageError, match=r"Round r0002 descend.*restore the folder") as told:
+        mend(project, policy)
+    assert not told.value.retryable
+    assert Path(policy.folder).exists()
+    assert published(project.store, 1) == policy
+
+
+def test_a_base_model_that_changed_is_for_a_person(project: Project, trained):
+    policy = trained(0, 0)
+    flip = Path(policy.folder) / "model.safetensors"
+    flip.write_bytes(b"changed")
+    with pytest.raises(StorageError, match="not those that the project was started with") as told:
+        mend(project, policy)
+    assert not told.value.retryable
+    assert flip.exists()
+
+
+def test_a_checkpoint_of_another_project_is_never_touched(project: Project, make_checkpoint, tmp_path):
+    folder = make_checkpoint(2).rename(tmp_path / "global_step_2")  # what the project started from
+    policy = Policy(str(folder), 0, digest_file(folder / "model.safetensors"), 0)
+    publish(project.store, policy)
+    flip_a_byte(folder)
+    with pytest.raises(StorageError, match=r"holds other bytes than were written .*: bring back"):
+        mend(project, policy)
+    assert folder.exists()
+    assert published(project.store, 0) == policy
+
+
+def test_a_refusal_over_whole_weights_stays_what_it_is(project: Project, trained):
+    policy = trained(0, 0)
+    with pytest.raises(WeightMismatchError), mending(project, policy):
+        raise WeightMismatchError("the engine computes something else")
+
+
+def test_files_that_do_not_change_are_read_once(make_checkpoint, monkeypatch):
+    import rft_platform.checkpoint_files as module
+
+    folder, read = make_checkpoint(8), []
+    monkeypatch.setattr(module, "digest_file", lambda path: read.append(path.name) or digest_file(path))
+    assert checkpoint_damage(folder, digest_once) is checkpoint_damage(folder, digest_once) is None
+    assert sorted(read) == ["model.safetensors", "optimizer.safetensors"]
+    flip_a_byte(folder)
+    assert "other bytes" in str(checkpoint_damage(folder, digest_once))

@@ -1,0 +1,88 @@
+"""Rows that are not what was written stop judging and training before a step is made of them."""
+
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import DamageRepairedError, StorageError, UserError
+from rft_platform.experience.record import RolloutRow
+from rft_platform.rounds.judge import judge
+from rft_platform.rounds.observe import Launches, observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.policy import Policy, publish
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.train import train
+
+from .conftest import round_rows
+
+
+@pytest.fixture
+def explored(project: Project) -> Project:
+    """A project whose first round is explored and judged."""
+    publish(project.store, Policy("base", 0, "d0", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    project.store.write_rollouts(1, 0, round_rows(project))
+    project.store.write_note(1, "explore", {"rows": 4})
+    assert judge(project, 1)["sound"]
+    return project
+
+
+def flip_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+@pytest.mark.parametrize("harm", [flip_a_byte, cut_short, Path.unlink])
+def test_damaged_rollouts_are_named_set_aside_and_explored_again(explored: Project, harm):
+    (file,) = explored.store.rollout_files(1)
+    harm(file)
+    with pytest.raises(DamageRepairedError, match="the exploration of r0001 is repeated") as told:
+        train(explored, None, 1, "run")
+    assert str(file) in str(told.value)
+    assert told.value.retryable
+    assert not file.exists()
+    assert explored.store.rollout_rows(1) == []
+    plan = plan_next(observe(explored, Launches()))
+    assert [(action.kind, action.round) for action in plan.actions] == [("explore", 1)]
+
+
+def test_a_judgement_that_is_damaged_is_made_again_without_a_word_to_the_rollouts(explored: Project):
+    file = explored.store.judged_file(1)
+    flip_a_byte(file)
+    with pytest.raises(DamageRepairedError):
+        train(explored, None, 1, "run")
+    assert len(explored.store.rollout_rows(1)) == 4
+    assert judge(explored, 1)["sound"]
+    assert explored.store.judged_file(1) == file
+
+
+def test_rows_of_a_round_that_has_trained_are_left_to_a_person(explored: Project):
+    publish(explored.store, Policy("checkpoint", 2, "d2", 1))
+    flip_a_byte(explored.store.rollout_files(1)[0])
+    with pytest.raises(StorageError, match="launch explore_job for r0001") as told:
+        judge(explored, 1)
+    assert not told.value.retryable
+
+
+def test_a_round_with_a_successor_is_not_trained_again(explored: Project):
+    publish(explored.store, Policy("checkpoint", 2, "d2", 1))
+    publish(explored.store, Policy("later", 4, "d4", 2))
+    with pytest.raises(UserError, match="r0001 has a successor that was trained from its weights"):
+        train(explored, None, 1, "run")
+
+
+def test_an_unsound_judgement_is_kept_but_not_in_force(project: Project):
+    rows: list[RolloutRow] = round_rows(project)
+    project.store.write_rollouts(1, 0, rows[:-1])  # the last task lacks a run: its group is incomplete
+    summary = judge(project, 1)
+    assert not summary["sound"]
+    assert project.store.judge_version(1) is None
+    assert project.store.judged_file(1) is None
+    assert len(project.store.judged_files(1)) == 1
+    plan = plan_next(observe(project, Launches(), now=0.0))
+    assert "sync" not in {action.kind for action in plan.actions}

@@ -1,0 +1,53 @@
+"""A disk that is really full: said clearly, nothing half-written, and it goes on once there is room."""
+
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import DiskFullError
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import atomic_path, write_json
+from rft_platform.rounds.project import Project
+
+from .conftest import grown, round_rows
+
+
+def test_a_write_that_finds_no_room_names_path_and_bytes_and_leaves_the_old_file(small_disk):
+    disk = small_disk("1m")
+    target = disk / "state.json"
+    write_json(target, {"round": 1})
+    with pytest.raises(DiskFullError) as told:
+        write_json(target, {"rows": "x" * 2_000_000})
+    message = str(told.value)
+    assert str(target) in message
+    assert "bytes written so far are needed" in message
+    assert "make room" in message
+    assert [file.name for file in disk.iterdir()] == ["state.json"]
+    assert "round" in target.read_text()
+
+    small_disk("8m")
+    write_json(target, {"rows": "x" * 2_000_000})
+    assert target.stat().st_size > 2_000_000
+
+
+def test_a_folder_says_how_much_it_needs(small_disk):
+    disk = small_disk("1m")
+    with pytest.raises(DiskFullError, match="5,000,000 bytes are needed"), atomic_path(disk / "c", 5_000_000) as temp:
+        temp.mkdir()
+        (temp / "weights").write_bytes(bytes(5_000_000))
+    assert list(disk.iterdir()) == []
+
+
+def test_rows_that_find_no_room_have_not_landed(small_disk, project: Project):
+    store = ExperienceStore(small_disk("256k") / "rounds")
+    rows = [grown(row, 400_000) for row in round_rows(project)]
+    with pytest.raises(DiskFullError, match=r"batch-0000\.parquet"):
+        store.write_rollouts(1, 0, rows)
+    assert store.batches(1) == []
+    assert store.rollout_rows(1) == []
+
+    small_disk("16m")
+    store.write_rollouts(1, 0, rows)
+    assert store.batches(1) == [0]
+    assert len(store.rollout_rows(1)) == 4
+    assert not list(Path(store.root).rglob("*.tmp"))

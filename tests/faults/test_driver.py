@@ -1,0 +1,73 @@
+"""The in-process driver waits between retries, stops where none can help, and counts anew when called again."""
+
+import logging
+import time
+from collections.abc import Callable
+
+import dagster as dg
+import pytest
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.assets.faults import reports_faults
+from rft_platform.errors import EngineError, RftError, UserError
+from rft_platform.jobs.driver import DriveResult, drive
+from rft_platform.rounds.policy import Policy, publish
+from rft_platform.rounds.project import Project
+
+
+@pytest.fixture
+def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DriveResult]:
+    """Drive explorations that end with the given errors, one after the other; None is one that succeeds."""
+    monkeypatch.setenv("RFT_HOME", str(project.home.root))
+    monkeypatch.setenv("RFT_RETRY_DELAY_S", "0.1")
+    publish(project.store, Policy("base", 0, "d0", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+
+    def run(*outcomes: RftError | None) -> DriveResult:
+        left = list(outcomes)
+
+        @dg.asset(partitions_def=rft_rounds)
+        @reports_faults
+        def exploration(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
+            outcome = left.pop(0)
+            if outcome is not None:
+                raise outcome
+            project.store.write_note(1, "judge", {"sound": True})
+            return dg.MaterializeResult()
+
+        job = dg.define_asset_job("explore_job", ["exploration"])
+        result = drive(project, dg.Definitions(assets=[exploration], jobs=[job]), max_launches=len(outcomes))
+        assert not left or result.failed
+        return result
+
+    return run
+
+
+def test_a_retryable_failure_is_repeated_after_a_wait_that_is_told(drive_with, caplog):
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="rft_platform.jobs.driver"):
+        result = drive_with(EngineError("the engine is gone"), EngineError("gone again"), None)
+    assert [launched.error is None for launched in result.launched] == [False, False, True]
+    assert time.monotonic() - started >= 0.1 + 0.4
+    assert result.failed is None
+    told = [record.getMessage() for record in caplog.records if record.name == "rft_platform.jobs.driver"]
+    assert told == [
+        "r0001 explore: retry 1 of 3 in 1 s: the engine is gone",
+        "r0001 explore: retry 2 of 3 in 1 s: gone again",
+    ]
+
+
+def test_four_failures_in_a_row_end_the_drive(drive_with):
+    result = drive_with(*[EngineError(f"gone {attempt}") for attempt in range(4)], None)
+    assert len(result.launched) == 4
+    assert "r0001 explore failed 4 times, at last with: gone 3" in str(result.failed)
+
+
+def test_a_failure_that_no_retry_helps_ends_the_drive_and_the_next_drive_goes_on(drive_with):
+    result = drive_with(UserError("no column 'question'"), None)
+    assert len(result.launched) == 1
+    assert "r0001 explore failed: no column 'question'" in str(result.failed)
+    assert isinstance(result.error, UserError)
+    again = drive_with(None)
+    assert again.failed is None
+    assert again.launched[0].error is None

@@ -1,0 +1,89 @@
+"""What the plan learns of launches: failures since the last success, and a run key that was never used."""
+
+from datetime import UTC, datetime
+
+import dagster as dg
+import pytest
+
+from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG
+from rft_platform.definitions import defs
+from rft_platform.jobs.launches import launches
+from rft_platform.rounds.observe import observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.policy import Policy, publish
+
+NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
+FAILED, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS
+
+EVENTS = {
+    FAILED: dg.DagsterEventType.RUN_FAILURE,
+    CANCELED: dg.DagsterEventType.RUN_CANCELED,
+    SUCCESS: dg.DagsterEventType.RUN_SUCCESS,
+}
+
+
+def add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, **tags: str) -> None:
+    """A run of round 1 that has ended ``NOW``."""
+    run = instance.create_run_for_job(defs.resolve_job_def(job), tags={"dagster/partition": "r0001", **tags})
+    event = dg.DagsterEvent(event_type_value=EVENTS[status].value, job_name=job)
+    instance.run_storage.handle_run_event(run.run_id, event, update_timestamp=NOW)
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def test_cancelled_and_failed_runs_use_up_their_run_key(instance):
+    add_run(instance, "explore_job", CANCELED)
+    add_run(instance, "explore_job", FAILED)
+    known = launches(instance)
+    assert known.failures[("explore", 1)].count == 2
+    assert known.ended[("explore", 1)] == 2
+    assert known.failures[("explore", 1)].retryable  # nothing said otherwise: a process that died, say
+
+
+def test_the_newest_failure_tells_the_cause_and_whether_to_go_on(instance):
+    add_run(instance, "sync_round_job", FAILED, **{CAUSE_TAG: "old", RETRYABLE_TAG: "true"})
+    add_run(instance, "sync_round_job", FAILED, **{CAUSE_TAG: "the disk is full", RETRYABLE_TAG: "false"})
+    failed = launches(instance).failures[("sync", 1)]
+    assert (failed.cause, failed.retryable) == ("the disk is full", False)
+    assert failed.ended_at == NOW.timestamp()
+
+
+def test_a_success_ends_the_count_of_failures_but_not_of_run_keys(instance):
+    add_run(instance, "sync_round_job", FAILED)
+    add_run(instance, "sync_round_job", SUCCESS)
+    known = launches(instance)
+    assert ("sync", 1) not in known.failures
+    assert known.ended[("sync", 1)] == 2
+
+
+def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance, project):
+    publish(project.store, Policy("f", 0, "d", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    add_run(instance, "explore_job", SUCCESS)  # and then its judgement was set aside
+    plan = plan_next(observe(project, launches(instance)))
+    assert [action.run_key for action in plan.actions] == ["explore:r0001:1"]
+
+
+def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_cause(instance, project):
+    publish(project.store, Policy("f", 0, "d", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    add_run(instance, "explore_job", FAILED, **{CAUSE_TAG: "no column x", RETRYABLE_TAG: "false"})
+    plan = plan_next(observe(project, launches(instance)))
+    assert not plan.actions
+    assert "no column x" in plan.failed
+
+
+def test_between_retries_the_plan_waits_from_the_end_of_the_failed_run(instance, project, monkeypatch):
+    monkeypatch.setenv("RFT_RETRY_DELAY_S", "10")
+    publish(project.store, Policy("f", 0, "d", 0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    add_run(instance, "explore_job", FAILED, **{CAUSE_TAG: "engine gone", RETRYABLE_TAG: "true"})
+    ended = NOW.timestamp()
+    plan = plan_next(observe(project, launches(instance), now=ended + 4))
+    assert plan.waiting[0] == "r0001 explore: retry 1 of 3 in 6 s: engine gone"
+    later = plan_next(observe(project, launches(instance), now=ended + 11))
+    assert [action.run_key for action in later.actions] == ["explore:r0001:1"]
