@@ -3,27 +3,34 @@
 The daemon and its sensors do the same from outside; both leave the same runs, assets and lineage behind.
 """
 
+import logging
 import time
 import uuid
-from collections import Counter
 from dataclasses import dataclass, field
 
 import dagster as dg
+from dagster._core.errors import DagsterAssetCheckFailedError
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.errors import RftError
+from rft_platform.errors import CheckFailedError, RftError
 from rft_platform.experience.rounds import round_key
+from rft_platform.faults import as_fault, cause_line
+from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND
 from rft_platform.jobs.tags import driver_tags, run_tags
 from rft_platform.processes.lease import locked
-from rft_platform.rounds.observe import Launches, observe
+from rft_platform.rounds.observe import Failures, Launches, observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Action
+from rft_platform.rounds.state import Action, Plan
+
+LOG = logging.getLogger(__name__)
 
 #: Events go to the instance; the caller's terminal belongs to progress.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+
+_LOOK_AGAIN_S = 0.5  # while a retry is waited for
 
 
 @dataclass(slots=True)
@@ -49,33 +56,74 @@ class DriveResult:
 
 
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
-    """Launch what the plan says until nothing is left to do, a phase has failed too often, or a limit is reached."""
-    result, failures = DriveResult(), Counter[tuple[str, int]]()
+    """Launch what the plan says until nothing is left to do, a phase has failed for good, or a limit is reached.
+
+    Failures of earlier drives do not count: whoever drives again has mended their cause.
+    """
+    result, attempts = DriveResult(), _Attempts()
     with locked(project.home.leases / "driver.lock"), open_instance(project.home, capture_output=False) as instance:
-        end_orphaned_runs(instance)
+        _alert(
+            project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
+        )
         while max_launches is None or len(result.launched) < max_launches:
-            plan = plan_next(observe(project, Launches(failures=dict(failures))))
+            plan = plan_next(observe(project, attempts.launches(), now=time.monotonic()))
+            if not plan.actions and not plan.failed and plan.retry_in is not None:
+                _wait(plan, attempts)
+                continue
             if plan.finished or plan.failed or not plan.actions:
                 result.finished, result.failed = plan.finished, plan.failed
                 break
             launched = _launch(instance, definitions, plan.actions[0])
             result.launched.append(launched)
+            attempts.note(launched)
+            result.error = launched.error or result.error
             if launched.error is not None:
-                failures[launched.kind, launched.round] += 1
-                result.error = launched.error
-                if not launched.error.retryable:
-                    result.failed = str(launched.error)
-                    break
+                _alert(project, instance, [launched.run_id], cause_line(launched.error))
     return result
+
+
+def _alert(project: Project, instance: dg.DagsterInstance, run_ids: list[str], cause: str) -> None:
+    for run_id in run_ids:
+        run = instance.get_run_by_id(run_id)  # with the tags that its end has left
+        if run is not None:
+            alert_run_failed(project.home, run, cause)
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """The launches of this drive, as the plan wants to know of them; times are those of the monotonic clock."""
+
+    failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)  # waits that were told
+
+    def note(self, launched: Launched) -> None:
+        key, error = (launched.kind, launched.round), launched.error
+        known = self.failures.pop(key, Failures(0))
+        if error is not None:
+            self.failures[key] = Failures(known.count + 1, cause_line(error), error.retryable, time.monotonic())
+
+    def launches(self) -> Launches:
+        return Launches(failures=dict(self.failures))
+
+
+def _wait(plan: Plan, attempts: _Attempts) -> None:
+    """Wait a moment for the next retry; it is told once."""
+    told = str(sorted(attempts.failures.items()))
+    if told not in attempts.said:
+        attempts.said.add(told)
+        for line in plan.waiting:
+            if ": retry " in line:  # not what else is waited for meanwhile
+                LOG.warning("%s", line)
+    time.sleep(min(plan.retry_in or 0.0, _LOOK_AGAIN_S))
 
 
 def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: Action) -> Launched:
     wall, cpu = time.perf_counter(), time.process_time()
     run_id, error = str(uuid.uuid4()), None
     key = round_key(action.round) if action.round else None
-    if key:
-        instance.add_dynamic_partitions(str(rft_rounds.name), [key])
     try:
+        if key:
+            instance.add_dynamic_partitions(str(rft_rounds.name), [key])
         definitions.resolve_job_def(JOB_OF_KIND[action.kind]).execute_in_process(
             instance=instance,
             partition_key=key,
@@ -83,8 +131,15 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
             tags={**run_tags(action.round), **driver_tags()},
             run_config=_QUIET,
         )
-    except RftError as raised:
-        error = raised
-    except dg.DagsterError as raised:  # a blocking check, say
-        error = RftError(str(raised).strip())
+    except Exception as raised:
+        error = _fault_of(raised)
     return Launched(action.kind, action.round, run_id, time.perf_counter() - wall, time.process_time() - cpu, error)
+
+
+def _fault_of(raised: Exception) -> RftError:
+    """What a run ended with, as its asset said it; what comes from Dagster itself is classified here."""
+    if isinstance(raised, dg.Failure) and isinstance(raised.__cause__, RftError):
+        return raised.__cause__
+    if isinstance(raised, DagsterAssetCheckFailedError):
+        return CheckFailedError(str(raised).strip())
+    return as_fault(raised)

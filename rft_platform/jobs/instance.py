@@ -1,12 +1,11 @@
 """The project's Dagster instance: made on first use, tidied after a driver that died."""
 
-from importlib import resources
-
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
 
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
+from rft_platform.jobs.settings import ensure_settings
+from rft_platform.jobs.storage import ensure_storage
 from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
 
 #: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
@@ -20,9 +19,8 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
 
     With ``capture_output`` false, what runs in this process print is left on its standard output.
     """
-    settings = home.dagster / "dagster.yaml"
-    if not settings.exists():
-        write_text(settings, resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8"))
+    ensure_settings(settings := home.dagster / "dagster.yaml")
+    ensure_storage(settings)
     overrides = None if capture_output else _NO_COMPUTE_LOGS
     return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
 

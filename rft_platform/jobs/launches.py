@@ -1,12 +1,13 @@
-"""What Dagster knows of the launches: which phases run now, and how often each has failed."""
+"""What Dagster knows of the launches: which phases run now, how each has failed, and how many have ended."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import dagster as dg
 
+from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG
 from rft_platform.experience.rounds import round_number
-from rft_platform.jobs.jobs import KIND_OF_JOB
-from rft_platform.rounds.observe import Launches
+from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
+from rft_platform.rounds.observe import Failures, Launches
 
 _RUNNING = [
     dg.DagsterRunStatus.QUEUED,
@@ -18,20 +19,56 @@ _RUNNING = [
 #: A cancelled run has used up its run key as a failed one has.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
+# Newest successes looked at, of each job: only the last rounds can have to be repeated, for no round is trained again
+# that has a successor.
+_RECENT = 16
+#: What is said of a run that ended without a word of its own.
+_SILENT = {
+    dg.DagsterRunStatus.CANCELED: "the run was cancelled",
+    dg.DagsterRunStatus.FAILURE: "the run ended without naming a cause: its process died, or it never started",
+}
+
+_Key = tuple[str, int]
 
 
 def launches(instance: dg.DagsterInstance) -> Launches:
     """Phases under way and the failures of each, from the run records of the plan's own jobs."""
+    failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
+    for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
+        if record.dagster_run.job_name in KIND_OF_JOB:
+            failed[_key(record.dagster_run)].append(record)
+    succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job)]
+    newest_success = {_key(record.dagster_run): record.storage_id for record in reversed(succeeded)}
+    since = {
+        key: [record for record in records if record.storage_id > newest_success.get(key, -1)]
+        for key, records in failed.items()
+    }
+    ended = Counter(_key(record.dagster_run) for records in (succeeded, *failed.values()) for record in records)
+    running = instance.get_runs(dg.RunsFilter(statuses=_RUNNING))
     return Launches(
-        running=frozenset(_phases(instance, _RUNNING)),
-        failures=dict(Counter(_phases(instance, _FAILED))),
+        running=frozenset(_key(run) for run in running if run.job_name in KIND_OF_JOB),
+        failures={key: _failures(records) for key, records in since.items() if records},
+        ended=dict(ended),
     )
 
 
-def _phases(instance: dg.DagsterInstance, statuses: list[dg.DagsterRunStatus]) -> list[tuple[str, int]]:
-    runs = instance.get_runs(dg.RunsFilter(statuses=statuses))
-    return [
-        (KIND_OF_JOB[run.job_name], round_number(run.tags[_PARTITION_TAG]) if _PARTITION_TAG in run.tags else 0)
-        for run in runs
-        if run.job_name in KIND_OF_JOB
-    ]
+def _successes(instance: dg.DagsterInstance, job: str) -> list[dg.RunRecord]:
+    """The newest successful runs of a job, newest first."""
+    filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
+    return list(instance.get_run_records(filters, limit=_RECENT))
+
+
+def _failures(records: list[dg.RunRecord]) -> Failures:
+    newest = records[0]
+    run = newest.dagster_run
+    return Failures(
+        count=len(records),
+        cause=run.tags.get(CAUSE_TAG, _SILENT[run.status]),
+        retryable=run.tags.get(RETRYABLE_TAG, "true") == "true",
+        ended_at=newest.end_time,
+    )
+
+
+def _key(run: dg.DagsterRun) -> _Key:
+    partition = run.tags.get(_PARTITION_TAG)
+    return KIND_OF_JOB[run.job_name], 0 if partition is None else round_number(partition)

@@ -12,12 +12,13 @@ from rft_platform.jobs.instance import end_orphaned_runs
 from rft_platform.jobs.jobs import JOB_OF_KIND, explore_job, sync_round_job, warm_start_job
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import run_tags
+from rft_platform.jobs.timing import sensor_interval_s
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.state import Plan
 
-_TICK_S = 10
+_TICK_S = sensor_interval_s()
 
 
 @dg.sensor(

@@ -3,3 +3,7 @@
 
 def digit_share(task: dict, response: str) -> float:
     return sum(character.isdigit() for character in response) / max(len(response), 1)
+
+
+def share_of_ones(task: dict, response: str) -> float:
+    return response.count("1") / max(len(response), 1)

@@ -1,0 +1,154 @@
+"""Telling people that a run failed: a webhook, a command, or both. The daemon's sensor and the driver both call here.
+
+``RFT_ALERT_URL`` takes the alert as a JSON POST (its field ``text`` is what Slack and its kin show),
+``RFT_ALERT_COMMAND`` takes it on standard input. Neither set: nothing is sent. An alert that cannot be delivered is
+logged and never fails a run. One alert a run, whoever sees the failure first.
+"""
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG
+from rft_platform.config.home import Home
+from rft_platform.errors import UserError
+from rft_platform.files import write_json
+from rft_platform.jobs.timing import sensor_interval_s
+from rft_platform.observability.secrets import redact
+from rft_platform.processes.lease import locked
+from rft_platform.resources.project import ProjectResource
+from rft_platform.rounds.project import Project
+
+LOG = logging.getLogger(__name__)
+
+URL, COMMAND, UI_URL = "RFT_ALERT_URL", "RFT_ALERT_COMMAND", "RFT_UI_URL"
+TIMEOUT_S = 10.0  # for each of webhook and command
+_DEFAULT_UI = "http://127.0.0.1:3000"
+_KEPT_S = 30 * 24 * 3600.0  # how long it is remembered that a run was told of
+_UNKNOWN = "the run ended without naming a cause: its process died, or it never started"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What is sent, field by field; secrets are masked in it."""
+
+    project: str
+    round: str  # partition key; empty outside the rounds
+    phase: str  # the job: explore_job, sync_round_job, ...
+    run_id: str
+    fault: str
+    retryable: bool
+    cause: str
+    link: str  # to the run in the Dagster interface
+    text: str  # all of it in one line
+
+
+def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
+    """Tell of a failed run, unless that was done before; returns whether this call delivered an alert.
+
+    ``cause`` stands in for the run's own tag ``rft/cause`` where that is missing. Raises nothing.
+    """
+    ways, claim = _ways(), home.alerts / f"{run.run_id}.json"
+    try:
+        if not ways or not _claim(claim):
+            return False
+        alert = build_alert(_project_name(home), run, cause)
+        delivered = [_deliver(way, alert) for way in ways]
+        if not any(delivered):
+            claim.unlink()  # whoever else sees the failure may have more luck
+    except Exception as error:  # an alert must not turn one failure into two
+        LOG.warning("no alert was sent for run %s: %s", run.run_id, _said(error))
+        return False
+    return any(delivered)
+
+
+def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
+    """The alert of a failed run, from its tags."""
+    tags = run.tags
+    place = tags.get("dagster/partition", "")
+    fault, said = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
+    link = f"{os.environ.get(UI_URL, _DEFAULT_UI).rstrip('/')}/runs/{run.run_id}"
+    name = f"{run.job_name} of {place}" if place else run.job_name
+    return Alert(
+        project=project,
+        round=place,
+        phase=run.job_name,
+        run_id=run.run_id,
+        fault=fault,
+        retryable=tags.get(RETRYABLE_TAG, "true") == "true",
+        cause=said,
+        link=link,
+        text=f"{project}: {name} failed ({fault}): {said} {link}",
+    )
+
+
+@dg.run_failure_sensor(
+    name="alert_on_run_failure",
+    description=f"Tells of every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    minimum_interval_seconds=sensor_interval_s(),
+    monitor_all_code_locations=True,  # runs of a driver belong to none, and an instance holds one project
+)
+def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
+    """Alert of a run that failed under the daemon, or whose driver died."""
+    run, said = context.dagster_run, context.failure_event.message or ""
+    if alert_run_failed(Home(Path(project.home).absolute()), run, said):
+        context.log.info(f"told of failed run {run.run_id}")
+
+
+def _ways() -> list[Callable[[bytes], None]]:
+    return [way for name, way in ((URL, _post), (COMMAND, _pipe)) if os.environ.get(name)]
+
+
+def _deliver(way: Callable[[bytes], None], alert: Alert) -> bool:
+    try:
+        way(json.dumps(asdict(alert), ensure_ascii=False).encode())
+    except Exception as error:  # whatever a network or a stranger's program comes up with
+        LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, _said(error))
+        return False
+    LOG.info("told of failed run %s", alert.run_id)
+    return True
+
+
+def _post(payload: bytes) -> None:
+    import httpx
+
+    headers = {"content-type": "application/json"}
+    httpx.post(os.environ[URL], content=payload, headers=headers, timeout=TIMEOUT_S).raise_for_status()
+
+
+def _pipe(payload: bytes) -> None:
+    command = shlex.split(os.environ[COMMAND])
+    done = subprocess.run(command, input=payload, timeout=TIMEOUT_S, capture_output=True)
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()[-500:]
+        raise UserError(f"{COMMAND} ended with exit code {done.returncode}: {said or 'it said nothing'}")
+
+
+def _claim(file: Path) -> bool:
+    """Whether this caller is the first to tell of the run that ``file`` is named after."""
+    with locked(file.with_name("alerts")):
+        if file.exists():
+            return False
+        for old in file.parent.glob("*.json"):
+            if time.time() - old.stat().st_mtime > _KEPT_S:
+                old.unlink()
+        write_json(file, {"claimed_at": time.time(), "pid": os.getpid()})
+    return True
+
+
+def _said(error: Exception) -> str:
+    return redact(f"{type(error).__name__}: {error}")
+
+
+def _project_name(home: Home) -> str:
+    config = Project.open(home).config
+    return f"{config.project}/{config.name}"

@@ -1,0 +1,58 @@
+"""The daemon of a project: Dagster's own, with sensors that are looked at as often as they want to be.
+
+``python -m rft_platform.jobs.daemon run -w workspace.yaml`` takes the options of ``dagster-daemon``. It refuses to be
+the second one of a home. A ``dagster-daemon`` that is started by itself works too: its sensors tick every 5 seconds at
+best, and wait where the clock was set back until it has caught up.
+"""
+
+import sys
+from types import ModuleType
+
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, UserError
+from rft_platform.jobs.code_servers import replace_dead_code_servers
+from rft_platform.jobs.sole import sole_holder
+from rft_platform.jobs.timing import sensor_interval_s
+
+_LOOP, _ELAPSED = "MIN_INTERVAL_LOOP_TIME", "get_elapsed"
+
+
+def main() -> None:
+    """Run the daemon until it is interrupted; exit code 2 where another one serves this home."""
+    from dagster._daemon import sensor
+    from dagster._daemon.cli import main as dagster_daemon
+
+    home = Home.from_environment()
+    try:
+        with sole_holder(home.leases / "daemon.lock", f"the daemon of {home.root}"):
+            hasten(sensor, sensor_interval_s())
+            replace_dead_code_servers()
+            dagster_daemon()
+    except RftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+
+
+def hasten(sensor_daemon: ModuleType, interval_s: int) -> None:
+    """Let Dagster's sensor loop look as often as the sensors' interval says, and bear a clock that was set back.
+
+    Raises RftError where this version of Dagster keeps these settings elsewhere.
+    """
+    missing = [name for name in (_LOOP, _ELAPSED) if not hasattr(sensor_daemon, name)]
+    if missing:
+        raise RftError(
+            f"dagster._daemon.sensor has no {', '.join(missing)}: this version of Dagster is not one that the platform "
+            "was tried with; install the pinned one, or run `dagster-daemon` itself"
+        )
+    elapsed = getattr(sensor_daemon, _ELAPSED)
+
+    def elapsed_however_the_clock_was_set(state: object) -> float | None:
+        seconds: float | None = elapsed(state)
+        return None if seconds is None or seconds < 0 else seconds  # a tick of the future: tick now
+
+    setattr(sensor_daemon, _LOOP, min(getattr(sensor_daemon, _LOOP), interval_s))
+    setattr(sensor_daemon, _ELAPSED, elapsed_however_the_clock_was_set)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""``python -m rft_platform.jobs.prepare``: make DAGSTER_HOME and its tables before webserver and daemon start.
+
+For installations in which those are services of their own; ``rft ui`` does it by itself.
+"""
+
+from rft_platform.config.home import Home
+from rft_platform.jobs.instance import open_instance
+
+
+def prepare(home: Home) -> None:
+    """Write the settings where there are none, and create the tables of runs, events and schedules."""
+    for folder in (home.logs, home.mlflow / "artifacts"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with open_instance(home) as instance:
+        instance.get_runs_count()
+        instance.all_instigator_state()
+        instance.get_dynamic_partitions("rft_round")
+
+
+if __name__ == "__main__":
+    prepare(Home.from_environment())

@@ -1,0 +1,127 @@
+"""The run launcher of a project: Dagster's own, made safe against two daemons, dead workers and dead code servers."""
+
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, LaunchRunContext, WorkerStatus
+from dagster._serdes.config_class import ConfigurableClassData
+
+from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG
+from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
+from rft_platform.jobs.workers import Workers, claim, drop_claims, interrupt, is_claimed, is_elsewhere
+from rft_platform.processes.lease import locked
+
+_PARTITION_TAG = "dagster/partition"
+_UNDER_WAY = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_MANY = 100  # claims, from which on those of ended runs are removed
+
+
+class WatchedRunLauncher(DefaultRunLauncher):
+    """Launches a run once and a phase of a round once at a time, and watches the workers."""
+
+    def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
+        super().__init__(inst_data)
+        self._workers = Workers()
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Start the run's worker, unless it has been started already or its phase is under way in another run.
+
+        Two daemons that dequeue the same run start one worker; of two runs of one job and round the later is refused
+        and ends as failed, naming the other.
+        """
+        run = context.dagster_run
+        with locked(self._claims / ".launch"):
+            if is_claimed(self._claims, run.run_id):
+                self._instance.report_engine_event("Launched already, by another daemon.", run, cls=type(self))
+                return
+            other = self._rival(run)
+            claim(self._claims, run.run_id)
+            self._forget_ended()
+        if other is None:
+            super().launch_run(context)
+        else:
+            self._refuse(run, other)
+
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """Run monitoring asks for the workers' health."""
+        return True
+
+    def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
+        """Whether the process that the run works in lives. One that is on its way, or unknown, is taken to."""
+        if DRIVER_TAG in run.tags:
+            alive = driver_is_alive(run.tags[DRIVER_TAG])
+            return _health(alive, "the process that drove this run")
+        pid = self._workers.pid_of(self._instance, run.run_id)
+        if pid is None or is_elsewhere(self._claims, run.run_id):
+            return CheckRunHealthResult(WorkerStatus.RUNNING)
+        return _health(self._workers.find(run.run_id, pid) is not None, f"the run's worker, process {pid},")
+
+    def terminate(self, run_id: str) -> bool:
+        """Cancel a run through its code server; where that is gone, interrupt the worker itself.
+
+        A run whose worker is gone as well ends as cancelled at once.
+        """
+        try:
+            if super().terminate(run_id):
+                return True
+        except Exception as error:  # whatever the way to a dead code server fails with
+            self._say(run_id, f"The code server did not take the cancellation ({type(error).__name__}).")
+        return self._terminate_worker(run_id)
+
+    @property
+    def _claims(self) -> Path:
+        return Path(self._instance.root_directory) / "launched"
+
+    def _terminate_worker(self, run_id: str) -> bool:
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished or DRIVER_TAG in run.tags:
+            return False
+        pid = self._workers.pid_of(self._instance, run_id)
+        if pid is None or is_elsewhere(self._claims, run_id):
+            return False
+        worker = self._workers.find(run_id, pid)
+        if worker is None:
+            self._instance.report_run_canceled(run, f"The run's worker, process {pid}, had ended already.")
+            self._instance.event_log_storage.free_concurrency_slots_for_run(run_id)
+        else:
+            self._say(run_id, f"Interrupting the run's worker, process {pid}.")
+            interrupt(worker)
+        return True
+
+    def _rival(self, run: dg.DagsterRun) -> dg.DagsterRun | None:
+        """A launched run of the same job and round that has not ended."""
+        partition = run.tags.get(_PARTITION_TAG)
+        filters = dg.RunsFilter(
+            job_name=run.job_name, statuses=_UNDER_WAY, tags={_PARTITION_TAG: partition} if partition else {}
+        )
+        others = [other for other in self._instance.get_runs(filters) if other.run_id != run.run_id]
+        if run.job_name.startswith("__"):  # Dagster's implicit job: any selection of assets
+            return None
+        return next((other for other in others if self._is_launched(other)), None)
+
+    def _is_launched(self, run: dg.DagsterRun) -> bool:
+        driver = run.tags.get(DRIVER_TAG)
+        return is_claimed(self._claims, run.run_id) if driver is None else driver_is_alive(driver)
+
+    def _refuse(self, run: dg.DagsterRun, other: dg.DagsterRun) -> None:
+        where = f" for {run.tags[_PARTITION_TAG]}" if _PARTITION_TAG in run.tags else ""
+        cause = f"{run.job_name}{where} is under way in run {other.run_id}: wait for that run, or cancel it first"
+        self._instance.add_run_tags(run.run_id, {FAULT_TAG: "orchestration", CAUSE_TAG: cause})
+        self._instance.report_run_failed(run, f"Refused: {cause}.")
+
+    def _forget_ended(self) -> None:
+        if sum(1 for _ in self._claims.iterdir()) > _MANY:
+            runs = self._instance.get_runs(dg.RunsFilter(statuses=[*_UNDER_WAY, dg.DagsterRunStatus.QUEUED]))
+            drop_claims(self._claims, keep=[run.run_id for run in runs])
+
+    def _say(self, run_id: str, message: str) -> None:
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None:
+            self._instance.report_engine_event(message, run, cls=type(self))
+
+
+def _health(alive: bool, what: str) -> CheckRunHealthResult:
+    if alive:
+        return CheckRunHealthResult(WorkerStatus.RUNNING)
+    return CheckRunHealthResult(WorkerStatus.FAILED, f"{what} has ended without finishing the run")

@@ -1,0 +1,43 @@
+"""``dagster.yaml`` of a project: written on first use, brought up to date where an older version of ours stands."""
+
+import hashlib
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from rft_platform.files import write_text
+
+#: SHA-256 of the files that earlier versions wrote: those may be replaced, for nobody has edited them.
+_EARLIER = frozenset(
+    {
+        "b64f0fa4b012a23f1df8c63f6f354cf2883f981055d484ef028b21e7f7ad9cc8",
+        "1b188d8c0408d49316cf737159c9869ce536a5188b8719a7ef4c9be8e8e7d892",
+    }
+)
+#: Sections that the platform cannot do without, each with the section that would take its place.
+_NEEDED = {"run_launcher": "run_launcher", "run_queue": "run_coordinator"}
+
+
+def shipped_settings() -> str:
+    """The file as this version writes it."""
+    return resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8")
+
+
+def ensure_settings(file: Path) -> None:
+    """Write the file, or bring it up to date; what somebody has edited in it stays as it is."""
+    shipped = shipped_settings()
+    if not file.exists():
+        write_text(file, shipped)
+        return
+    text = file.read_text(encoding="utf-8")
+    if text == shipped:
+        return
+    if hashlib.sha256(text.encode()).hexdigest() in _EARLIER:
+        write_text(file, shipped)
+        return
+    sections, ours = yaml.safe_load(text) or {}, yaml.safe_load(shipped)
+    added = {name: ours[name] for name, instead in _NEEDED.items() if not {name, instead} & set(sections)}
+    if added:
+        block = yaml.safe_dump(added, sort_keys=False)
+        write_text(file, f"{text.rstrip()}\n\n# Added by the platform: see its own dagster.yaml.\n{block}")

@@ -1,0 +1,36 @@
+"""Being the only one: a lock that is held for as long as a process lives, and says who holds it."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rft_platform.errors import UserError
+
+
+@contextmanager
+def sole_holder(path: Path, what: str, **details: object) -> Iterator[None]:
+    """Hold the lock at ``path`` for the block; ``details`` are told to whoever wants it meanwhile.
+
+    Raises UserError naming the holder where there is one. The kernel releases the lock when its holder ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            raise UserError(f"{what} runs already ({_told(stream.read())}): stop that one first, or use it") from None
+        stream.truncate(0)
+        json.dump({"process": os.getpid(), **details}, stream)
+        stream.flush()
+        yield
+
+
+def _told(text: str) -> str:
+    try:
+        return ", ".join(f"{name} {value}" for name, value in json.loads(text).items())
+    except (ValueError, AttributeError):
+        return "it is just starting"

@@ -1,0 +1,18 @@
+"""How often the sensors look: often enough that a round does not wait, seldom enough that looking costs nothing."""
+
+import os
+
+from rft_platform.errors import UserError
+
+INTERVAL = "RFT_SENSOR_INTERVAL_S"
+_DEFAULT_S = 10
+
+
+def sensor_interval_s() -> int:
+    """Seconds between two ticks of a sensor: ``RFT_SENSOR_INTERVAL_S``, else 10."""
+    value = os.environ.get(INTERVAL, "").strip()
+    if not value:
+        return _DEFAULT_S
+    if not value.isdigit() or int(value) < 1:
+        raise UserError(f"{INTERVAL}={value!r}: expected whole seconds from 1 on, such as 10")
+    return int(value)

@@ -1,0 +1,250 @@
+"""Rounds under the real daemon: closed by sensors alone, whatever is killed, cancelled or launched twice meanwhile."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import pytest
+from interface import Ui, running_ui, wait_for
+
+import rft_platform
+from rft_platform.config.home import Home
+from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.workers import Workers
+from rft_platform.processes.lease import read_lease
+from rft_platform.rounds.processes import connect_engine, connect_trainer
+from rft_platform.rounds.project import Project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WORKSPACE = str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")
+
+
+def lasting(tiny_model, rounds: int, offset: int) -> dict:
+    """Settings of rounds whose exploration and training take seconds, so that things can happen meanwhile."""
+    return {
+        "model": {"model_path": str(tiny_model), "max_model_len": 128, "max_response_tokens": 64},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 16, "optimizer": {"lr": 1e-4}},
+        "synchronizer": {"sync_offset": offset},
+        "evaluation": {"every": rounds},
+        "buffer_settings": {"batch_size": 32, "train_batch_size": 32, "total_steps": rounds},
+    }
+
+
+@pytest.fixture(scope="module")
+def make_lasting(make_project, tiny_model):
+    """Make a project of ``lasting`` rounds."""
+
+    def make(name: str, rounds: int, offset: int):
+        settings = lasting(tiny_model, rounds, offset)
+        sizes = settings.pop("buffer_settings")
+        project = make_project(name, **settings)
+        import yaml
+
+        config = yaml.safe_load(project.config.read_text())
+        config["buffer"].update(sizes)
+        project.config.write_text(yaml.safe_dump(config))
+        return project
+
+    return make
+
+
+def successes(home: Path) -> Counter:
+    """How often each job succeeded for each round."""
+    with open_instance(Home(home)) as instance:
+        runs = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS]))
+    return Counter((run.job_name, run.tags.get("dagster/partition")) for run in runs)
+
+
+def each_phase_once(rounds: int) -> dict:
+    """What ``successes`` says of a project whose work was done without doubling."""
+    keys = [f"r{number:04d}" for number in range(1, rounds + 1)]
+    return {("warm_start_job", None): 1} | {(job, key): 1 for job in ("explore_job", "sync_round_job") for key in keys}
+
+
+def spans(home: Path, step: str) -> dict[str, tuple[float, float]]:
+    """Start and end of a step that succeeded, by round."""
+    found = {}
+    with open_instance(Home(home)) as instance:
+        for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])):
+            for stats in instance.get_run_step_stats(run.run_id, step_keys=[step]):
+                found[run.tags["dagster/partition"]] = (stats.start_time, stats.end_time)
+    return found
+
+
+def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasting):
+    project = make_lasting("overlap", rounds=3, offset=1)
+    with running_ui(project, "--auto"):
+        last = project.home / "rounds" / "r0003" / "evaluation.json"
+        wait_for(last.exists, "round 3 is evaluated", 240)
+        wait_for(lambda: successes(project.home) == each_phase_once(3), "the last run ends", 20)
+        time.sleep(3)  # three ticks more: nothing is launched beyond the budget
+        assert successes(project.home) == each_phase_once(3)
+    explored, trained = spans(project.home, "rollout_batches"), spans(project.home, "policy_checkpoint")
+    overlap = [
+        min(explored[later][1], trained[former][1]) - max(explored[later][0], trained[former][0])
+        for former, later in (("r0001", "r0002"), ("r0002", "r0003"))
+    ]
+    assert max(overlap) > 0.5, overlap
+    behind = [number - 1 - project.note(number, "explore")["policy_round"] for number in (1, 2, 3)]
+    assert max(behind) == 1, "exploration ran ahead by the offset, and no further"
+
+
+@pytest.fixture(scope="module")
+def disturbed(make_lasting):
+    """A project after its warm start, with its interface running and the sensors off."""
+    project = make_lasting("disturbed", rounds=2, offset=0)
+    with running_ui(project) as ui:
+        ui.run_to_success("warm_start_job")
+        ui.add_round("r0001")
+        yield ui, project
+
+
+def slots(project) -> int:
+    """Pool slots that are taken or waited for."""
+    with open_instance(Home(project.home)) as instance:
+        storage = instance.event_log_storage
+        return sum(storage.get_concurrency_info(pool).active_slot_count for pool in ("engine", "trainer"))
+
+
+def opened(project) -> Project:
+    return Project.open(Home(project.home))
+
+
+def tokens_made(project) -> float:
+    return connect_engine(opened(project)).metrics()["completion_tokens"]
+
+
+def is_training(project) -> bool:
+    lease = read_lease(project.home / "leases" / "trainer.json")
+    return lease is not None and bool(connect_trainer(opened(project)).status()["busy"])
+
+
+def worker_of(project, run: str) -> psutil.Process:
+    with open_instance(Home(project.home)) as instance:
+        pid = Workers().pid_of(instance, run)
+    assert pid is not None
+    return psutil.Process(pid)
+
+
+def holds_engine(project) -> bool:
+    with open_instance(Home(project.home)) as instance:
+        return instance.event_log_storage.get_concurrency_info("engine").active_slot_count > 0
+
+
+def test_cancelled_rollouts_end_within_seconds_and_leave_the_engine_idle(disturbed):
+    ui, project = disturbed
+    run = ui.launch("explore_job", "r0001")
+    wait_for(lambda: holds_engine(project), "rollouts begin")
+    started = time.monotonic()
+    ui.terminate(run)
+    assert ui.end_of(run) == "CANCELED"
+    assert time.monotonic() - started < 10
+    wait_for(lambda: slots(project) == 0, "pool slots are free", 10)
+    before = tokens_made(project)
+    time.sleep(1)
+    assert tokens_made(project) == before, "the engine still works for nobody"
+    assert not (project.home / "rounds" / "r0001" / "explore.json").exists()
+
+
+def test_of_two_explorations_launched_at_once_one_is_refused_and_names_the_other(disturbed):
+    ui, project = disturbed
+    first, second = ui.launch("explore_job", "r0001"), ui.launch("explore_job", "r0001")
+    ended = {run: ui.end_of(run) for run in (first, second)}
+    assert sorted(ended.values()) == ["FAILURE", "SUCCESS"]
+    (refused,) = [run for run, status in ended.items() if status == "FAILURE"]
+    (other,) = {first, second} - {refused}
+    assert other in ui.tags(refused)["rft/cause"]
+    assert project.note(1, "explore")["rows"] == 512
+
+
+def test_cancelled_training_frees_the_trainer_within_seconds(disturbed):
+    ui, project = disturbed
+    run = ui.launch("sync_round_job", "r0001")
+    wait_for(lambda: is_training(project), "the training begins")
+    started = time.monotonic()
+    ui.terminate(run)
+    assert ui.end_of(run) == "CANCELED"
+    wait_for(lambda: not is_training(project), "the trainer is idle", 10)
+    wait_for(lambda: slots(project) == 0, "pool slots are free", 10)
+    assert time.monotonic() - started < 15
+    assert not (project.home / "rounds" / "r0001" / "policy.json").exists()
+
+
+def test_a_killed_run_worker_is_found_and_its_slot_is_freed(disturbed):
+    ui, project = disturbed
+    run = ui.launch("sync_round_job", "r0001")
+    wait_for(lambda: is_training(project), "the training begins")
+    worker = worker_of(project, run)
+    server = worker.parent()
+    assert server is not None
+    server.suspend()  # a code server that does not see it either
+    try:
+        started = time.monotonic()
+        worker.kill()
+        assert ui.end_of(run, timeout=30) == "FAILURE"
+        wait_for(lambda: slots(project) == 0, "pool slots are free", 20)
+        assert time.monotonic() - started < 20
+    finally:
+        server.resume()
+
+
+def test_daemons_killed_and_doubled_close_the_rounds_without_doing_anything_twice(disturbed):
+    ui, project = disturbed
+    environment = project.environment | {"DAGSTER_HOME": str(project.home / "dagster"), "RFT_SENSOR_INTERVAL_S": "1"}
+    daemon = [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", WORKSPACE]
+    refused = subprocess.run(daemon, env=environment, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2
+    assert f"process {ui.child('rft_platform.jobs.daemon').pid}" in refused.stderr
+
+    with (project.home / "logs" / "second-daemon.log").open("w") as log:
+        second = subprocess.Popen(
+            [sys.executable, "-m", "dagster._daemon", "run", "-w", WORKSPACE], env=environment, stdout=log, stderr=log
+        )
+    try:
+        ui.start_sensors()
+        wait_for(lambda: is_training(project), "round 1 is trained again")
+        ui.child("rft_platform.jobs.daemon").kill()
+        ui.child("dagster_webserver").kill()
+        last = project.home / "rounds" / "r0002" / "evaluation.json"
+        wait_for(last.exists, "round 2 is evaluated", 240)
+        wait_for(lambda: successes(project.home) == each_phase_once(2), "the last run ends", 20)
+    finally:
+        second.terminate()
+        second.wait(timeout=30)
+    assert ui.ask("{ version }")["version"], "the webserver was started again"
+    assert ui.process.poll() is None
+
+
+def test_a_backfill_judges_old_rounds_anew_and_keeps_both_judgements(disturbed):
+    ui, project = disturbed
+    config = {"ops": {"judged_experiences": {"config": {"judge": "judge_by_digits:share_of_ones"}}}}
+    before = project.note(1, "judge")["judge_version"]
+    assert ui.backfill(["r0001", "r0002"], config, "judge_job") == ["SUCCESS", "SUCCESS"]
+    for number in (1, 2):
+        folder = project.home / "rounds" / f"r{number:04d}" / "judged"
+        assert len(list(folder.glob("*.parquet"))) == 2
+    told = ui.metadata("judged_experiences", "r0001")
+    now = project.note(1, "judge")["judge_version"]
+    assert now != before
+    assert told["judge_version"]["text"] == now
+    records = [str(record) for record in told["judge_versions"]["table"]["records"]]
+    assert len(records) == 2
+    assert any(now in record for record in records)
+    assert any(before in record for record in records)
+
+
+def test_a_second_interface_on_the_same_home_is_refused(disturbed):
+    ui, project = disturbed
+    refused = subprocess.run(
+        project.command("ui", "--port", "39871"),
+        env=os.environ | project.environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    assert f"process {ui.process.pid}" in refused.stderr
+    assert Ui(ui.url, ui.process).ask("{ version }")["version"]
