@@ -1,0 +1,75 @@
+"""Which processes belong to a home, and what each of them is: told by environment and command line."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+
+from rft_platform.config.home import Home
+from rft_platform.processes.lease import find_process
+
+#: Words of a command line -> role; the first line that fits wins.
+_ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("engine", ("rft_platform.inference.transformers_engine",)),
+    ("engine", ("rft_platform.inference.vllm_engine.middleware.EnginePlanes",)),
+    ("trainer", ("rft_platform.training.worker",)),
+    ("driver", ("rft_platform", "run", "--config")),
+    ("daemon", ("rft_platform.jobs.daemon", "run")),
+    ("webserver", ("dagster_webserver",)),
+    ("run_worker", ("dagster", "api", "execute_run")),
+    ("run_worker", ("--multiprocessing-fork",)),  # the code server starts runs so
+    ("code_server", ("dagster", "api", "grpc")),
+    ("mlflow", ("mlflow", "server")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A living process of a home."""
+
+    pid: int
+    created: float
+    role: str  # "other" for helpers that none of the roles fits
+    parent: int
+    command: tuple[str, ...]
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return find_process(self.pid, self.created) is not None
+
+    def __str__(self) -> str:
+        return f"{self.role} (pid {self.pid}: {' '.join(self.command)[:120]})"
+
+
+def members(home: Home) -> list[Member]:
+    """Every living process whose environment or command line names ``home``."""
+    return list(_members(home))
+
+
+def find(home: Home, role: str) -> list[Member]:
+    """The living processes of one role, oldest first; of a server with workers, the one that started them."""
+    found = sorted((member for member in _members(home) if member.role == role), key=lambda member: member.created)
+    pids = {member.pid for member in found}
+    return [member for member in found if member.parent not in pids]
+
+
+def _members(home: Home) -> Iterator[Member]:
+    root = str(home.root)
+    for process in psutil.process_iter():
+        try:
+            command = process.cmdline()
+            if process.environ().get("RFT_HOME") != root and not any(root in part for part in command):
+                continue
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            yield Member(process.pid, process.create_time(), _role(command), process.ppid(), tuple(command))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def _role(command: list[str]) -> str:
+    for role, words in _ROLES:
+        if all(word in command for word in words):
+            return role
+    return "other"

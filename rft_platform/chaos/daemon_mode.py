@@ -1,0 +1,93 @@
+"""A project driven by its daemon, with webserver and MLflow server, each started again when it dies."""
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from rft_platform.chaos.driver_mode import environment
+from rft_platform.chaos.records import Ended
+from rft_platform.chaos.relaunch import relaunch_last_failed
+from rft_platform.chaos.schedule import Mode
+from rft_platform.chaos.scratch import Scratch
+from rft_platform.cli.servers import Children, Server, serving
+from rft_platform.cli.ui_sensors import start_sensors
+from rft_platform.cli.ui_servers import ui_servers
+from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.launches import launches
+from rft_platform.processes.spawn import free_port
+from rft_platform.rounds.observe import observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.state import Plan
+
+_TICK_S = "1"  # the sensors' interval
+_LOOK_S = 1.0  # how often the plan is asked whether the project is finished
+_WITHOUT_BOUND = 1_000_000
+_NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
+
+
+class DaemonMode:
+    """The servers of `rft ui`, runs on an MLflow server. See ``supervised.Supervisor``."""
+
+    mode: Mode = "daemon"
+
+    def __init__(self, scratch: Scratch, name: str = "daemon") -> None:
+        self.home = scratch.home(name)
+        self.ended: list[Ended] = []
+        self.expected: set[int] = set()
+        self._scratch = scratch
+        self._began = time.monotonic()
+        self._stack = ExitStack()
+        self._children: Children | None = None
+        self._plan, self._planned_at = Plan(), 0.0
+
+    def start(self, rounds: int) -> None:
+        """Put the budget in force; the first time, start the servers."""
+        self._scratch.put_in_force(self.home, rounds)
+        self._plan, self._planned_at = Plan(), time.monotonic()
+        if self._children is None:
+            self._instance = self._stack.enter_context(open_instance(self.home))
+            self._children = self._stack.enter_context(serving(self._servers(), self.home.logs))
+            start_sensors(self._url)
+
+    def tend(self) -> None:
+        """Start dead servers again, and launch by hand what the plan has given up."""
+        for number, child in enumerate(self._children or ()):
+            if (code := child.process.poll()) is None:
+                continue
+            assert self._children is not None
+            if child.process.pid not in self.expected:
+                self._note(child.server.name, code, f"{child.server.name} ended by itself; see {child.log}")
+            self._children.start_again(number)
+        if time.monotonic() - self._planned_at > _LOOK_S:
+            project = Project.open(self.home)
+            self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
+            if self._plan.failed and relaunch_last_failed(self._instance, self._url):
+                self._note("plan", 1, self._plan.failed)
+
+    def finished(self) -> bool:
+        """Whether the plan says so."""
+        return self._plan.finished
+
+    def serves(self, role: str) -> bool:
+        """Whether the role's server answers again; the others are told by the project's progress."""
+        return role not in _NAMES or all(
+            child.server.is_ready() for child in self._children or () if child.server.name == _NAMES[role]
+        )
+
+    def stop(self) -> None:
+        """End the servers and what they left behind."""
+        self._stack.close()
+
+    def _servers(self) -> list[Server]:
+        port, mlflow_port = free_port(), free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        tracking = f"http://127.0.0.1:{mlflow_port}"
+        own = environment(self.home.root, RFT_SENSOR_INTERVAL_S=_TICK_S, MLFLOW_TRACKING_URI=tracking)
+        servers = ui_servers(self.home, port, mlflow_port, daemon=True)
+        changed = partial(replace, restarts=_WITHOUT_BOUND)
+        return [changed(server, env={**server.env, **own}) for server in servers]
+
+    def _note(self, role: str, code: int, message: str) -> None:
+        self.ended.append(Ended(role, code, message, round(time.monotonic() - self._began, 2)))

@@ -1,0 +1,88 @@
+"""A project driven by `rft run`, which is started again whenever it ends before the project does."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rft_platform.chaos.records import Ended
+from rft_platform.chaos.schedule import Mode
+from rft_platform.chaos.scratch import Scratch
+
+_MESSAGE_LINES = 12
+_RETRY_S = "0.2"  # a failed phase is repeated soon: rounds last a second here
+
+
+class DriverMode:
+    """`rft run` as a child process. See ``supervised.Supervisor``."""
+
+    mode: Mode = "driver"
+
+    def __init__(self, scratch: Scratch, name: str = "driver") -> None:
+        self.home = scratch.home(name)
+        self.ended: list[Ended] = []
+        self.expected: set[int] = set()
+        self._scratch = scratch
+        self._began = time.monotonic()
+        self._rounds = 0
+        self._starts = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        self._said: Path = self.home.logs
+        self._finished = False
+
+    def start(self, rounds: int) -> None:
+        """Begin or go on, with a budget of ``rounds``; a driver that is at work learns of it when it has ended."""
+        self._rounds, self._finished = rounds, False
+        if self._child is None:
+            self._spawn()
+
+    def tend(self) -> None:
+        """Start the driver again unless it runs or has done every round."""
+        if self._child is None or self._finished or (code := self._child.poll()) is None:
+            return
+        if code == 0 and self._budget_of_child == self._rounds:
+            self._finished = True
+            return
+        if self._child.pid not in self.expected:
+            self.ended.append(Ended("driver", code, self._message(), round(time.monotonic() - self._began, 2)))
+        self._spawn()
+
+    def finished(self) -> bool:
+        """Whether the last driver said so."""
+        return self._finished
+
+    def serves(self, role: str) -> bool:
+        """A driver serves by the progress it makes; engine and trainer are started by it."""
+        return True
+
+    def stop(self) -> None:
+        """End the driver, if one runs."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.terminate()
+            self._child.wait()
+
+    def _spawn(self) -> None:
+        self._starts += 1
+        self._budget_of_child = self._rounds
+        self.home.logs.mkdir(parents=True, exist_ok=True)
+        self._said = self.home.logs / f"rft-run-{self._starts:03d}.log"
+        command = [sys.executable, "-m", "rft_platform", "run", "--config", str(self._scratch.config)]
+        with self._said.open("wb") as stream:
+            self._child = subprocess.Popen(
+                [*command, "--rounds", str(self._rounds)],
+                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+                env=environment(self.home.root), cwd=self._scratch.root, start_new_session=True,
+            )  # fmt: skip
+
+    def _message(self) -> str:
+        lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-_MESSAGE_LINES:])
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """The environment of a scratch project's processes: its own home, and nothing of the caller's other projects."""
+    others = ("RFT_", "DAGSTER_", "MLFLOW_")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
+    own = {"RFT_HOME": str(home), "RFT_RETRY_DELAY_S": _RETRY_S, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    return inherited | own | more

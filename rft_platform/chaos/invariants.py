@@ -1,0 +1,77 @@
+"""All invariants of a project that has come through its kills, and how they are put together."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from rft_platform.chaos import service_invariants as services
+from rft_platform.chaos import store_invariants as stored
+from rft_platform.chaos.machine_invariants import (
+    no_lease_is_left,
+    no_process_is_left,
+    nothing_is_half_written,
+    servers_hold_their_leases,
+)
+from rft_platform.chaos.records import Ended, Outcome, Violation
+from rft_platform.chaos.scene import Broken, Invariant, Scene
+from rft_platform.config.home import Home
+
+AT_THE_END: tuple[Invariant, ...] = (
+    stored.row_ids_are_unique,
+    stored.rows_are_complete,
+    stored.rows_are_of_one_version,
+    stored.rows_and_judgements_match,
+    stored.files_are_as_written,
+    stored.notes_are_complete,
+    stored.checkpoints_are_whole,
+    stored.checkpoints_are_all_published,
+    stored.versions_follow_each_other,
+    stored.weights_equal_the_undisturbed_run,
+    services.every_policy_is_one_model_version,
+    services.model_versions_point_at_their_weights,
+    services.champion_was_evaluated,
+    services.no_run_is_open,
+    services.no_pool_slot_is_held,
+    services.every_asset_of_every_round_is_known,
+    services.every_failure_has_a_cause,
+)
+AFTER_STOP: tuple[Callable[[Home], Iterator[Broken]], ...] = (
+    no_process_is_left,
+    no_lease_is_left,
+    nothing_is_half_written,
+)
+
+
+def check_open(home: Home, outcome: Outcome) -> None:
+    """What must hold while the project's processes still run."""
+    _add(outcome, servers_hold_their_leases.__name__, servers_hold_their_leases(home))
+
+
+def check_stopped(home: Home, outcome: Outcome) -> None:
+    """What must hold once everything was ended."""
+    for machine in AFTER_STOP:
+        _add(outcome, machine.__name__, machine(home))
+
+
+def check_project(scene: Scene, outcome: Outcome) -> None:
+    """What must hold of rows, checkpoints, MLflow and Dagster. A check that breaks down is a violation, too."""
+    for invariant in AT_THE_END:
+        try:
+            _add(outcome, invariant.__name__, invariant(scene))
+        except Exception as error:
+            _add(outcome, invariant.__name__, [Broken(f"could not be checked: {type(error).__name__}: {error}")])
+    _add(outcome, "every_end_is_a_clear_one", _unclear(outcome.ended))
+    outcome.facts |= scene.facts
+
+
+def _unclear(ended: Sequence[Ended]) -> Iterator[Broken]:
+    """A process that ended by itself says why in words, not in a traceback."""
+    for end in ended:
+        if not end.message.strip() or "Traceback (most recent call last)" in end.message:
+            yield Broken(f"{end.role} ended with code {end.exit_code} and no clear cause:\n{end.message}")
+
+
+def _add(outcome: Outcome, invariant: str, found: Sequence[Broken] | Iterator[Broken]) -> None:
+    last = tuple(struck.kill.number for struck in outcome.struck[-1:])
+    for broken in found:
+        kills = last if broken.round is None else outcome.kills_of_round(broken.round) or last
+        name = invariant.replace("_", " ")
+        outcome.violations.append(Violation(name, broken.message, outcome.mode, outcome.seed, kills, outcome.targets))

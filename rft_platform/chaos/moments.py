@@ -1,0 +1,122 @@
+"""How far a project is, read from its files many times a second: no process is asked, none is disturbed."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_platform.chaos.census import find
+from rft_platform.chaos.schedule import Point
+from rft_platform.config.home import Home
+from rft_platform.experience.rounds import round_key, round_number
+from rft_platform.leftovers import is_temporary
+from rft_platform.processes.lease import read_lease
+
+POLL_S = 0.002
+GIVEN_UP = threading.Event()  # set where a run is interrupted: its projects end, on whatever thread they are
+
+#: What a round goes through, in order; each note ends the phase before it.
+_PHASES = ("rollouts", "judging", "training", "evaluation", "between")
+_BEGUN_BY = {
+    "explore.json": "judging",
+    "judge.json": "training",
+    "policy.json": "evaluation",
+    "evaluation.json": "between",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where a project stands: its newest round, and what that round is at."""
+
+    round: int  # -1: nothing has begun
+    phase: str  # one of the phases; before round 1 "start" and "warm start"
+
+    @property
+    def position(self) -> int:
+        """Grows as the project goes on."""
+        return self.round * len(_PHASES) + (_PHASES.index(self.phase) if self.phase in _PHASES else 0)
+
+    @property
+    def half(self) -> tuple[int, bool]:
+        """The round, and whether its second job (training and evaluation) is the one at work."""
+        return self.round, self.phase in ("training", "evaluation")
+
+
+def now(home: Home) -> Moment:
+    """The newest round and its phase, from the notes that stand."""
+    newest = max((name for name in _names(home.rounds) if name.startswith("r")), default=None)
+    if newest is None:
+        return Moment(-1, "start")
+    number, notes = round_number(newest), set(_names(home.rounds / newest))
+    begun = [phase for note, phase in _BEGUN_BY.items() if note in notes]
+    if number == 0:
+        return Moment(0, "between" if "evaluation.json" in notes else "warm start")
+    return Moment(number, begun[-1] if begun else "rollouts")
+
+
+class Watch:
+    """Waits for a project to reach a point that it was not at when the watch began."""
+
+    def __init__(self, home: Home, checkpoints: Path, point: Point) -> None:
+        self._home, self._checkpoints, self._point = home, checkpoints, point
+        phase = {"rows": "judging", "checkpoint": "evaluation", "published": "evaluation"}.get(point, point)
+        began = now(home).position
+        self._target = next(
+            (position for position in range(began + 1, began + 2 + len(_PHASES)) if _phase_at(position) == phase), began
+        )
+
+    def reached(self) -> bool:
+        """Whether the point is reached; one that was too short to be seen counts once it has passed."""
+        if self._point == "starting":
+            return _starting(self._home)
+        moment = now(self._home)
+        if self._point == "rows" and moment.phase == "rollouts":
+            return _writing(self._home.rounds / round_key(moment.round) / "rollouts")
+        if self._point == "checkpoint" and _writing(self._checkpoints):
+            return True
+        return moment.position >= self._target
+
+
+def _phase_at(position: int) -> str:
+    return _PHASES[position % len(_PHASES)]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
+    """Poll ``condition``; whether it held before ``timeout_s`` was over. Raises KeyboardInterrupt once ``GIVEN_UP``."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if GIVEN_UP.is_set():
+            raise KeyboardInterrupt
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def progress_mark(home: Home) -> tuple[int, int]:
+    """Grows with every note that a project leaves: newest round, and how many notes that has."""
+    moment = now(home)
+    if moment.round < 0:
+        return -1, 0
+    folder = home.rounds / round_key(moment.round)
+    return moment.round, sum(name.endswith(".json") and not name.startswith(".") for name in _names(folder))
+
+
+def _starting(home: Home) -> bool:
+    """Whether an engine or a trainer runs that has not published its lease yet."""
+    leases = [read_lease(home.leases / name) for name in _names(home.leases) if name.endswith(".json")]
+    pids = {lease.pid for lease in leases if lease is not None}
+    return any(member.pid not in pids for role in ("engine", "trainer") for member in find(home, role))
+
+
+def _writing(folder: Path) -> bool:
+    return any(map(is_temporary, _names(folder)))
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,125 @@
+"""What a campaign of kills leaves behind: each kill with its recovery, every end of a driver, every violation."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import Any
+
+from rft_platform.chaos.schedule import Kill, Mode
+
+
+@dataclass(slots=True)
+class Struck:
+    """A kill that was done."""
+
+    kill: Kill
+    mode: Mode
+    victim: str  # the process, or why there was none to kill
+    round: int
+    phase: str  # what the project was at
+    on_time: bool  # False: the planned moment did not come in time, and the kill was done without it
+    at: float  # seconds since the project's start
+    recovery_s: float | None = None  # until a successor ran and the project had gone on; None: it ended before that
+    hit: bool = True  # False: no such process ran within the time
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A process of the harness that ended without having been killed: what it said."""
+
+    role: str
+    exit_code: int
+    message: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """An invariant that did not hold."""
+
+    invariant: str
+    message: str
+    mode: Mode
+    seed: int
+    kills: tuple[int, ...]  # numbers of the kills that may have caused it: replay up to the last of them
+
+    targets: tuple[str, ...]  # of the mode
+
+    @property
+    def replay(self) -> str:
+        """The command that does the same kills again, up to the last that may have caused it."""
+        return f"rft chaos --seed {self.seed} --kills {max(self.kills, default=1)} --targets {','.join(self.targets)}"
+
+    def __str__(self) -> str:
+        numbers = ", ".join(map(str, self.kills)) or "none"
+        return f"{self.invariant}: {self.message} [after kill {numbers} of mode {self.mode}; again: {self.replay}]"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One project that was killed at and driven to its end."""
+
+    mode: Mode
+    seed: int
+    targets: tuple[str, ...]
+    rounds: int
+    struck: list[Struck]
+    ended: list[Ended]
+    wall_s: float
+    violations: list[Violation] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)  # what the invariants measured
+
+    def kills_of_round(self, number: int) -> tuple[int, ...]:
+        """The kills done while this round was the newest."""
+        return tuple(struck.kill.number for struck in self.struck if struck.round == number and struck.hit)
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The campaign as plain JSON values: kills by target and phase, recovery, violations, and every kill."""
+    done = [struck for outcome in outcomes for struck in outcome.struck if struck.hit]
+    return {
+        "kills": len(done),
+        "missed": sum(not struck.hit for outcome in outcomes for struck in outcome.struck),
+        "seeds": sorted({outcome.seed for outcome in outcomes}),
+        "by_target": dict(Counter(struck.kill.target for struck in done)),
+        "by_phase": dict(Counter(struck.phase for struck in done)),
+        "by_signal": dict(Counter(struck.kill.how for struck in done)),
+        "by_target_and_phase": _nested(done),
+        "recovery_s": {
+            target: _spread([s.recovery_s for s in done if s.kill.target == target and s.recovery_s is not None])
+            for target in sorted({struck.kill.target for struck in done})
+        },
+        "recovery_s_all": _spread([s.recovery_s for s in done if s.recovery_s is not None]),
+        "violations": [
+            {**asdict(violation), "replay": violation.replay}
+            for outcome in outcomes
+            for violation in outcome.violations
+        ],
+        "projects": [_project(outcome) for outcome in outcomes],
+    }
+
+
+def _nested(done: Sequence[Struck]) -> dict[str, dict[str, int]]:
+    targets = sorted({struck.kill.target for struck in done})
+    return {name: dict(Counter(s.phase for s in done if s.kill.target == name)) for name in targets}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    return {"n": len(values), "median": round(median(values), 2), "max": round(max(values), 2)}
+
+
+def _project(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "mode": outcome.mode,
+        "rounds": outcome.rounds,
+        "wall_s": round(outcome.wall_s, 1),
+        "facts": outcome.facts,
+        "ended": [asdict(ended) for ended in outcome.ended],
+        "kills": [
+            {**asdict(struck.kill), **{k: v for k, v in asdict(struck).items() if k != "kill"}}
+            for struck in outcome.struck
+        ],
+    }

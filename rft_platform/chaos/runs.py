@@ -1,0 +1,99 @@
+"""A whole chaos run: the projects of both modes, the undisturbed reference, and the check of all."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeAlias
+
+from rft_platform.chaos.campaign import run_project
+from rft_platform.chaos.daemon_mode import DaemonMode
+from rft_platform.chaos.driver_mode import DriverMode, environment
+from rft_platform.chaos.invariants import check_project
+from rft_platform.chaos.moments import GIVEN_UP
+from rft_platform.chaos.records import Outcome
+from rft_platform.chaos.scene import Scene
+from rft_platform.chaos.schedule import Kill, Mode, schedule, shares, targets_of
+from rft_platform.chaos.scratch import Scratch
+from rft_platform.chaos.supervised import Supervisor
+from rft_platform.errors import RftError
+from rft_platform.rounds.project import Project
+
+Say: TypeAlias = Callable[[str], None]
+
+KILLS_A_PROJECT = 40  # more kills are spread over several projects, each begun anew
+
+
+def run_chaos(
+    scratch: Scratch,
+    kills: int,
+    seed: int,
+    targets: Sequence[str],
+    say: Say = lambda line: None,
+    side_by_side: bool = False,
+) -> list[Outcome]:
+    """Kill as the seed says, project after project, and check each against one undisturbed run.
+
+    ``side_by_side`` has the two modes run at the same time: quicker, but recovery then takes longer.
+    """
+    modes = list(_plan(kills, seed, targets).items())
+    GIVEN_UP.clear()
+    with ThreadPoolExecutor(len(modes) if side_by_side else 1) as pool:
+        running = [pool.submit(_run_mode, scratch, mode, planned, seed, targets, say) for mode, planned in modes]
+        try:
+            outcomes = {name: outcome for future in running for name, outcome in future.result().items()}
+        except BaseException:
+            GIVEN_UP.set()
+            raise
+    rounds = max(outcome.rounds for outcome in outcomes.values())
+    say(f"the undisturbed run: {rounds} rounds")
+    reference = _reference(scratch, rounds)
+    for name, outcome in outcomes.items():
+        check_project(Scene(Project.open(scratch.home(name)), outcome.rounds, reference), outcome)
+    return list(outcomes.values())
+
+
+def _plan(kills: int, seed: int, targets: Sequence[str]) -> dict[Mode, list[list[Kill]]]:
+    """The kills of each project of each mode; modes without kills are left out."""
+    plan: dict[Mode, list[list[Kill]]] = {}
+    for mode, share in shares(kills, targets).items():
+        for first in range(1, share + 1, KILLS_A_PROJECT):
+            count = min(KILLS_A_PROJECT, share + 1 - first)
+            plan.setdefault(mode, []).append(schedule(seed, count, targets_of(mode, targets), first))
+    return plan
+
+
+def _run_mode(
+    scratch: Scratch, mode: Mode, projects: Sequence[Sequence[Kill]], seed: int, targets: Sequence[str], say: Say
+) -> dict[str, Outcome]:
+    outcomes = {}
+    for number, planned in enumerate(projects, start=1):
+        name = f"{mode}-{number}"
+        say(f"{name}: {len(planned)} kills")
+        supervisor = _supervisor(scratch, mode, name)
+        told = partial(_told, say, name)
+        outcomes[name] = run_project(supervisor, scratch, planned, seed, targets_of(mode, targets), told)
+    return outcomes
+
+
+def _told(say: Say, name: str, line: str) -> None:
+    say(f"{name} {line}")
+
+
+def _supervisor(scratch: Scratch, mode: Mode, name: str) -> Supervisor:
+    if mode == "driver":
+        return DriverMode(scratch, name)
+    return DaemonMode(scratch, name)
+
+
+def _reference(scratch: Scratch, rounds: int) -> Project:
+    """Drive the same configuration without a kill."""
+    home = scratch.home("reference")
+    command = [sys.executable, "-m", "rft_platform", "run", "--config", str(scratch.config), "--rounds", str(rounds)]
+    done = subprocess.run(
+        command, env=environment(home.root), cwd=scratch.root, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RftError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr}")
+    return Project.open(home)

@@ -1,0 +1,95 @@
+"""Which process is killed when and how: decided by a seed before anything starts, so that a run can be replayed."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rft_platform.errors import UserError
+
+Mode = Literal["driver", "daemon"]
+#: Moments that a kill waits for; ``any`` is a random delay alone.
+Point = Literal[
+    "any", "starting", "rollouts", "rows", "judging", "training", "checkpoint", "published", "evaluation", "between"
+]
+How = Literal["kill", "term", "stop+kill"]
+
+#: Roles that can be killed, by the mode that runs them.
+TARGETS: dict[Mode, tuple[str, ...]] = {
+    "driver": ("driver", "engine", "trainer"),
+    "daemon": ("daemon", "webserver", "code_server", "run_worker", "mlflow", "engine", "trainer"),
+}
+_POINTS: tuple[Point, ...] = (
+    "any", "rollouts", "rows", "judging", "training", "checkpoint", "published", "evaluation", "between",
+)  # fmt: skip
+#: Widest random delay after a moment was reached, in seconds; the moments themselves last about so long.
+_SPREAD_S: dict[Point, float] = {
+    "any": 2.0, "starting": 3.0, "rollouts": 0.15, "rows": 0.002, "judging": 0.05, "training": 0.3, "checkpoint": 0.08,
+    "published": 0.1, "evaluation": 0.6, "between": 0.3,
+}  # fmt: skip
+_HOW: tuple[tuple[How, float], ...] = (("kill", 0.8), ("term", 0.1), ("stop+kill", 0.1))
+_HURRY = 0.25  # share of the kills that do not wait until the one before was recovered from
+_AGAIN = 0.3  # share of the engine's and trainer's kills that are followed by a kill while they start anew
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """One planned kill: ``target`` dies ``delay_s`` after the moment ``point`` is reached."""
+
+    number: int  # from 1, over all projects of a mode
+    target: str
+    point: Point
+    delay_s: float
+    how: How
+    hurry: bool  # strike without waiting for the recovery from the kill before
+
+
+def check_targets(targets: Sequence[str]) -> list[str]:
+    """The targets without doubles; raises UserError for one that no mode knows, or where none is named."""
+    known = sorted({target for mode in TARGETS.values() for target in mode})
+    unknown = [target for target in targets if target not in known]
+    if unknown or not targets:
+        raise UserError(f"targets {', '.join(unknown) or '(none)'}: expected some of {', '.join(known)}")
+    return list(dict.fromkeys(targets))
+
+
+def schedule(seed: int, kills: int, targets: Sequence[str], first: int = 1) -> list[Kill]:
+    """The kills of one project, numbered from ``first``. Equal arguments give equal kills, fewer kills the first ones.
+
+    Every target has its turn before one has its next.
+    """
+    generator = random.Random(f"{seed}/{first}/{','.join(targets)}")
+    planned: list[Kill] = []
+    turns: list[str] = []
+    while len(planned) < kills:
+        if not turns:
+            turns = generator.sample(list(targets), len(targets))
+        target = turns.pop()
+        planned.append(_plan(generator, first + len(planned), target, generator.choice(_POINTS)))
+        if target in ("engine", "trainer") and len(planned) < kills and generator.random() < _AGAIN:
+            partners = [target, *({"driver", "run_worker"} & set(targets))]
+            again = _plan(generator, first + len(planned), generator.choice(partners), "starting")
+            planned.append(again)
+    return planned
+
+
+def targets_of(mode: Mode, targets: Sequence[str]) -> list[str]:
+    """Those of the targets that a mode runs, in its order."""
+    return [name for name in TARGETS[mode] if name in targets]
+
+
+def shares(kills: int, targets: Sequence[str]) -> dict[Mode, int]:
+    """How many kills fall to each mode: three quarters to the fast rounds of the driver where both have targets."""
+    only_daemon = set(targets) - set(TARGETS["driver"])
+    if not only_daemon:
+        return {"driver": kills, "daemon": 0}
+    if "driver" not in targets:
+        return {"driver": 0, "daemon": kills}
+    daemon = max(min(kills, len(only_daemon)), kills // 4)
+    return {"driver": kills - daemon, "daemon": daemon}
+
+
+def _plan(generator: random.Random, number: int, target: str, point: Point) -> Kill:
+    how = generator.choices([name for name, _ in _HOW], [weight for _, weight in _HOW])[0]
+    hurry = point == "starting" or generator.random() < _HURRY
+    return Kill(number, target, point, round(generator.uniform(0.0, _SPREAD_S[point]), 4), how, hurry)

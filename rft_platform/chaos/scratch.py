@@ -1,0 +1,93 @@
+"""A project made to be killed: a tiny untrained model, four tasks of four runs a round, rounds of a second."""
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import dump_config, load_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.files import write_text
+
+MARKER = ".rft-chaos"
+PROJECT, NAME = "chaos", "scratch"
+EVALUATE_EVERY = 3  # rounds
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A folder with everything that scratch projects share, and a home for each project in it."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The configuration that every project in the folder is started with."""
+        return self.root / "rft.yaml"
+
+    def home(self, name: str) -> Home:
+        """The home of one of the projects."""
+        return Home(self.root / name)
+
+    def checkpoints(self, home: Home) -> Path:
+        """The folder of a project's checkpoints."""
+        return home.checkpoints / PROJECT / NAME
+
+    def load(self, rounds: int) -> RftConfig:
+        """The configuration with a budget of ``rounds`` rounds."""
+        config = load_config(self.config)
+        return config.model_copy(update={"buffer": config.buffer.model_copy(update={"total_steps": rounds})})
+
+    def put_in_force(self, home: Home, rounds: int) -> None:
+        """Give a project its configuration, or raise its budget."""
+        write_text(home.config_file, dump_config(self.load(rounds)))
+
+
+def make_scratch(root: Path) -> Scratch:
+    """Make the folder anew; raises UserError for a folder that holds anything but an earlier scratch folder."""
+    import yaml
+
+    from rft_platform.recipes.arithmetic.model import build_model
+
+    root = root.absolute()
+    if root.exists() and any(root.iterdir()):
+        if not (root / MARKER).exists():
+            raise UserError(f"{root} is not empty and no scratch folder of `rft chaos`: name a new folder with --work")
+        shutil.rmtree(root)
+    write_text(root / MARKER, "a scratch folder of `rft chaos`: everything in it may be killed and removed\n")
+    scratch = Scratch(root)
+    write_text(scratch.config, yaml.safe_dump(_config(root, build_model(root / "model"))))
+    return scratch
+
+
+def _config(root: Path, model: Path) -> dict[str, Any]:
+    judge = {"judge": "rft_platform.chaos.judge:digit_share"}
+    tasks = _write_additions(root / "tasks.jsonl", [(a, b) for a in range(4) for b in range(4)])
+    held_out = _write_additions(root / "held_out.jsonl", [(a, 9) for a in range(4)])
+    return {
+        "project": PROJECT,
+        "name": NAME,
+        "seed": _SEED,
+        "model": {"model_path": str(model), "max_model_len": 64, "max_response_tokens": 6},
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": 4, "optimizer": {"lr": 1e-3}},
+        "buffer": {
+            "batch_size": 4,
+            "train_batch_size": 8,
+            "total_steps": 1,
+            "explorer_input": {
+                "taskset": {"path": str(tasks), **judge},
+                "eval_tasksets": [{"path": str(held_out), "name": "held-out", **judge}],
+            },
+        },
+        "evaluation": {"every": EVALUATE_EVERY, "greedy": False},
+    }
+
+
+def _write_additions(file: Path, pairs: list[tuple[int, int]]) -> Path:
+    rows = [{"question": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+    return file

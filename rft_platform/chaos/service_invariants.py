@@ -1,0 +1,125 @@
+"""Invariants of MLflow and Dagster: one version a policy, no run left open, no slot held, every failure explained."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import dagster as dg
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.assets.faults import CAUSE_TAG
+from rft_platform.chaos.scene import Broken, Scene
+from rft_platform.experience.rounds import round_key
+from rft_platform.jobs.instance import open_instance
+from rft_platform.registry.models import DIGEST_TAG, RegisteredModel
+from rft_platform.rounds.policy import published
+from rft_platform.training.manifest import read_manifest
+
+_ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+_CHAIN = ("policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report")
+
+
+def every_policy_is_one_model_version(scene: Scene) -> Iterator[Broken]:
+    """MLflow has exactly one version of the weights of each round, and the round names it."""
+    versions = scene.registry().versions()
+    of_digest = Counter(version.tags.get(DIGEST_TAG) for version in versions)
+    known = {str(version.version): version for version in versions}
+    digests = set()
+    for number in scene.numbers:
+        policy = published(scene.project.store, number)
+        if policy is None or policy.policy_version == 0:
+            continue
+        digests.add(policy.weights_digest)
+        if of_digest[policy.weights_digest] != 1:
+            yield Broken(f"{round_key(number)}: {of_digest[policy.weights_digest]} model versions, expected 1", number)
+        named = known.get(policy.model_version or "")
+        if named is None or named.tags.get(DIGEST_TAG) != policy.weights_digest:
+            yield Broken(f"{round_key(number)} names model version {policy.model_version}, not its own", number)
+    for version in versions:
+        if version.tags.get(DIGEST_TAG) not in digests:
+            yield Broken(f"model version {version.version} holds weights that no round published")
+
+
+def model_versions_point_at_their_weights(scene: Scene) -> Iterator[Broken]:
+    """The folder of every model version exists and holds the weights that the version is tagged with."""
+    for version in scene.registry().versions():
+        if why := _misses(version):
+            yield Broken(f"model version {version.version}: {why}")
+
+
+def champion_was_evaluated(scene: Scene) -> Iterator[Broken]:
+    """The champion, if there is one, is a version whose round was evaluated and promoted it."""
+    champion = scene.registry().champion()
+    promoted = [
+        number
+        for number in scene.numbers
+        if (scene.project.store.read_note(number, "evaluation") or {}).get("promoted")
+    ]
+    if champion is None:
+        if promoted:
+            yield Broken(f"{', '.join(map(round_key, promoted))} promoted their policy, but there is no champion")
+        return
+    number = int(champion.tags["round"])
+    if number not in promoted:
+        yield Broken(f"the champion is of {round_key(number)}, whose evaluation did not promote it", number)
+    elif number != promoted[-1]:
+        yield Broken(f"the champion is of {round_key(number)}, but {round_key(promoted[-1])} was promoted last", number)
+
+
+def no_run_is_open(scene: Scene) -> Iterator[Broken]:
+    """Every Dagster run has ended."""
+    with open_instance(scene.home) as instance:
+        runs = instance.get_runs()
+    scene.facts["dagster_runs"] = float(len(runs))
+    for run in runs:
+        if run.status not in _ENDED:
+            yield Broken(f"run {run.run_id} of {run.job_name} is still {run.status.value}")
+
+
+def no_pool_slot_is_held(scene: Scene) -> Iterator[Broken]:
+    """No run holds or waits for a slot of a pool."""
+    with open_instance(scene.home) as instance:
+        storage = instance.event_log_storage
+        for key in storage.get_concurrency_keys():
+            found = storage.get_concurrency_info(key)
+            if found.claimed_slots or found.pending_steps:
+                runs = {slot.run_id for slot in found.claimed_slots} | {step.run_id for step in found.pending_steps}
+                yield Broken(f"pool {key} is held or waited for by {', '.join(sorted(runs))}")
+
+
+def every_asset_of_every_round_is_known(scene: Scene) -> Iterator[Broken]:
+    """Dagster has a partition for each round and a materialisation of each asset in it."""
+    expected = {round_key(number) for number in scene.numbers}
+    with open_instance(scene.home) as instance:
+        partitions = set(instance.get_dynamic_partitions(str(rft_rounds.name)))
+        if partitions != expected:
+            yield Broken(f"partitions that differ from the rounds: {', '.join(sorted(partitions ^ expected))}")
+        for name in _CHAIN:
+            missing = expected - instance.get_materialized_partitions(dg.AssetKey(name))
+            if missing:
+                yield Broken(f"{name} was never materialised in {', '.join(sorted(missing))}")
+
+
+def every_failure_has_a_cause(scene: Scene) -> Iterator[Broken]:
+    """Every failed run says why, in its tags or in its last event."""
+    failed = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    with open_instance(scene.home) as instance:
+        runs = instance.get_runs(dg.RunsFilter(statuses=failed))
+        scene.facts["failed_runs"] = float(len(runs))
+        for run in runs:
+            if not (run.tags.get(CAUSE_TAG) or "").strip() and not _last_words(instance, run.run_id):
+                yield Broken(f"run {run.run_id} of {run.job_name} failed without a word")
+
+
+def _last_words(instance: dg.DagsterInstance, run_id: str) -> str:
+    ends = {dg.DagsterEventType.RUN_FAILURE, dg.DagsterEventType.RUN_CANCELED}
+    messages = [entry.dagster_event.message for entry in instance.all_logs(run_id, of_type=ends) if entry.dagster_event]
+    return next((message for message in messages if message and message.strip()), "")
+
+
+def _misses(version: RegisteredModel) -> str | None:
+    if not version.folder.is_dir():
+        return f"its folder {version.folder} does not exist"
+    manifest = read_manifest(version.folder)
+    if manifest is None or manifest.weights_digest != version.tags.get(DIGEST_TAG):
+        return f"{version.folder} holds other weights than it was registered with"
+    return None

@@ -1,0 +1,161 @@
+"""Invariants of rows, notes and checkpoints: nothing lost, nothing doubled, the weights of the undisturbed run."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from rft_platform.chaos.scene import Broken, Scene
+from rft_platform.errors import StorageError
+from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.policy import Policy, parent_of, published
+from rft_platform.training.manifest import read_manifest, verify
+
+TOLERANCE = 1e-6  # of a weight, where the digests differ
+_SHOWN = 3
+_NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
+
+
+def row_ids_are_unique(scene: Scene) -> Iterator[Broken]:
+    """No row id stands twice in the whole store."""
+    seen: Counter[str] = Counter()
+    for number in scene.numbers:
+        seen.update(scene.project.store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
+    scene.facts["rows"] = float(seen.total())
+    doubled = [row for row, count in seen.items() if count > 1]
+    if doubled:
+        yield Broken(f"{len(doubled)} row ids stand more than once, {', '.join(doubled[:_SHOWN])} among them")
+
+
+def rows_are_complete(scene: Scene) -> Iterator[Broken]:
+    """Every round has tasks x runs x batches rows, in its files as well as in its ledger."""
+    store, expected = scene.project.store, scene.project.experiences_a_round
+    for number in scene.numbers:
+        found = store.read_rollouts(number, columns=["row_id"]).num_rows
+        if store.count_rollouts(number) != expected:
+            yield Broken(f"{round_key(number)}: {store.count_rollouts(number)} rows recorded, not {expected}", number)
+        if found != expected:
+            yield Broken(f"{round_key(number)} has {found} rows, expected {expected}", number)
+
+
+def rows_are_of_one_version(scene: Scene) -> Iterator[Broken]:
+    """The rows of a round were sampled by one policy: the one that its snapshot names."""
+    for number in scene.numbers:
+        versions = set(scene.project.store.read_rollouts(number, ["policy_version"])["policy_version"].to_pylist())
+        snapshot = scene.project.store.read_note(number, "snapshot") or {}
+        if versions != {snapshot.get("policy_version")}:
+            yield Broken(
+                f"{round_key(number)} has rows of policy versions {sorted(versions)}, and its snapshot names "
+                f"{snapshot.get('policy_version')}",
+                number,
+            )
+
+
+def rows_and_judgements_match(scene: Scene) -> Iterator[Broken]:
+    """Every rollout row is judged once, and every judged row has its rollout."""
+    store = scene.project.store
+    for number in scene.numbers:
+        rolled = Counter(store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
+        judged = Counter(store.read_judged(number, columns=["row_id"])["row_id"].to_pylist())
+        if rolled != judged:
+            lost, extra = (rolled - judged).total(), (judged - rolled).total()
+            yield Broken(f"{round_key(number)}: {lost} rows are not judged, {extra} judgements have no row", number)
+
+
+def files_are_as_written(scene: Scene) -> Iterator[Broken]:
+    """Every file of the store has the digest it was recorded with, and none had to be set aside."""
+    for number in scene.numbers:
+        for damaged in scene.project.store.damaged(number, digest=True):
+            yield Broken(f"{round_key(number)}: {damaged.path} is damaged: {damaged.why}", number)
+        aside = scene.project.store.round_folder(number) / "aside"
+        if aside.is_dir() and any(aside.iterdir()):
+            names = ", ".join(sorted(path.name for path in aside.iterdir())[:_SHOWN])
+            yield Broken(f"{round_key(number)}: {names} had to be set aside, and nobody had damaged it", number)
+
+
+def notes_are_complete(scene: Scene) -> Iterator[Broken]:
+    """Every round has the note of every phase, and there is no round beyond the budget."""
+    store = scene.project.store
+    for number in scene.numbers:
+        missing = [name for name in _NOTES if store.read_note(number, name) is None]
+        if missing:
+            yield Broken(f"{round_key(number)} lacks the notes {', '.join(missing)}", number)
+    beyond = [number for number in store.rounds() if number > scene.rounds]
+    if beyond:
+        yield Broken(f"rounds {', '.join(map(round_key, beyond))} lie beyond the budget of {scene.rounds}")
+
+
+def checkpoints_are_whole(scene: Scene) -> Iterator[Broken]:
+    """Every round published one policy, whose checkpoint has the digests of its manifest."""
+    for number in scene.numbers:
+        policy = published(scene.project.store, number)
+        if policy is None:
+            yield Broken(f"{round_key(number)} has published no policy", number)
+            continue
+        for why in _faults(policy):
+            yield Broken(f"{round_key(number)}: {why}", number)
+
+
+def checkpoints_are_all_published(scene: Scene) -> Iterator[Broken]:
+    """No checkpoint lies about that no round has published."""
+    policies = [published(scene.project.store, number) for number in scene.numbers]
+    known = {Path(policy.folder) for policy in policies if policy is not None}
+    for folder in sorted(scene.project.checkpoints.glob("global_step_*")):
+        if folder not in known:
+            yield Broken(f"{folder} was published by no round")
+
+
+def versions_follow_each_other(scene: Scene) -> Iterator[Broken]:
+    """A round's policy version is its parent's plus the optimiser steps it noted."""
+    store = scene.project.store
+    for number in scene.numbers:
+        policy, trained = published(store, number), store.read_note(number, "train")
+        if policy is None or trained is None:
+            continue  # told by others
+        parent = parent_of(store, number)
+        if policy.policy_version != parent.policy_version + trained["steps"]:
+            yield Broken(
+                f"{round_key(number)} published version {policy.policy_version}, but its parent has "
+                f"{parent.policy_version} and it trained {trained['steps']} steps",
+                number,
+            )
+
+
+def weights_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
+    """Every round ends in the weights of the reference, to the bit or within ``TOLERANCE``."""
+    if scene.reference is None:
+        return
+    equal, worst = 0, 0.0
+    for number in scene.numbers:
+        ours, theirs = published(scene.project.store, number), published(scene.reference.store, number)
+        if ours is None or theirs is None:
+            continue
+        same = ours.weights_digest == theirs.weights_digest
+        equal += same
+        difference = 0.0 if same else _difference(ours, theirs)
+        worst = max(worst, difference)
+        if difference > TOLERANCE:
+            yield Broken(f"{round_key(number)}: weights differ from the undisturbed run by {difference:.2g}", number)
+    scene.facts.update(rounds_with_equal_digest=float(equal), largest_weight_difference=worst)
+
+
+def _faults(policy: Policy) -> Iterator[str]:
+    try:
+        manifest = read_manifest(Path(policy.folder))
+        if manifest is None:
+            yield f"{policy.folder} has no manifest"
+            return
+        verify(Path(policy.folder), manifest)
+    except StorageError as error:
+        yield str(error)
+        return
+    if manifest.weights_digest != policy.weights_digest:
+        yield f"{policy.folder} holds other weights than the round published"
+
+
+def _difference(ours: Policy, theirs: Policy) -> float:
+    from safetensors.numpy import load_file
+
+    a, b = (load_file(Path(policy.folder) / "model.safetensors") for policy in (ours, theirs))
+    if a.keys() != b.keys():
+        return float("inf")
+    return max(float(abs(tensor - b[name]).max()) for name, tensor in a.items())

@@ -1,0 +1,69 @@
+"""Doing one planned kill: waiting for its moment, finding the victim, sending the signal."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_platform.chaos.census import Member, find
+from rft_platform.chaos.moments import POLL_S, Moment, Watch, now, wait_for
+from rft_platform.chaos.schedule import Kill
+from rft_platform.config.home import Home
+
+_STOPPED_S = 0.7  # how long a stopped process hangs before it is killed
+_TERM_S = 15.0  # how long a terminated process has to end
+_SLOW_POLL_S = 0.05  # where processes are looked at
+
+
+def wait_for_moment(home: Home, checkpoints: Path, kill: Kill, timeout_s: float) -> bool:
+    """Wait until the project ENTERS the planned moment, and then the planned delay; False where it did not in time."""
+    if kill.point == "any":
+        time.sleep(kill.delay_s)
+        return True
+    watch = Watch(home, checkpoints, kill.point)
+    on_time = wait_for(watch.reached, timeout_s, _SLOW_POLL_S if kill.point == "starting" else POLL_S)
+    if on_time:
+        time.sleep(kill.delay_s)
+    return on_time
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What was struck, and who else had its role then."""
+
+    victim: Member | None  # None: no process of the target's role ran in time
+    moment: Moment
+    before: frozenset[int] = frozenset()  # process ids of the role: a successor is none of them
+
+
+def strike(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> Strike:
+    """Kill the target as planned, waiting for one to run. Its process id is added to ``expected`` before."""
+    found: list[Member] = []
+
+    def there() -> bool:
+        found[:] = find(home, kill.target)
+        return bool(found)
+
+    if not wait_for(there, timeout_s, _SLOW_POLL_S):
+        return Strike(None, now(home))
+    victim = found[kill.number % len(found)]
+    done = Strike(victim, now(home), frozenset(member.pid for member in found))
+    expected.add(victim.pid)
+    if kill.how == "term":
+        _send(victim, signal.SIGTERM)
+        if wait_for(lambda: not victim.alive, _TERM_S, _SLOW_POLL_S):
+            return done
+    elif kill.how == "stop+kill":
+        _send(victim, signal.SIGSTOP)
+        time.sleep(_STOPPED_S)
+    _send(victim, signal.SIGKILL)
+    wait_for(lambda: not victim.alive, _TERM_S, POLL_S)
+    return done
+
+
+def _send(victim: Member, number: signal.Signals) -> None:
+    if victim.alive:
+        with suppress(ProcessLookupError):
+            os.kill(victim.pid, number)

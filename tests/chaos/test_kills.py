@@ -1,0 +1,130 @@
+"""Thirty kills over every process of the platform; and that the invariants would tell if something were wrong."""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.chaos import machine_invariants as machine
+from rft_platform.chaos import service_invariants as services
+from rft_platform.chaos import store_invariants as stored
+from rft_platform.chaos.driver_mode import environment
+from rft_platform.chaos.records import Outcome, summary
+from rft_platform.chaos.runs import run_chaos
+from rft_platform.chaos.scene import Invariant, Scene
+from rft_platform.chaos.schedule import TARGETS
+from rft_platform.chaos.scratch import Scratch
+from rft_platform.config.home import Home
+from rft_platform.jobs.instance import open_instance
+from rft_platform.leftovers import temporary_path
+from rft_platform.processes.lease import Lease, write_lease
+from rft_platform.rounds.policy import published
+from rft_platform.rounds.project import Project
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+KILLS, SEED = 30, 23
+EVERY = sorted({target for targets in TARGETS.values() for target in targets})
+
+
+@pytest.fixture(scope="module")
+def outcomes(scratch: Scratch) -> list[Outcome]:
+    """The kills, done."""
+    return run_chaos(scratch, KILLS, SEED, EVERY, print, side_by_side=True)
+
+
+@pytest.fixture
+def reference(outcomes, scratch: Scratch, tmp_path: Path) -> Scene:
+    """A copy of the undisturbed project, to be broken. Its checkpoints stay where they were."""
+    home = Home(tmp_path / "home")
+    shutil.copytree(scratch.home("reference").root, home.root)
+    project = Project.open(home)
+    return Scene(project, project.rounds_budget)
+
+
+def broken(invariant: Invariant, scene: Scene) -> str:
+    return "; ".join(found.message for found in invariant(scene))
+
+
+def test_projects_come_through_thirty_kills(outcomes):
+    assert [str(violation) for outcome in outcomes for violation in outcome.violations] == []
+    told = summary(outcomes)
+    assert told["kills"] + told["missed"] == KILLS
+    assert told["missed"] <= 3, "nearly every victim was there to be killed"
+    assert set(told["by_target"]) == set(EVERY)
+    assert len(told["by_phase"]) >= 4
+    for outcome in outcomes:
+        assert outcome.facts["rows"] == 16 * outcome.rounds
+        assert outcome.facts["largest_weight_difference"] <= stored.TOLERANCE
+        assert outcome.facts["failed_runs"] >= 1, "kills that nobody noticed prove nothing"
+
+
+def test_the_undisturbed_project_breaks_no_invariant(reference):
+    checks = [stored.row_ids_are_unique, stored.rows_are_complete, stored.rows_and_judgements_match]
+    checks += [stored.checkpoints_are_whole, services.no_run_is_open, services.every_failure_has_a_cause]
+    assert [broken(check, reference) for check in checks] == [""] * len(checks)
+
+
+def test_lost_and_doubled_rows_are_told(reference):
+    first, second = (reference.project.store.rollout_files(number)[0] for number in (1, 2))
+    table = pq.read_table(first)
+    pq.write_table(table.slice(1), first)
+    assert "15 rows, expected 16" in broken(stored.rows_are_complete, reference)
+    assert "r0001" in broken(stored.rows_and_judgements_match, reference)
+    assert "damaged" in broken(stored.files_are_as_written, reference)
+    pq.write_table(table, second)
+    assert "more than once" in broken(stored.row_ids_are_unique, reference)
+    assert "r0002 has rows of policy versions [0]" in broken(stored.rows_are_of_one_version, reference)
+
+
+def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
+    policy = published(reference.project.store, 1)
+    assert policy is not None
+    with changed(Path(policy.folder) / "model.safetensors"):
+        assert "is damaged" in broken(stored.checkpoints_are_whole, reference)
+        assert broken(services.model_versions_point_at_their_weights, reference) == ""  # the manifest still agrees
+    other = Scene(reference.project, 1, reference=Project.open(scratch.home("reference")))
+    note = reference.project.store.read_note(2, "policy")
+    reference.project.store.write_note(1, "policy", {**note, "round": 1})
+    assert "weights differ" in broken(stored.weights_equal_the_undisturbed_run, other)
+
+
+def test_a_run_left_open_is_told(reference):
+    with open_instance(reference.home) as instance:
+        instance.add_run(dg.DagsterRun(job_name="explore_job", status=dg.DagsterRunStatus.STARTED))
+    assert "of explore_job is still STARTED" in broken(services.no_run_is_open, reference)
+
+
+def test_a_stale_lease_an_orphan_and_a_half_written_file_are_told(tmp_path):
+    home = Home(tmp_path / "home")
+    write_lease(home.leases / "engine.json", Lease("engine", 1, 1.0, "127.0.0.1", 1, "t", "", 0.0, {}))
+    temporary_path(home.root / "rounds").mkdir()
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "rft_platform.training.worker"]
+    with subprocess.Popen(command, env=environment(home.root)) as orphan:
+        open_project = " ".join(found.message for found in machine.servers_hold_their_leases(home))
+        stopped = [found.message for found in machine.no_process_is_left(home)]
+        orphan.kill()
+    assert "does not run any more" in open_project
+    assert f"trainer (pid {orphan.pid}" in open_project
+    assert "runs without a lease" in open_project
+    assert len(stopped) == 1
+    assert str(orphan.pid) in stopped[0]
+    assert "left behind" in " ".join(found.message for found in machine.nothing_is_half_written(home))
+    assert "still there" in " ".join(found.message for found in machine.no_lease_is_left(home))
+
+
+@contextmanager
+def changed(file: Path) -> Iterator[None]:
+    """One byte of the file is another one while the block runs."""
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        yield
+    finally:
+        file.write_bytes(whole)

@@ -1,0 +1,53 @@
+"""The schedule: decided by the seed alone, fair to every target."""
+
+from collections import Counter
+
+import pytest
+
+from rft_platform.chaos.schedule import TARGETS, check_targets, schedule, shares
+from rft_platform.errors import UserError
+
+EVERY = [*TARGETS["driver"], *(target for target in TARGETS["daemon"] if target not in TARGETS["driver"])]
+
+
+def test_equal_seeds_plan_equal_kills_and_others_do_not():
+    assert schedule(3, 50, TARGETS["driver"]) == schedule(3, 50, TARGETS["driver"])
+    assert schedule(3, 50, TARGETS["driver"]) != schedule(4, 50, TARGETS["driver"])
+
+
+def test_a_shorter_schedule_is_the_beginning_of_a_longer_one():
+    """So a violation can be replayed with fewer kills."""
+    assert schedule(3, 50, TARGETS["daemon"])[:20] == schedule(3, 20, TARGETS["daemon"])
+
+
+def test_every_target_gets_its_share_and_numbers_run_on():
+    planned = schedule(1, 70, TARGETS["daemon"], first=31)
+    assert [kill.number for kill in planned] == list(range(31, 101))
+    counts = Counter(kill.target for kill in planned)
+    assert set(counts) == set(TARGETS["daemon"])
+    assert min(counts.values()) >= 6
+    assert {kill.how for kill in planned} == {"kill", "term", "stop+kill"}
+    assert any(kill.point == "starting" for kill in planned)
+
+
+def test_no_target_is_killed_that_was_not_asked_for():
+    assert {kill.target for kill in schedule(1, 40, ["engine"])} == {"engine"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (["driver", "engine"], {"driver": 40, "daemon": 0}),
+        (["engine", "trainer"], {"driver": 40, "daemon": 0}),
+        (["daemon", "engine"], {"driver": 0, "daemon": 40}),
+        (EVERY, {"driver": 30, "daemon": 10}),
+    ],
+)
+def test_kills_go_to_the_modes_that_have_the_targets(targets, expected):
+    assert shares(40, targets) == expected
+
+
+def test_an_unknown_target_is_refused_with_those_that_are_known():
+    with pytest.raises(UserError, match=r"kernel.*expected some of code_server, daemon, driver"):
+        check_targets(["engine", "kernel"])
+    assert check_targets(["engine", "engine", "driver"]) == ["engine", "driver"]
