@@ -1,0 +1,2 @@
+-- Beside the database of POSTGRES_DB, which Dagster uses: one for MLflow.
+CREATE DATABASE mlflow;

@@ -1,0 +1,76 @@
+"""Metrics of the long-lived processes, asked through their leases; whoever does not answer in time counts as down."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from socket import create_connection
+
+import httpx
+
+from rft_platform.config.home import Home
+from rft_platform.metrics.catalogue import Sample
+from rft_platform.processes.lease import Lease, is_alive, read_lease
+from rft_platform.training.wire import Connection, Message
+
+ANSWER_S = 1.0  # a scrape does not wait longer for any of them
+_VERSION_HEADER = "x-policy-version"
+_COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds", "weight_updates")
+
+
+class Engines:
+    """The engine's replicas. Being asked here does not keep an idle engine alive."""
+
+    def __init__(self) -> None:
+        self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
+        weakref.finalize(self, self._http.close)
+
+    def samples(self, home: Home) -> Iterator[Sample]:
+        """Counters of each engine and the policy version it serves."""
+        for file in sorted(home.leases.glob("engine*.json")):
+            lease, labels = read_lease(file), (file.stem,)
+            if lease is None:
+                continue
+            answer = self._ask(lease) if is_alive(lease) else None
+            yield Sample("rft_engine_up", answer is not None, labels)
+            if answer is None:
+                continue
+            counters = answer.json()
+            for name in _COUNTERS:
+                if name in counters:
+                    yield Sample(f"rft_engine_{name}_total", counters[name], labels)
+            if (served := answer.headers.get(_VERSION_HEADER, "")).isdigit():
+                yield Sample("rft_policy_version_served", int(served), labels)
+
+    def _ask(self, lease: Lease) -> httpx.Response | None:
+        url, headers = f"http://{lease.host}:{lease.port}/engine/metrics", {"Authorization": f"Bearer {lease.token}"}
+        try:
+            answer = self._http.post(url, json={}, headers=headers)
+        except httpx.HTTPError:
+            return None
+        return answer if answer.is_success else None
+
+
+def trainer_samples(home: Home) -> Iterator[Sample]:
+    """Whether the trainer answers, and what it says of itself."""
+    lease = read_lease(home.leases / "trainer.json")
+    if lease is None:
+        return
+    status = _trainer_status(lease) if is_alive(lease) else None
+    yield Sample("rft_trainer_up", status is not None)
+    if status is not None:
+        yield Sample("rft_trainer_busy", bool(status["busy"]))
+        yield Sample("rft_trainer_cpu_seconds_total", status["cpu_seconds"])
+        yield Sample("rft_trainer_peak_rss_bytes", status["peak_rss_mb"] * 2**20)
+
+
+def _trainer_status(lease: Lease) -> Message | None:
+    try:
+        connected = create_connection((lease.host, lease.port), timeout=ANSWER_S)
+        with closing(Connection(connected)) as connection:
+            connection.send({"command": "status", "token": lease.token})
+            for event in connection:
+                status: Message | None = event.get("status")
+                return status
+    except (OSError, ValueError):
+        return None
+    return None

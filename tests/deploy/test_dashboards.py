@@ -1,0 +1,47 @@
+"""Dashboard, alert rules and the table of the docs: every metric and label they use exists."""
+
+import json
+import re
+from collections.abc import Iterator
+
+from rft_platform.metrics.catalogue import CATALOGUE
+from tests.deploy.files import DEPLOY, REPOSITORY, documents
+
+
+def expressions() -> Iterator[str]:
+    """Every PromQL expression of the dashboard and of the alert rules."""
+    dashboard = json.loads((DEPLOY / "grafana" / "rft-platform.json").read_text())
+    for panel in dashboard["panels"]:
+        yield from (target["expr"] for target in panel["targets"])
+    for group in documents(DEPLOY / "prometheus" / "alerts.yml")[0]["groups"]:
+        yield from (rule["expr"] for rule in group["rules"])
+
+
+def test_dashboard_and_alerts_use_metrics_and_labels_that_exist() -> None:
+    used = set()
+    for expression in expressions():
+        for name, matchers in re.findall(r"\b(rft_\w+)(\{[^}]*\})?", expression):
+            used.add(name)
+            assert name in CATALOGUE, f"{name} in {expression}"
+            labels = set(re.findall(r"(\w+)\s*(?:=~?|!=|!~)", matchers))
+            assert labels <= set(CATALOGUE[name].labels), expression
+            if CATALOGUE[name].kind == "counter":
+                assert re.search(rf"(rate|increase)\({name}", expression), f"{name} is a counter: {expression}"
+        assert expression.count("(") == expression.count(")")
+    assert len(used) > 20
+    assert len(set(CATALOGUE) - used) < 8, "most metrics should be on the dashboard"
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((DEPLOY / "grafana" / "rft-platform.json").read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert at["x"] + at["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_the_table_of_the_docs_names_every_metric() -> None:
+    page = (REPOSITORY / "docs" / "operations.md").read_text()
+    assert set(re.findall(r"\brft_[a-z_]+\b", page)) - {"rft_platform"} == set(CATALOGUE)

@@ -1,0 +1,125 @@
+"""Commands, options, ports, variables and extras that ``deploy/`` names exist in the code."""
+
+import importlib.util
+import json
+import re
+import shlex
+import sys
+import tomllib
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from typer.main import get_command
+
+from rft_platform.cli.main import app
+from tests.deploy.files import DEPLOY, MANIFESTS, REPOSITORY, containers, documents, text_of_all
+
+
+def commands() -> Iterator[list[str]]:
+    """Every command that an image, a service or a pod runs."""
+    for line in re.findall(r"CMD (\[.+\])", (DEPLOY / "Dockerfile").read_text()):
+        yield json.loads(line)
+    for service in documents(DEPLOY / "compose.yaml")[0]["services"].values():
+        yield [str(part) for part in service.get("command", [])]
+        yield service.get("healthcheck", {}).get("test", ["CMD"])[1:]
+    for document in (document for file in MANIFESTS for document in documents(file)):
+        for container in containers(document):
+            yield container.get("command", [])
+            for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+                yield container.get(probe, {}).get("exec", {}).get("command", [])
+
+
+def test_every_command_exists_and_knows_its_options() -> None:
+    seen = set()
+    for command in filter(None, commands()):
+        program, *arguments = command
+        seen.add(program)
+        if program == "pg_isready":
+            continue
+        if program == "python":
+            if arguments[0] == "-m":
+                assert importlib.util.find_spec(arguments[1]) is not None, command
+            else:
+                compile(arguments[1], "healthcheck", "exec")
+            continue
+        options = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
+        names = [argument for argument in arguments if re.fullmatch(r"[a-z][a-z-]*", argument)]
+        assert _known_options(program, names) >= set(options), shlex.join(command)
+    assert seen == {"dagster", "dagster-webserver", "dagster-daemon", "mlflow", "rft", "python", "pg_isready"}
+
+
+def _known_options(program: str, names: list[str]) -> set[str]:
+    """Options of the (sub)command that the leading ``names`` lead to; fails where there is none of that name."""
+    command = _entry_point(program)
+    while hasattr(command, "commands") and names:
+        assert names[0] in command.commands, f"{program} has no command {names[0]}"
+        command = command.commands[names.pop(0)]
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def _entry_point(program: str) -> Any:
+    if program == "rft":
+        return get_command(app)
+    entry = next(iter(metadata.entry_points(group="console_scripts", name=program)))
+    with warnings.catch_warnings(action="ignore"):  # what mlflow says as it is imported is its own affair
+        found = entry.load()
+    if hasattr(found, "params"):
+        return found
+    module = sys.modules[entry.module]
+    return module.dagster_webserver if program == "dagster-webserver" else _group_behind(program)
+
+
+def _group_behind(program: str) -> Any:
+    if program == "dagster":
+        from dagster._cli import create_dagster_cli
+
+        return create_dagster_cli()
+    from dagster._daemon.cli import create_dagster_daemon_cli
+
+    return create_dagster_daemon_cli()
+
+
+def test_every_variable_of_ours_is_read_by_the_code() -> None:
+    code = "\n".join(file.read_text() for file in (REPOSITORY / "rft_platform").rglob("*.py"))
+    of_compose = {"RFT_CODE_HOST", "RFT_IMAGE", "RFT_POSTGRES_PASSWORD", "RFT_WORK"}  # workspace.yaml, compose itself
+    for name in set(re.findall(r"\bRFT_[A-Z_]+\b", text_of_all())) - of_compose:
+        assert name in code, name
+    assert "env: RFT_CODE_HOST" in (DEPLOY / "workspace.yaml").read_text()
+
+
+def test_ports_are_the_same_everywhere() -> None:
+    defaults = {option.name: option.default for option in get_command(app).commands["metrics"].params}
+    assert defaults["port"] == 9464
+    code_port = documents(DEPLOY / "workspace.yaml")[0]["load_from"][0]["grpc_server"]["port"]
+    assert f"EXPOSE {code_port}" in (DEPLOY / "Dockerfile").read_text()
+    targets = documents(DEPLOY / "prometheus" / "prometheus.yml")[0]["scrape_configs"][0]["static_configs"][0][
+        "targets"
+    ]
+    assert targets == ["code:9464"]
+    named = set(re.findall(r"port[:=\s\",]+(\d{4})\b", text_of_all(), re.IGNORECASE))
+    assert named <= {"3000", "4000", "5000", "5432", "9464", "9090"}
+
+
+def test_the_extras_of_the_image_exist() -> None:
+    extras = re.search(r"^ARG EXTRAS=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert extras is not None
+    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
+
+
+def test_the_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dagster._core.workspace.load import location_origins_from_yaml_paths
+
+    monkeypatch.setenv("RFT_CODE_HOST", "code")
+    (origin,) = location_origins_from_yaml_paths([str(DEPLOY / "workspace.yaml")])
+    assert (origin.host, origin.port, origin.location_name) == ("code", 4000, "rft_platform")
+
+
+def test_rft_metrics_says_what_it_serves() -> None:
+    shown = CliRunner().invoke(get_command(app), ["metrics", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert "/metrics" in shown.output
+    assert "/healthz" in shown.output

@@ -1,0 +1,46 @@
+"""The image: pinned, unprivileged, made from the code alone; built where a container engine answers."""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.deploy.files import DEPLOY, REPOSITORY, text_of_all
+
+
+def test_the_image_is_pinned_unprivileged_and_built_from_the_code_alone() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+$", dockerfile, re.MULTILINE)
+    assert "USER 10001:10001" in dockerfile
+    assert "HEALTHCHECK" in dockerfile
+    allowed = [line[1:] for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE)
+    assert sorted(source for line in copied for source in line.split()) == sorted(allowed)
+    for source in allowed:
+        assert (REPOSITORY / source).exists(), source
+    for images in re.findall(r"^\s+image: (\S+)$", text_of_all(), re.MULTILINE):
+        assert images.startswith(("rft-platform", "${RFT_IMAGE")) or re.search(r":v?\d", images), (
+            f"{images} is not pinned"
+        )
+
+
+@pytest.mark.slow
+def test_the_image_builds() -> None:
+    engine = next((name for name in ("docker", "podman") if _engine_runs(name)), None)
+    if engine is None:
+        pytest.skip("needs a container engine: neither docker nor podman answers here, so the image was only linted")
+    done = subprocess.run(
+        [engine, "build", "-f", "deploy/Dockerfile", "-t", "rft-platform:test", "."],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    smoke = [engine, "run", "--rm", "rft-platform:test", "rft", "--help"]
+    assert "rft" in subprocess.run(smoke, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def _engine_runs(name: str) -> bool:
+    """A client alone is not enough: its engine has to answer."""
+    if shutil.which(name) is None:
+        return False
+    return subprocess.run([name, "info"], capture_output=True, timeout=30).returncode == 0

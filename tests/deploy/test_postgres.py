@@ -1,0 +1,133 @@
+"""Dagster's storage in Postgres: asked for by the environment, and the password never leaves it."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.errors import UserError
+from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.prepare import prepare
+from rft_platform.processes.spawn import stop_process
+from tests.deploy.conftest import PASSWORD
+from tests.e2e.conftest import ProjectFolder, small_config
+
+VARIABLE = "RFT_DAGSTER_POSTGRES_URL"
+
+
+def test_without_the_variable_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    prepare(Home(tmp_path))
+    assert VARIABLE not in (tmp_path / "dagster" / "dagster.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "url", ["db.example/dagster", "postgresql://u:verysecret@h/d", "postgresql+psycopg2://u:verysecret@h:x/d"]
+)
+def test_a_url_that_cannot_be_one_is_refused_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv(VARIABLE, url)
+    with pytest.raises(UserError, match=f"{VARIABLE} is not a Postgres URL with its driver") as refusal:
+        open_instance(Home(tmp_path))
+    assert "verysecret" not in str(refusal.value)
+
+
+def test_a_storage_that_was_settled_by_hand_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dagster_postgres", reason="needs dagster-postgres")
+    monkeypatch.setenv(VARIABLE, "postgresql+psycopg2://rft:secret@127.0.0.1:1/none")
+    settings = tmp_path / "dagster" / "dagster.yaml"
+    settings.parent.mkdir()
+    settings.write_text(f"storage:\n  sqlite:\n    base_dir: {tmp_path / 'elsewhere'}\n")
+    with open_instance(Home(tmp_path)) as instance:
+        assert instance.get_runs_count() == 0
+    assert VARIABLE not in settings.read_text()
+
+
+@pytest.fixture
+def project(
+    postgres: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProjectFolder]:
+    """One small round, its runs in Postgres."""
+    monkeypatch.setenv(VARIABLE, postgres)
+    monkeypatch.setenv("RFT_LOG_FORMAT", "json")
+    config = small_config(tmp_path, tiny_model)
+    config["buffer"]["total_steps"] = 1
+    file = tmp_path / "rft.yaml"
+    file.write_text(yaml.safe_dump(config))
+    project = ProjectFolder(tmp_path / "home", file)
+    yield project
+    project.rft("stop", check=False)
+
+
+@pytest.mark.slow
+def test_a_round_and_the_sensors_work_on_postgres(project: ProjectFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.rft("run", "--config", str(project.config))
+    home = Home(project.home)
+    with open_instance(home) as instance:
+        for storage in (instance.run_storage, instance.event_log_storage, instance.schedule_storage):
+            assert type(storage).__module__.startswith("dagster_postgres")
+        runs = instance.get_runs()
+        assert sorted(run.job_name for run in runs) == ["explore_job", "sync_round_job", "warm_start_job"]
+        assert {run.status for run in runs} == {dg.DagsterRunStatus.SUCCESS}
+        assert instance.get_dynamic_partitions("rft_round") == ["r0001"]
+        assert instance.get_latest_materialization_event(dg.AssetKey("policy_checkpoint")) is not None
+        _tick_sensors(project, instance)
+        _logs_name_the_runs(home, {run.run_id: run.job_name for run in runs})
+    assert not list(project.home.rglob("*.db-journal"))
+    assert not (project.home / "dagster" / "history").exists()
+
+    holders = [file for file in project.home.rglob("*") if file.is_file() and PASSWORD.encode() in file.read_bytes()]
+    assert holders == []
+    monkeypatch.delenv(VARIABLE)
+    refused = project.rft("run", "--config", str(project.config), check=False)
+    assert refused.returncode == 2
+    assert f"{VARIABLE} is not set" in refused.stderr
+
+
+def _logs_name_the_runs(home: Home, jobs: dict[str, str]) -> None:
+    """Driver, engine and trainer wrote JSON lines that belong to the runs in Postgres."""
+    texts = {name: (home.logs / f"{name}.log").read_text() for name in ("driver", "engine", "trainer")}
+    lines = [json.loads(line) for text in texts.values() for line in text.splitlines() if line.startswith("{")]
+    places = {(line["process"], jobs[line["run_id"]], line["round"]) for line in lines if line["run_id"]}
+    assert ("driver", "explore_job", "r0001") in places
+    assert ("trainer", "sync_round_job", "r0001") in places
+    assert ("engine", "sync_round_job", "r0001") in places
+
+
+def _tick_sensors(project: ProjectFolder, instance: dg.DagsterInstance) -> None:
+    """A real daemon, until the sensor that runs by default has ticked: its state and its ticks are in Postgres too."""
+    from rft_platform import jobs
+
+    workspace = Path(jobs.__path__[0]) / "workspace.yaml"
+    environment = {**project.environment, "DAGSTER_HOME": str(project.home / "dagster"), "RFT_SENSOR_INTERVAL_S": "1"}
+    log = project.home / "logs" / "daemon.log"
+    with log.open("w") as stream:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "rft_platform.jobs.daemon", "run", "-w", str(workspace)],
+            env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    created = time.time()
+    try:
+        _wait_for_tick(instance, "alert_on_run_failure", daemon, log)
+    finally:
+        stop_process(daemon.pid, created)
+        daemon.wait(timeout=30)
+
+
+def _wait_for_tick(instance: dg.DagsterInstance, sensor: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        assert daemon.poll() is None, log.read_text()
+        for state in instance.all_instigator_state():
+            if state.instigator_name == sensor and instance.get_ticks(state.instigator_origin_id, state.selector_id):
+                return
+        time.sleep(0.2)
+    pytest.fail(f"{sensor} has not ticked\n{log.read_text()}")
