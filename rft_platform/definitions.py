@@ -3,7 +3,9 @@
 import dagster as dg
 
 from rft_platform.assets import checkpoints, evaluation, experiences, policy, rollouts, tasks
+from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
+from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.schedules import nightly_evaluation
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
 from rft_platform.resources.engine import EngineResource
@@ -25,8 +27,8 @@ defs = dg.Definitions(
         checkpoints.policy_checkpoint,
         evaluation.evaluation_report,
     ],
-    jobs=ALL_JOBS,
-    sensors=[next_round_sensor, experience_threshold_sensor],
+    jobs=[*ALL_JOBS, *MAINTENANCE_JOBS],
+    sensors=[next_round_sensor, experience_threshold_sensor, alert_on_run_failure],
     schedules=[nightly_evaluation],
     resources={
         "project": project,

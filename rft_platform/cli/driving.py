@@ -8,13 +8,14 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.cli.leases import leases_of, stop
+from rft_platform.cli.leases import leases_of, stop, stop_strays, wait_for_starts
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.live import showing_progress
 from rft_platform.cli.round_news import RoundNews
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
+from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
+from rft_platform.observability.logs import configured
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +38,8 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from rft_platform.definitions import defs
             from rft_platform.jobs.driver import drive
         try:
-            with showing_progress(console, RoundNews(project)), prints_go_to(project.home.logs / "driver.log"):
+            log = project.home.logs / "driver.log"
+            with showing_progress(console, RoundNews(project)), prints_go_to(log), configured("driver"):
                 result = drive(project, defs)
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             _cancel_training(project)
@@ -68,9 +70,11 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
     finally:
         if not detach:
             with _undisturbed(), console.status("ending engine and trainer"):
+                wait_for_starts(home)
                 for held in leases_of(home):
                     if held.identity not in before:
                         stop(held)
+                stop_strays(home, keep=before)
 
 
 @contextmanager
@@ -118,4 +122,4 @@ def _failure(result: "DriveResult") -> RftError:
     cause, said = result.error, result.failed or ""
     if cause is not None and str(cause) not in said:
         said = f"{said}\n{cause}"
-    return UserError(said) if isinstance(cause, UserError) else RftError(said)
+    return RftError(said) if cause is None else type(cause)(said)

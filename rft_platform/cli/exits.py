@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import typer
 
-from rft_platform.errors import RftError, UserError
+from rft_platform.errors import DiskFullError, RftError, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -36,7 +36,7 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except RftError as error:
         complain(str(error))
-        raise typer.Exit(BAD_INPUT if isinstance(error, UserError) else FAILED) from None
+        raise typer.Exit(BAD_INPUT if isinstance(error, UserError | DiskFullError) else FAILED) from None
     except Exception as error:
         trouble = disk_trouble(error)
         if trouble is None:

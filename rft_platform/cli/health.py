@@ -109,30 +109,37 @@ def config_findings(home: Home) -> Iterator[Finding]:
 
 
 def process_findings(home: Home) -> Iterator[Finding]:
-    """Engine and trainer, by their leases."""
+    """The engine's replicas and the trainer, by their leases."""
     held = leases_of(home)
+    versions: set[tuple[int, str]] = set()
     for one in held:
         where = f"pid {one.lease.pid}, {one.lease.host}:{one.lease.port}"
-        if one.alive and one.path.stem == "engine":
-            yield _engine_finding(one, where)
+        if one.alive and one.lease.kind.startswith("engine"):
+            yield _engine_finding(one, where, versions)
         elif one.alive:
             yield Finding("process", "ok", f"{one.lease.kind} runs ({where})")
         else:
             said = f"{one.lease.kind} is gone and has left its lease {one.path} ({where})"
             yield Finding("process", "warn", said, "`rft stop` clears it away; the next start replaces it too")
+    if len(versions) > 1:
+        served = ", ".join(str(version) for version, _ in sorted(versions))
+        said = f"the engine's replicas serve different weights (policy versions {served})"
+        yield Finding("process", "warn", said, "whoever uses the engine next brings them to one; nothing to do")
     if not held:
         yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
 
 
-def _engine_finding(held: Held, where: str) -> Finding:
-    """Does the engine answer."""
+def _engine_finding(held: Held, where: str, versions: set[tuple[int, str]]) -> Finding:
+    """Does the engine answer; what it serves is added to ``versions``."""
     from rft_platform.inference.client import EngineClient
 
     try:
-        version = EngineClient(held.lease).status().policy_version
+        status = EngineClient(held.lease).status()
     except EngineError as error:
         return Finding("process", "fail", f"{held.lease.kind} does not answer ({where}): {error}", "`rft stop` ends it")
-    return Finding("process", "ok", f"{held.lease.kind} serves policy version {version} ({where})")
+    versions.add((status.policy_version, status.weights_digest))
+    said = f"{held.lease.kind} serves policy version {status.policy_version} ({where})"
+    return Finding("process", "ok", said)
 
 
 def port_findings() -> Iterator[Finding]:

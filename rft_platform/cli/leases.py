@@ -1,13 +1,15 @@
-"""The long-lived processes of a project, found by their lease files: engine and trainer."""
+"""The long-lived processes of a project, found by their lease files: the engine's replicas and the trainer."""
 
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rft_platform.config.home import Home
-from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease
+from rft_platform.processes.lease import Lease, find_process, is_alive, locked, read_lease, remove_lease
 from rft_platform.processes.spawn import stop_process
+from rft_platform.processes.strays import end_strays, leases_started_below
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,34 @@ def leases_of(home: Home) -> list[Held]:
     return [Held(path, lease) for path, lease in found if lease is not None]
 
 
+def wait_for_starts(home: Home) -> None:
+    """Wait for engine processes whose start is under way: a pool starts lost replicas behind its caller's back."""
+    for lock in home.leases.glob("engine*.json.lock"):
+        with locked(lock.with_suffix("")):
+            pass
+
+
 def stop(held: Held) -> bool:
     """End a lease's processes and remove the lease; returns whether they were alive."""
     root = _root(held)
     if root is not None:
         stop_process(root.pid, root.create_time())
+    end_strays(held.path)
     remove_lease(held.path, held.lease.pid)
     return root is not None
+
+
+def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int]:
+    """End what was started for this project and never came to hold its lease, or lost it; returns the process ids.
+
+    What belongs to a lease whose holder's identity is in ``keep`` is left alone.
+    """
+    ended = []
+    for path in leases_started_below(home.leases):
+        lease = read_lease(path)
+        if lease is None or (lease.pid, lease.create_time) not in keep:
+            ended += end_strays(path)
+    return ended
 
 
 def processor_seconds(held: Held) -> float:

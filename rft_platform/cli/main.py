@@ -5,12 +5,15 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from rft_platform.cli.commands.chaos import chaos
 from rft_platform.cli.commands.demo import demo
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
+from rft_platform.cli.commands.metrics import metrics
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.stop import stop
+from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
@@ -39,7 +42,10 @@ app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(rounds)
 app.command()(trace)
+app.add_typer(store, name="store")
+app.command()(metrics)
 app.command()(stop)
+app.command()(chaos)
 
 
 def main() -> None:

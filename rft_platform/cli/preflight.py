@@ -50,6 +50,14 @@ def check_writable(home: Home) -> None:
         raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
 
 
+def refuse_bad_target(json_file: Path | None) -> None:
+    """Raise UserError where a result could not be written to ``json_file``: better now than after minutes of work."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder does not exist; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: is a folder; name a file")
+
+
 def check_room(home: Home, model: Path | None = None) -> None:
     """Raise UserError where the disk has no room for a few checkpoints of ``model`` (None: of a small one)."""
     free = shutil.disk_usage(nearest_folder(home.root)).free

@@ -1,15 +1,13 @@
 """What each round came to, in one line a round: read from the notes that its phases left, and nothing else."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.cli.ledger import launch_seconds
+from rft_platform.rounds.time_split import time_split
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project import Project
-
-_PARTS = ("rollout", "judge", "train", "evaluation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +63,5 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         model_version=policy.get("model_version"),
         champion=evaluated.get("promoted", False),
         checkpoint=policy.get("folder"),
-        seconds=_time_split(explored, judged, trained, evaluated, wall_s),
+        seconds=time_split(explored, judged, trained, evaluated, wall_s),
     )
-
-
-def _time_split(
-    explored: Mapping[str, Any],
-    judged: Mapping[str, Any],
-    trained: Mapping[str, Any],
-    evaluated: Mapping[str, Any],
-    wall_s: float | None,
-) -> dict[str, float]:
-    """Where the round's time went; ``overhead`` is what its launches took beyond that (known if `rft` drove them)."""
-    scores = evaluated.get("metrics", {})
-    measured = {
-        "rollout": explored.get("seconds"),
-        "judge": judged.get("seconds"),
-        # Handing the weights to the engine is part of training them.
-        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained else None,
-        "evaluation": scores.get("evaluation_s"),
-    }
-    split = {name: measured[name] for name in _PARTS if measured[name] is not None}
-    if wall_s is not None and len(split) == len(_PARTS):
-        split["overhead"] = max(0.0, wall_s - sum(split.values()))
-    return split

@@ -2,17 +2,18 @@
 
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.policy import Policy, published
+from rft_platform.rounds.policy import NOTE, Policy, required
 from rft_platform.rounds.project import Project
 
 
 def round_policy(project: Project, number: int | None = None) -> Policy:
     """The policy that round ``number`` ended with, by default the newest; UserError where there is none."""
-    found = {n: policy for n in project.store.rounds() if (policy := published(project.store, n)) is not None}
-    if not found:
+    have = [n for n in project.store.rounds() if project.store.has_note(n, NOTE)]
+    if not have:
         raise UserError(f"{project.home.root}: no round has published a policy yet; train first")
-    wanted = max(found) if number is None else number
-    if wanted not in found:
-        known = f"{round_key(min(found))} to {round_key(max(found))}"
-        raise UserError(f"{round_key(wanted)} has published no policy; {known} have")
-    return found[wanted]
+    wanted = have[-1] if number is None else number
+    if wanted not in have:
+        raise UserError(
+            f"{round_key(wanted)} has published no policy; {round_key(have[0])} to {round_key(have[-1])} have"
+        )
+    return required(project.store, wanted)

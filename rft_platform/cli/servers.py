@@ -1,4 +1,4 @@
-"""Servers that live as long as the command: started together, watched, and stopped without leaving anything behind."""
+"""Servers that live as long as the command: started together, watched, started again at need, stopped together."""
 
 import os
 import signal
@@ -14,12 +14,14 @@ from pathlib import Path
 import psutil
 
 from rft_platform.errors import RftError, UserError
+from rft_platform.observability.bounded import bound_logs_now_and_then
 from rft_platform.processes.spawn import stop_process
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _LOG_LINES = 20
+_RESTARTS_WITHIN_S = 600.0  # a server that died before that has been mended since
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,10 @@ class Server:
     is_ready: Callable[[], bool]
     url: str | None = None
     port: int | None = None
+    restarts: int = 0
+    """How often it is started again within ten minutes; once more, and the command ends."""
+    leaves_work: bool = False
+    """What it started goes on when it dies (runs under way), and ends with the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,31 @@ class Child:
             raise RftError(f"{self.server.name} ended with exit code {code}; the end of {self.log}:\n{_tail(self.log)}")
 
 
+class Children(list[Child]):
+    """The servers that run, in the order of their start; those that died and left work behind are kept apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deaths: dict[str, list[float]] = {}  # by server, on the monotonic clock
+        self.left: list[Child] = []
+
+    def start_again(self, number: int) -> str:
+        """Replace the dead server at ``number``; returns what happened in words, raises RftError at its bound."""
+        child, now = self[number], time.monotonic()
+        server = child.server
+        recent = [at for at in self.deaths.get(server.name, []) if now - at < _RESTARTS_WITHIN_S]
+        if len(recent) >= server.restarts:
+            child.check()
+        self.deaths[server.name] = [*recent, now]
+        if server.leaves_work:
+            self.left.append(child)
+        else:
+            _kill_group(child)
+        self[number] = _start(server, child.log.parent)
+        again = f"started again ({len(recent) + 1} of {server.restarts} times)"
+        return f"{server.name} ended with exit code {child.process.returncode}: {again}, see {child.log}"
+
+
 def check_ports(servers: Sequence[Server]) -> None:
     """Raise UserError for a port that is taken, or wanted twice."""
     ports = [server.port for server in servers if server.port is not None]
@@ -58,8 +89,10 @@ def check_ports(servers: Sequence[Server]) -> None:
             continue
         if ports.count(server.port) > 1:
             raise UserError(f"port {server.port} is given twice: choose another with --port or --mlflow-port")
+        if not may_listen(server.port):
+            raise UserError(f"port {server.port} is reserved for the system: choose one from 1024 on for {server.name}")
         if not port_is_free(server.port):
-            option = "--port" if server.name == "Dagster" else "--mlflow-port"
+            option = "--port" if server.name == "Dagster" else f"--{server.name.lower()}-port"
             raise UserError(
                 f"port {server.port} is taken: free it, or choose another one for {server.name} with {option}"
             )
@@ -76,28 +109,46 @@ def port_is_free(port: int) -> bool:
     return True
 
 
+def may_listen(port: int) -> bool:
+    """Whether this user may listen on this port at all."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except PermissionError:
+            return False
+        except OSError:
+            pass
+    return True
+
+
 @contextmanager
-def serving(servers: Sequence[Server], logs: Path) -> Iterator[list[Child]]:
+def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
     """Start the servers and wait until each is ready; however the block ends, all of them are stopped.
 
     Raises RftError with the end of its log when a server ends, or is not ready in time.
     """
-    children: list[Child] = []
+    children = Children()
     try:
         for server in servers:
             if server.command:
-                children.append(_start(server, logs))  # noqa: PERF401  what has started is stopped if the next fails
+                children.append(_start(server, logs))
         _wait_until_ready(children)
         yield children
     finally:
         _stop(children)
 
 
-def wait_for_end(children: Sequence[Child]) -> None:
-    """Watch until one of them ends, and raise RftError then; Ctrl-C is the way out."""
+def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: None) -> None:
+    """Watch until one of them ends for good, and raise RftError then; Ctrl-C is the way out.
+
+    A server that may be started again is, and ``tell`` gets a line about it.
+    """
     while True:
-        for child in children:
-            child.check()
+        for number, child in enumerate(children):
+            if child.process.poll() is not None:
+                tell(children.start_again(number))
+        for folder in {child.log.parent for child in children}:
+            bound_logs_now_and_then(folder)
         time.sleep(_POLL_S)
 
 
@@ -130,16 +181,41 @@ def _wait_until_ready(children: Sequence[Child]) -> None:
             time.sleep(_POLL_S)
 
 
-def _stop(children: Sequence[Child]) -> None:
+def _stop(children: Children) -> None:
     """Stop all at once, each with everything that it started."""
     if not children:
         return
-    with ThreadPoolExecutor(len(children)) as pool:
+    with ThreadPoolExecutor(len(children) + len(children.left)) as pool:
+        left = [pool.submit(_end_group, child) for child in children.left]
         list(pool.map(lambda child: stop_process(child.process.pid, child.created, _STOP_TIMEOUT_S), children))
+        for ending in left:
+            ending.result()
     for child in children:
         child.process.wait()
-        with suppress(ProcessLookupError):  # what a server that was killed has left behind in its group
-            os.killpg(child.process.pid, signal.SIGKILL)
+        _kill_group(child)  # what a server that was killed has left behind
+
+
+def _end_group(child: Child) -> None:
+    """End what a dead server has left in its process group: politely, then at once."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.process.pid, signal.SIGTERM)
+    psutil.wait_procs(_members(child.process.pid), timeout=_STOP_TIMEOUT_S)
+    _kill_group(child)
+
+
+def _members(group: int) -> list[psutil.Process]:
+    """The processes of a group that have not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def _kill_group(child: Child) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.process.pid, signal.SIGKILL)
 
 
 def _tail(log: Path) -> str:

@@ -10,46 +10,78 @@ from typing import TYPE_CHECKING
 import rft_platform
 from rft_platform.cli.servers import Server
 from rft_platform.config.home import Home
+from rft_platform.observability.logs import wants_json
+from rft_platform.observability.secrets import redact
 
 if TYPE_CHECKING:
     import dagster as dg
 
 _HOST = "127.0.0.1"
+_RESTARTS = 3
 _WORKSPACE = ["-w", str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")]
 
 
-def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool) -> list[Server]:
-    """The Dagster webserver, MLflow (unless the project uses a server of its own elsewhere) and the daemon."""
+def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
+    """The Dagster webserver, MLflow (unless the project uses one elsewhere), the daemon, and metrics where wanted."""
     from rft_platform.jobs.instance import open_instance
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to it
-    python, env = [sys.executable, "-m"], _environment(home)
+    python, env = [sys.executable, "-m"], _environment(home, port)
     servers = [
         Server(
             name="Dagster",
-            command=[*python, "dagster_webserver", *_WORKSPACE, "-h", _HOST, "-p", str(port)],
+            command=[*python, "dagster_webserver", *_WORKSPACE, "-h", _HOST, "-p", str(port), *_log_format()],
             env=env,
             port=port,
             url=f"http://{_HOST}:{port}",
             is_ready=answers(f"http://{_HOST}:{port}/server_info"),
+            restarts=_RESTARTS,
         )
     ]
     tracking_uri = _tracking_uri(home)
     if tracking_uri.startswith(("http://", "https://")):
-        servers.append(Server(name="MLflow", command=[], env=env, url=tracking_uri, is_ready=lambda: True))
+        servers.append(Server(name="MLflow", command=[], env=env, url=redact(tracking_uri), is_ready=lambda: True))
     else:
         servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env))
     if daemon:
-        command = [*python, "dagster._daemon", "run", *_WORKSPACE]
-        servers.append(Server(name="daemon", command=command, env=env, is_ready=_beats(instance)))
+        command = [*python, "rft_platform.jobs.daemon", "run", *_WORKSPACE, *_log_format()]
+        servers.append(
+            Server(
+                name="daemon",
+                command=command,
+                env=env,
+                is_ready=_beats(instance),
+                restarts=_RESTARTS,
+                leaves_work=True,
+            )
+        )
+    if metrics_port is not None:
+        servers.append(_metrics(metrics_port, python, env))
     return servers
+
+
+def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
+    command, url = [*python, "rft_platform", "metrics", "--port", str(port)], f"http://{_HOST}:{port}"
+    return Server(
+        name="metrics",
+        command=command,
+        env=env,
+        port=port,
+        url=f"{url}/metrics",
+        is_ready=answers(f"{url}/healthz"),
+        restarts=_RESTARTS,
+    )
+
+
+def _log_format() -> list[str]:
+    """Dagster's own processes write JSON lines where ours do."""
+    return ["--log-format", "json"] if wants_json() else []
 
 
 def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str]) -> Server:
     home.mlflow.mkdir(parents=True, exist_ok=True)
     options = {
-        "--backend-store-uri": tracking_uri,
         "--default-artifact-root": str(home.mlflow / "artifacts"),
         "--host": _HOST,
         "--port": str(port),
@@ -57,7 +89,15 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
     }
     command = [*python, "mlflow", "server", *(part for option in options.items() for part in option)]
     url = f"http://{_HOST}:{port}"
-    return Server(name="MLflow", command=command, env=env, port=port, url=url, is_ready=answers(f"{url}/health"))
+    return Server(
+        name="MLflow",
+        command=command,
+        env={**env, "MLFLOW_BACKEND_STORE_URI": tracking_uri},  # it may hold a password: no argument that `ps` shows
+        port=port,
+        url=url,
+        is_ready=answers(f"{url}/health"),
+        restarts=_RESTARTS,
+    )
 
 
 def _tracking_uri(home: Home) -> str:
@@ -67,8 +107,9 @@ def _tracking_uri(home: Home) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or configured or f"sqlite:///{home.mlflow / 'mlflow.db'}"
 
 
-def _environment(home: Home) -> dict[str, str]:
+def _environment(home: Home, port: int) -> dict[str, str]:
     return {
+        "RFT_UI_URL": f"http://{_HOST}:{port}",
         **os.environ,
         "RFT_HOME": str(home.root),
         "DAGSTER_HOME": str(home.dagster),

@@ -3,8 +3,10 @@
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -24,9 +26,12 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), SimpleHTTPRequestHandler).serve_fore
 """
 
 
-def server(program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None) -> Server:
+def server(
+    program: str, is_ready: Callable[[], bool] = lambda: True, port: int | None = None, **options: Any
+) -> Server:
     arguments = [] if port is None else [str(port)]
-    return Server("Web", [sys.executable, "-c", program, *arguments], dict(os.environ), is_ready, port=port)
+    command = [sys.executable, "-c", program, *arguments]
+    return Server("Web", command, dict(os.environ), is_ready, port=port, **options)
 
 
 def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_path: Path) -> None:
@@ -78,3 +83,42 @@ def test_ports_are_checked_before_anything_starts() -> None:
             check_ports([server("", port=port)])
     with pytest.raises(UserError, match=f"port {port} is given twice"):
         check_ports([server("", port=port), server("", port=port)])
+
+
+def test_a_server_that_may_be_is_started_again_up_to_its_bound(tmp_path: Path) -> None:
+    dying = server("import sys, time; time.sleep(0.7); sys.exit(3)", restarts=2)
+    told: list[str] = []
+
+    with pytest.raises(RftError, match="Web ended with exit code 3"), serving([dying], tmp_path) as children:
+        wait_for_end(children, told.append)
+
+    assert [line.partition(",")[0] for line in told] == [
+        f"Web ended with exit code 3: started again ({number} of 2 times)" for number in (1, 2)
+    ]
+
+
+def test_work_that_a_dead_server_left_goes_on_until_the_end(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    program = f"""
+import pathlib, subprocess, sys, time
+file = pathlib.Path({str(started)!r})
+if not file.exists():
+    worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    file.write_text(str(worker.pid))
+time.sleep(600)
+"""
+    leaving = server(program, started.exists, restarts=1, leaves_work=True)
+
+    with serving([leaving], tmp_path) as children:
+        while not started.read_text():
+            time.sleep(0.01)
+        worker = psutil.Process(int(started.read_text()))
+        first = children[0].process
+        first.kill()
+        first.wait()
+        children.start_again(0)
+        assert children[0].process.pid != first.pid
+        assert worker.is_running()
+        assert worker.status() != psutil.STATUS_ZOMBIE
+
+    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE

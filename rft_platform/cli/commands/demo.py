@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from rft_platform.config.schema import RftConfig
     from rft_platform.rounds.project import Project
 
+#: Where ``make vllm-cpu`` puts the environment that has vLLM.
+VLLM_PYTHON = Path(".venv-vllm/bin/python")
+
 
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run.", show_default=False)] = None,
@@ -21,11 +24,14 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the results to this file too.", show_default=False)
     ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="transformers or vllm, in place of the best here.", show_default=False)
+    ] = None,
 ) -> None:
     """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
     from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import drive_project, use_home
-    from rft_platform.cli.preflight import check_room, check_run, check_writable
+    from rft_platform.cli.preflight import check_room, check_run, check_writable, refuse_bad_target
     from rft_platform.cli.starting import put_in_force, with_rounds
     from rft_platform.cli.summary import print_summary, summary_of, write_summary
     from rft_platform.config.home import Home
@@ -33,12 +39,12 @@ def demo(
 
     home, console = Home.from_environment(), notes()
     use_home(home)
-    _refuse_bad_target(json_file)
+    refuse_bad_target(json_file)
     check_writable(home)
     check_room(home)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
-    config = with_rounds(demo_config(home, seed), rounds)
+    config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
     check_run(home, config)
     put_in_force(home, config)
     project = Project.open(home)
@@ -80,11 +86,37 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     return config.model_copy(update={"seed": chosen})
 
 
+def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
+    """The configuration with this kind of engine; None leaves it, UserError for a kind that is not known or there."""
+    import os
+    import sys
+
+    from rft_platform.errors import UserError
+    from rft_platform.inference.launcher import PYTHON_VARIABLE
+    from rft_platform.inference.vllm_engine.versions import installed_in, required_in
+
+    if kind is None:
+        return config
+    if kind not in ("transformers", "vllm"):
+        raise UserError(f"--engine {kind}: expected transformers or vllm")
+    python = os.environ.get(PYTHON_VARIABLE) or config.engine.python
+    if kind == "vllm":
+        if python is None and VLLM_PYTHON.exists() and installed_in(sys.executable) is None:
+            python = str(VLLM_PYTHON.absolute())
+        required_in(python or sys.executable)
+    return config.model_copy(update={"engine": config.engine.model_copy(update={"kind": kind, "python": python})})
+
+
 def move_aside(home: "Home") -> Path | None:
-    """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none."""
+    """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none.
+
+    What was moved works on where it lies then: its own paths are rewritten.
+    """
     from rft_platform.cli.leases import leases_of, stop
+    from rft_platform.config.home import Home
     from rft_platform.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.rounds.moved_home import follow_move
 
     if not home.root.exists():
         return None
@@ -94,7 +126,9 @@ def move_aside(home: "Home") -> Path | None:
     for held in leases_of(home):
         stop(held)
     target = home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    return home.root.rename(target)
+    moved = Home(home.root.rename(target))
+    follow_move(moved, home.root)
+    return moved.root
 
 
 def is_finished(project: "Project") -> bool:
@@ -111,12 +145,3 @@ def _opening(project: "Project") -> str:
     if not project.store.rounds():
         return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"
     return f"The demo goes on in {project.home.root}; {what_is_next(project)}"
-
-
-def _refuse_bad_target(json_file: Path | None) -> None:
-    from rft_platform.errors import UserError
-
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"--json {json_file}: its folder does not exist; make it first")
-    if json_file is not None and json_file.is_dir():
-        raise UserError(f"--json {json_file}: is a folder; name a file")

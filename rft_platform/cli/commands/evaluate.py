@@ -58,7 +58,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
     if not project.config.buffer.explorer_input.eval_tasksets:
         raise UserError("buffer.explorer_input.eval_tasksets is empty: name the held-out tasks to evaluate on")
     if checkpoint is not None or model is not None:
-        registered = None if model is None else connect_registry(project).resolve(model)
+        registered = None if model is None else connect_registry(project).resolve(model, verify=True)
         folder = registered.folder if registered else Path(checkpoint or "").absolute()
         if not folder.is_dir():
             raise UserError(f"--checkpoint {folder}: no such folder; give one with safetensors in it")

@@ -9,9 +9,13 @@ def stop() -> None:
     from rft_platform.config.home import Home
 
     home = Home.from_environment()
+    leases.wait_for_starts(home)
     held = leases.leases_of(home)
     for one in held:
         alive = leases.stop(one)
         typer.echo(f"{one.lease.kind} (pid {one.lease.pid}): {'stopped' if alive else 'was gone already'}")
-    if not held:
+    strays = leases.stop_strays(home)
+    for pid in strays:
+        typer.echo(f"pid {pid}, which held no lease: stopped")
+    if not held and not strays:
         typer.echo(f"nothing runs for {home.root}")

@@ -5,10 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from rft_platform.registry.lineage import CheckpointRef, CheckpointTrace, RowTrace
     from rft_platform.rounds.project import Project
+
+_SHOWN = 10  # trainings of a chain that are printed unless more are asked for
 
 
 def trace(
@@ -19,6 +23,10 @@ def trace(
             show_default=False,
         ),
     ],
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the rows' files whole and compare them with their digests.")
+    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print every training of a long chain.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
@@ -27,17 +35,20 @@ def trace(
     from rft_platform.registry.lineage import CheckpointTrace
     from rft_platform.rounds.project import Project
 
-    found = find_trace(Project.open(Home.from_environment()), target)
+    found = find_trace(Project.open(Home.from_environment()), target, verify=verify)
     if as_json:
         print_json(found.to_json())
     elif isinstance(found, CheckpointTrace):
-        print_checkpoint(found, output())
+        print_checkpoint(found, output(), None if every else _SHOWN)
     else:
-        print_row(found, output())
+        print_row(found, output(), None if every else _SHOWN)
 
 
-def find_trace(project: "Project", target: str) -> "CheckpointTrace | RowTrace":
-    """The trace of whatever ``target`` names; raises UserError where it names nothing."""
+def find_trace(project: "Project", target: str, *, verify: bool = False) -> "CheckpointTrace | RowTrace":
+    """The trace of whatever ``target`` names; raises UserError where it names nothing.
+
+    With ``verify`` the files behind a checkpoint are read whole; raises StorageError naming the damaged ones.
+    """
     import re
     from pathlib import Path
 
@@ -52,15 +63,15 @@ def find_trace(project: "Project", target: str) -> "CheckpointTrace | RowTrace":
         policy = round_policy(project, round_number(target))
         if policy.policy_version == 0 and project.config.warm_start is None:
             raise UserError(f"{target} ended with the base model {policy.folder}: no training stands behind it yet")
-        return trace_checkpoint(policy.folder, store, registry)
+        return trace_checkpoint(policy.folder, store, registry, verify=verify)
     if target.startswith("models:/") or Path(target).is_dir():
-        return trace_checkpoint(target, store, registry)
+        return trace_checkpoint(target, store, registry, verify=verify)
     return trace_row(target, store, project.checkpoints, registry)
 
 
-def print_checkpoint(found: "CheckpointTrace", console: "Console") -> None:
-    """Print the chain of trainings behind a checkpoint, newest first."""
-    for training in found.trainings:
+def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | None = None) -> None:
+    """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits how many of them."""
+    for training in found.trainings[:shown]:
         console.print(_named(training.result), style="bold", markup=False, soft_wrap=True)
         _print_pairs(
             console,
@@ -69,6 +80,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console") -> None:
                 "weights": training.weights_digest,
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
+                "retired": training.retired or None,
                 "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
                 "data": _data(training.data_digest, training.data_unchanged),
                 "judge": training.judge_version,
@@ -77,12 +89,20 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console") -> None:
                 "Dagster run": training.dagster_run_id,
             },
         )
+    more = found.trainings[shown:] if shown is not None else ()
+    if more:
+        rows = sum(training.rows_trained for training in more)
+        text = f"... and {len(more):,} trainings before, on {rows:,} rows (--all prints them)"
+        console.print(text, style="bold", markup=False, soft_wrap=True)
     end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is gone)"
     console.print(f"base model {found.base_model}{end}", style="bold", markup=False, soft_wrap=True)
 
 
-def print_row(found: "RowTrace", console: "Console") -> None:
-    """Print where a row came from, what judges said of it and which weights it went into."""
+def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -> None:
+    """Print where a row came from, what judges said of it and which weights it went into.
+
+    ``shown`` limits how many later checkpoints are named: the newest of them are.
+    """
     console.print(f"row {found.row_id}", style="bold", markup=False)
     judgements = [
         f"{judged.judge_version}: reward {judged.reward:.4g}, advantage {judged.advantage:.4g}"
@@ -95,11 +115,12 @@ def print_row(found: "RowTrace", console: "Console") -> None:
         {
             "round": f"{found.round}",
             "run": f"{found.run_id}, step {found.step}, group {found.group_id}",
-            "task": f"{found.task_id} of {found.taskset}",
-            "sampled by": f"policy version {found.policy_version} on {found.engine}",
+            "task": found.task_id and f"{found.task_id} of {found.taskset}",
+            "sampled by": found.engine and f"policy version {found.policy_version} on {found.engine}",
+            "retired": found.retired or None,
             "judged": "\n".join(judgements) or "not yet",
             "trained": "\n".join(map(_named, found.trained)) or "no checkpoint",
-            "carried on by": "\n".join(map(_named, found.descendants)) or "no later checkpoint",
+            "carried on by": _newest(found.descendants, shown) or "no later checkpoint",
         },
     )
 
@@ -111,10 +132,17 @@ def _named(ref: "CheckpointRef") -> str:
     return f"policy version {ref.policy_version}{round_part}{model}{aliases}"
 
 
+def _newest(refs: "Sequence[CheckpointRef]", shown: int | None) -> str:
+    left_out = 0 if shown is None else max(0, len(refs) - shown)
+    plural = "" if left_out == 1 else "s"
+    said = [f"{left_out:,} earlier checkpoint{plural} (--all names them), and then"] if left_out else []
+    return "\n".join([*said, *map(_named, refs[left_out:])])
+
+
 def _data(digest: str | None, unchanged: bool | None) -> str | None:
     if digest is None:
         return None
-    state = {True: "the files still hold it", False: "the files have CHANGED since", None: "not compared"}[unchanged]
+    state = {True: "the round still has it", False: "the files have CHANGED since", None: "not compared"}[unchanged]
     return f"{digest}  ({state})"
 
 

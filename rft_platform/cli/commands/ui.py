@@ -8,30 +8,47 @@ import typer
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = 3000,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = 5000,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve /metrics for Prometheus on this port too.")
+    ] = None,
     daemon: Annotated[
         bool, typer.Option("--daemon/--no-daemon", help="Run the daemon: sensors, schedules, launched runs.")
     ] = True,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Turn the sensors on: rounds close by themselves until the budget is spent.")
+    ] = False,
 ) -> None:
-    """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C."""
+    """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is started again."""
     from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import terminable, use_home
     from rft_platform.cli.preflight import check_writable
     from rft_platform.cli.servers import check_ports, serving, wait_for_end
+    from rft_platform.cli.ui_sensors import start_sensors
     from rft_platform.cli.ui_servers import ui_servers
     from rft_platform.config.home import Home
+    from rft_platform.errors import UserError
+    from rft_platform.jobs.sole import sole_holder
+    from rft_platform.jobs.timing import sensor_interval_s
 
+    if auto and not daemon:
+        raise UserError("--auto turns on sensors, which only the daemon acts on: leave out --no-daemon")
+    sensor_interval_s()
     home, console = Home.from_environment(), output()
     check_writable(home)
     use_home(home)
-    servers = ui_servers(home, port, mlflow_port, daemon)
-    check_ports(servers)
-    notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
-    try:
-        with terminable(), serving(servers, home.logs) as children:
-            for server in servers:
-                where = server.url or "running"
-                console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
-            console.print("Ctrl-C stops them", style="dim")
-            wait_for_end(children)
-    except KeyboardInterrupt:
-        console.print("stopped")
+    with sole_holder(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
+        servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
+        check_ports(servers)
+        notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
+        try:
+            with terminable(), serving(servers, home.logs) as children:
+                for server in servers:
+                    where = server.url or "running"
+                    console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
+                if auto:
+                    start_sensors(f"http://127.0.0.1:{port}")
+                    console.print(f"{'sensors':<10} on", markup=False)
+                console.print("Ctrl-C stops them", style="dim")
+                wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))
+        except KeyboardInterrupt:
+            console.print("stopped")

@@ -1,0 +1,35 @@
+"""Turning the sensors on through the interface's GraphQL, as a click on their switches does."""
+
+import time
+
+from rft_platform.errors import RftError
+
+SENSORS = ("next_round_sensor", "experience_threshold_sensor")
+
+_REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
+_START = """
+mutation($sensor: SensorSelector!) {
+  startSensor(sensorSelector: $sensor) { __typename ... on PythonError { message } }
+}"""
+_TIMEOUT_S = 60.0
+_POLL_S = 0.5
+
+
+def start_sensors(url: str) -> None:
+    """Turn on the sensors that close rounds. Raises RftError where the interface at ``url`` does not do so in time."""
+    import httpx
+
+    deadline = time.monotonic() + _TIMEOUT_S
+    for name in SENSORS:
+        body = {"query": _START, "variables": {"sensor": {**_REPOSITORY, "sensorName": name}}}
+        while True:  # the interface answers before it has loaded the code location
+            try:
+                said = httpx.post(f"{url}/graphql", json=body, timeout=30.0, trust_env=False).json()
+                answer = (said.get("data") or {}).get("startSensor") or {}
+            except (httpx.HTTPError, ValueError) as error:
+                said, answer = {"error": str(error)}, {}
+            if answer.get("__typename") == "Sensor":
+                break
+            if time.monotonic() > deadline:
+                raise RftError(f"{name} could not be turned on at {url}: {said}; turn it on under Automation there")
+            time.sleep(_POLL_S)

@@ -1,0 +1,59 @@
+"""A project with two engine replicas, seen from its commands."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from rft_platform.cli.health import process_findings
+from rft_platform.cli.leases import leases_of, wait_for_starts
+from rft_platform.cli.starting import put_in_force
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.pool import EnginePool
+from rft_platform.rounds.processes import connect_engine
+from rft_platform.rounds.project import Project
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def project(home: Home, write_config: Callable[..., Path], tiny_model: Path) -> Callable[[int], Project]:
+    """``project(n)``: the project, with n replicas."""
+
+    def opened(replicas: int) -> Project:
+        sections = {
+            "model": {"model_path": str(tiny_model)},
+            "engine": {"device": "cpu", "kind": "transformers"},
+            "explorer": {"rollout_model": {"engine_num": replicas}},
+        }
+        put_in_force(home, load_config(write_config(**sections)))
+        return Project.open(home)
+
+    return opened
+
+
+def test_replicas_are_started_found_again_looked_at_ended_and_stopped(
+    home: Home, project: Callable[[int], Project], tiny_model: Path, rft: Callable[..., Result]
+) -> None:
+    with connect_engine(project(2)) as pool, connect_engine(project(2)) as again:  # type: ignore[attr-defined]
+        assert isinstance(pool, EnginePool) and isinstance(again, EnginePool)
+        assert [one.url for one in pool.replicas.serving()] == [one.url for one in again.replicas.serving()]
+        assert [held.path.name for held in leases_of(home)] == ["engine-1.json", "engine.json"]
+        findings = list(process_findings(home))
+        assert [finding.state for finding in findings] == ["ok", "ok"]
+        assert all("serves policy version 0" in finding.said for finding in findings)
+        pool.replicas.serving()[1].client.update_weights(tiny_model, 3)
+        *_, differing = process_findings(home)
+        assert differing.state == "warn" and "policy versions 0, 3" in differing.said
+
+    with connect_engine(project(1)) as alone:  # type: ignore[attr-defined]
+        assert isinstance(alone, EngineClient), "one engine: no pool in between"
+        assert alone.url == pool.replicas.serving()[0].url
+    assert [held.path.name for held in leases_of(home)] == ["engine.json"]
+
+    wait_for_starts(home)
+    assert rft("stop").stdout.count("stopped") == 1
+    assert leases_of(home) == []
