@@ -10,9 +10,6 @@ from rft_platform.chaos.records import Ended
 from rft_platform.chaos.relaunch import relaunch_last_failed
 from rft_platform.chaos.schedule import Mode
 from rft_platform.chaos.scratch import Scratch
-from rft_platform.cli.servers import Children, Server, serving
-from rft_platform.cli.ui_sensors import start_sensors
-from rft_platform.cli.ui_servers import ui_servers
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.processes.spawn import free_port
@@ -20,6 +17,9 @@ from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Plan
+from rft_platform.servers.interface import ui_servers
+from rft_platform.servers.sensors import start_sensors
+from rft_platform.servers.supervise import Children, Server, serving
 
 _TICK_S = "1"  # the sensors' interval
 _LOOK_S = 1.0  # how often the plan is asked whether the project is finished

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from rft_platform.chaos.census import members
 from rft_platform.chaos.scene import Broken
-from rft_platform.cli.leases import leases_of
 from rft_platform.config.home import Home
 from rft_platform.leftovers import is_temporary
+from rft_platform.servers.leases import leases_of
 
 _SERVERS = ("engine", "trainer")
 

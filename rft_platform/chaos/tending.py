@@ -11,9 +11,9 @@ from rft_platform.chaos.moments import now, progress_mark
 from rft_platform.chaos.records import Struck
 from rft_platform.chaos.schedule import Mode
 from rft_platform.chaos.supervised import Supervisor
-from rft_platform.cli.leases import leases_of, stop, stop_strays
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError
+from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 TEND_S = 0.1
 _BYSTANDERS = ("webserver", "mlflow")  # rounds may go on without them: they are back when they answer

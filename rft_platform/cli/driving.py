@@ -8,7 +8,6 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.cli.leases import leases_of, stop, stop_strays, wait_for_starts
 from rft_platform.cli.ledger import recorded_cost
 from rft_platform.cli.live import showing_progress
 from rft_platform.cli.round_news import RoundNews
@@ -16,6 +15,7 @@ from rft_platform.config.home import Home
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.logs import configured
+from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rft_platform.cli.leases import leases_of, processor_seconds
 from rft_platform.config.home import Home
 from rft_platform.files import read_json, write_json
+from rft_platform.servers.leases import leases_of, processor_seconds
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.health import process_findings
-from rft_platform.cli.leases import leases_of, wait_for_starts
 from rft_platform.cli.starting import put_in_force
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -15,6 +14,7 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool import EnginePool
 from rft_platform.rounds.processes import connect_engine
 from rft_platform.rounds.project import Project
+from rft_platform.servers.leases import leases_of, wait_for_starts
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from rft_platform.cli.servers import Server, check_ports, port_is_free, serving, wait_for_end
-from rft_platform.cli.ui_servers import answers
 from rft_platform.errors import RftError, UserError
 from rft_platform.processes.spawn import free_port
+from rft_platform.servers.interface import answers
+from rft_platform.servers.supervise import Server, check_ports, port_is_free, serving, wait_for_end
 
 # A server with a child of its own, as web servers with workers are.
 _WITH_A_WORKER = """

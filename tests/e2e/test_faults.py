@@ -19,7 +19,6 @@ import yaml
 from safetensors.numpy import load_file, save_file
 
 from rft_platform.cli.starting import put_in_force
-from rft_platform.cli.ui_servers import answers
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.experience.store import ExperienceStore
@@ -28,6 +27,7 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
 from rft_platform.processes.lease import read_lease
 from rft_platform.processes.spawn import free_port
+from rft_platform.servers.interface import answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
 

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
-from rft_platform.cli.servers import serving
-from rft_platform.cli.ui_servers import ui_servers
 from rft_platform.processes.spawn import free_port
 from rft_platform.rounds.project import Project
+from rft_platform.servers.interface import ui_servers
+from rft_platform.servers.supervise import serving
 
 
 def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

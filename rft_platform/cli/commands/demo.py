@@ -112,11 +112,11 @@ def move_aside(home: "Home") -> Path | None:
 
     What was moved works on where it lies then: its own paths are rewritten.
     """
-    from rft_platform.cli.leases import leases_of, stop
     from rft_platform.config.home import Home
     from rft_platform.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.rounds.moved_home import follow_move
+    from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
         return None

@@ -5,8 +5,8 @@ import typer
 
 def stop() -> None:
     """End this project's policy engine and trainer. Nothing is lost: what was in the middle starts again."""
-    from rft_platform.cli import leases
     from rft_platform.config.home import Home
+    from rft_platform.servers import leases
 
     home = Home.from_environment()
     leases.wait_for_starts(home)

@@ -22,13 +22,13 @@ def ui(
     from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import terminable, use_home
     from rft_platform.cli.preflight import check_writable
-    from rft_platform.cli.servers import check_ports, serving, wait_for_end
-    from rft_platform.cli.ui_sensors import start_sensors
-    from rft_platform.cli.ui_servers import ui_servers
     from rft_platform.config.home import Home
     from rft_platform.errors import UserError
     from rft_platform.jobs.sole import sole_holder
     from rft_platform.jobs.timing import sensor_interval_s
+    from rft_platform.servers.interface import ui_servers
+    from rft_platform.servers.sensors import start_sensors
+    from rft_platform.servers.supervise import check_ports, serving, wait_for_end
 
     if auto and not daemon:
         raise UserError("--auto turns on sensors, which only the daemon acts on: leave out --no-daemon")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rft_platform
-from rft_platform.cli.servers import Server
 from rft_platform.config.home import Home
 from rft_platform.observability.logs import wants_json
 from rft_platform.observability.secrets import redact
+from rft_platform.servers.supervise import Server
 
 if TYPE_CHECKING:
     import dagster as dg
