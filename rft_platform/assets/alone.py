@@ -59,7 +59,7 @@ def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequenc
         yield
         return
     if name in _EXCLUSIVE:
-        former = hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run_id)
+        former = hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
         if former is not None and _was_cut_short(context.instance, former):
             give_up_work(project, resources)
     try:
@@ -113,8 +113,10 @@ def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
         elif isinstance(resource, EngineResource) and any(map(_lives, leases.glob("engine*.json"))):
             with suppress(RftError):
                 engine = resource.connect()
+                in_a_check = engine.status().paused  # weights that nobody has compared yet: `deploy` resumes it
                 engine.pause("abort")
-                engine.resume()
+                if not in_a_check:
+                    engine.resume()
 
 
 def _lives(lease_file: Path) -> bool:

@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -23,9 +26,13 @@ time.sleep(600)
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch) -> Home:
-    monkeypatch.setattr(alone, "_held", {})
-    return Home(tmp_path)
+def home(tmp_path, monkeypatch) -> Iterator[Home]:
+    """A home whose rounds this process holds until the test ends."""
+    held: dict[Path, Any] = {}
+    monkeypatch.setattr(alone, "_held", held)
+    yield Home(tmp_path)
+    for each in held.values():
+        each.stream.close()
 
 
 @pytest.fixture
@@ -65,16 +72,18 @@ def test_a_process_works_on_one_run_after_another(home):
 def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monkeypatch):
     given_up = []
     monkeypatch.setattr(alone, "give_up_work", lambda project, resources: given_up.append(list(resources)))
-    project = ProjectResource(home=str(home.root))
-    with (
-        dg.DagsterInstance.ephemeral() as instance,
-        dg.build_asset_context(instance=instance, partition_key="r0001") as context,
-    ):
-        with (
-            pytest.raises(dg.DagsterExecutionInterruptedError),
-            works_alone(context, "rollout_batches", [project]),
-        ):
-            raise dg.DagsterExecutionInterruptedError
-        with pytest.raises(ValueError, match="its own"), works_alone(context, "rollout_batches", [project]):
-            raise ValueError("its own")
-    assert given_up == [[project]]
+
+    def run_that_raises(error: BaseException) -> None:
+        @dg.asset(name="rollout_batches")
+        def body(context: dg.AssetExecutionContext, project: ProjectResource) -> None:
+            with works_alone(context, "rollout_batches", [project]):
+                raise error
+
+        dg.materialize([body], resources={"project": ProjectResource(home=str(home.root))})
+
+    with pytest.raises(ValueError, match="its own"):
+        run_that_raises(ValueError("its own"))
+    assert not given_up
+    with pytest.raises(dg.DagsterExecutionInterruptedError):
+        run_that_raises(dg.DagsterExecutionInterruptedError())
+    assert [[type(resource) for resource in each] for each in given_up] == [[ProjectResource]]
