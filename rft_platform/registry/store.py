@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.errors import RegistryError, UserError
+from rft_platform.files import atomic_path
 from rft_platform.registry.guard import guarded, registry_errors
 
 if TYPE_CHECKING:
@@ -47,13 +48,34 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with _one_migration_at_a_time(tracking_uri), warnings.catch_warnings():
+    with warnings.catch_warnings():
         # MLflow's own use of SQLAlchemy and pydantic: nothing a user of ours could act on.
         warnings.simplefilter("ignore", DeprecationWarning)
+        make_database(tracking_uri)
         from mlflow.tracking import MlflowClient
 
         with registry_errors(tracking_uri):
             return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
+
+
+def make_database(tracking_uri: str) -> None:
+    """Make an SQLite store's file with all its tables, unless it is there; nothing for databases and servers.
+
+    The file appears complete or not at all: MLflow's migrations, cut short, leave tables that they stumble over for
+    ever after. Raises ``UserError`` where its folder cannot be written.
+    """
+    if not tracking_uri.startswith(_SQLITE):
+        return
+    file = Path(tracking_uri.removeprefix(_SQLITE))
+    if file.exists():
+        return
+    with _locked_folder(file.parent, tracking_uri):
+        if file.exists():  # another process made it meanwhile
+            return
+        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+        with registry_errors(tracking_uri), atomic_path(file) as temp:
+            SqlAlchemyStore(f"{_SQLITE}{temp}", str(file.parent / "artifacts")).engine.dispose()
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -79,12 +101,7 @@ def _check_reachable(url: str) -> None:
 
 
 @contextmanager
-def _one_migration_at_a_time(tracking_uri: str) -> Iterator[None]:
-    """Two processes that open a fresh SQLite file together would both create its tables, and one would fail."""
-    if not tracking_uri.startswith(_SQLITE):
-        yield
-        return
-    folder = Path(tracking_uri.removeprefix(_SQLITE)).parent
+def _locked_folder(folder: Path, tracking_uri: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".mlflow.lock").open("w")

@@ -80,7 +80,9 @@ def _log_format() -> list[str]:
 
 
 def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str]) -> Server:
-    home.mlflow.mkdir(parents=True, exist_ok=True)
+    from rft_platform.registry.store import make_database
+
+    make_database(tracking_uri)  # here, where a kill leaves no half of it
     options = {
         "--default-artifact-root": str(home.mlflow / "artifacts"),
         "--host": _HOST,

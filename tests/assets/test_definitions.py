@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 
 import dagster as dg
 
@@ -15,13 +14,13 @@ CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_che
 
 def test_definitions_load_light_and_fast(tmp_path):
     code = (
-        "import json, sys, rft_platform.definitions;"
-        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+        "import json, sys, time, rft_platform.definitions;"
+        f"print(json.dumps([[name for name in {HEAVY!r} if name in sys.modules], time.process_time()]))"
     )
-    started = time.perf_counter()
     loaded = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert json.loads(loaded.stdout) == []
-    assert time.perf_counter() - started < 5
+    heavy, processor_seconds = json.loads(loaded.stdout)
+    assert heavy == []
+    assert processor_seconds < 5
 
 
 def test_graph_sorts_and_the_round_runs_left_to_right():

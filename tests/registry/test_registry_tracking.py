@@ -1,7 +1,11 @@
+import subprocess
+import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.registry.models import ModelRegistry
+from rft_platform.registry.store import open_client
 from rft_platform.registry.tracking import metric_name
 
 
@@ -68,3 +72,18 @@ def test_artifacts_are_copied_below_the_project(registry: ModelRegistry, tmp_pat
 def test_names_are_mapped_to_what_mlflow_takes() -> None:
     assert metric_name("eval/a b/best@8") == "eval/a b/best_at_8"
     assert metric_name("loss(é%)") == "loss_é__"
+
+
+def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    code = f"from rft_platform.registry.store import make_database; make_database('sqlite:///{file}')"
+    maker = subprocess.Popen([sys.executable, "-c", code])
+    deadline = time.monotonic() + 60
+    while not any(part.suffix == ".tmp" and part.stat().st_size for part in tmp_path.iterdir()):
+        assert maker.poll() is None and time.monotonic() < deadline, "it never began to write"
+        time.sleep(0.002)
+    maker.kill()
+    maker.wait()
+    assert not file.exists(), "half a database is never seen"
+    assert open_client(f"sqlite:///{file}").search_experiments()
+    assert [part.name for part in tmp_path.iterdir() if part.name.endswith(".tmp")] == []
