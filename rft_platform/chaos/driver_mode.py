@@ -9,8 +9,10 @@ from pathlib import Path
 from rft_platform.chaos.records import Ended
 from rft_platform.chaos.schedule import Mode
 from rft_platform.chaos.scratch import Scratch
+from rft_platform.errors import RftError
 
 _MESSAGE_LINES = 12
+_STUCK_AFTER = 6  # ends in a row that got no further: the project is beyond recovery
 _RETRY_S = "0.2"  # a failed phase is repeated soon: rounds last a second here
 
 
@@ -30,6 +32,7 @@ class DriverMode:
         self._child: subprocess.Popen[bytes] | None = None
         self._said: Path = self.home.logs
         self._finished = False
+        self._notes, self._in_vain = -1, 0
 
     def start(self, rounds: int) -> None:
         """Begin or go on, with a budget of ``rounds``; a driver that is at work learns of it when it has ended."""
@@ -38,7 +41,7 @@ class DriverMode:
             self._spawn()
 
     def tend(self) -> None:
-        """Start the driver again unless it runs or has done every round."""
+        """Start the driver again unless it runs or has done every round; RftError where that gets it no further."""
         if self._child is None or self._finished or (code := self._child.poll()) is None:
             return
         if code == 0 and self._budget_of_child == self._rounds:
@@ -46,6 +49,7 @@ class DriverMode:
             return
         if self._child.pid not in self.expected:
             self.ended.append(Ended("driver", code, self._message(), round(time.monotonic() - self._began, 2)))
+            self._check_progress()
         self._spawn()
 
     def finished(self) -> bool:
@@ -61,6 +65,16 @@ class DriverMode:
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
             self._child.wait()
+
+    def _check_progress(self) -> None:
+        notes = sum(1 for _ in self.home.rounds.glob("r*/*.json"))
+        self._in_vain = self._in_vain + 1 if notes == self._notes else 0
+        self._notes = notes
+        if self._in_vain >= _STUCK_AFTER:
+            raise RftError(
+                f"`rft run` ended {_STUCK_AFTER} times in a row without getting any further in {self.home.root}; it "
+                f"said at last:\n{self._message()}"
+            )
 
     def _spawn(self) -> None:
         self._starts += 1
