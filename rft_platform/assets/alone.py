@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,6 +41,8 @@ class RoundBusyError(TransientError):
 class _Held:
     stream: IO[str]
     run_id: str
+    former: str | None = None  # the run that held the round before
+    tidied: set[type] = field(default_factory=set)  # kinds of resources that what it left there was given up in
 
 
 _held: dict[Path, _Held] = {}  # by this process, until it ends or its next run takes over
@@ -59,9 +61,10 @@ def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequenc
         yield
         return
     if name in _EXCLUSIVE:
-        former = hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
-        if former is not None and _was_cut_short(context.instance, former):
-            give_up_work(project, resources)
+        hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
+    left = _left_by_former(context, resources)
+    if left:
+        give_up_work(project, left)
     try:
         yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
@@ -95,8 +98,9 @@ def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_
     stream.truncate(0)
     json.dump({"run_id": run_id, "process": os.getpid()}, stream)
     stream.flush()
-    _held[file] = _Held(stream, run_id)
-    return former if former != run_id else None
+    former = former if former != run_id else None
+    _held[file] = _Held(stream, run_id, former)
+    return former
 
 
 def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
@@ -124,6 +128,17 @@ def _lives(lease_file: Path) -> bool:
 
     lease = read_lease(lease_file)
     return lease is not None and is_alive(lease)
+
+
+def _left_by_former(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
+    """Engine or trainer among ``resources`` where a run that was cut short may have left work; each is named once."""
+    held = next((each for file, each in _held.items() if file.stem == _round_key(context)), None)
+    if held is None or held.former is None:
+        return []
+    heavy = [each for each in resources if isinstance(each, EngineResource | TrainerResource)]
+    new = [each for each in heavy if type(each) not in held.tidied]
+    held.tidied |= {type(each) for each in new}
+    return new if new and _was_cut_short(context.instance, held.former) else []
 
 
 def _was_cut_short(instance: dg.DagsterInstance, run_id: str) -> bool:

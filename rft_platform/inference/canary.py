@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.errors import WeightMismatchError
-from rft_platform.inference.interface import PolicyEngine
+from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
 #: Mean |delta log-prob| in nats above which a version is refused, by the engine's number format.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
@@ -55,17 +55,30 @@ def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float
 def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
     """Make the engine serve ``folder`` if it then answers as the trainer does; returns the mean |delta log-prob|.
 
-    No request is sampled in between. On WeightMismatchError the weights served before are served again.
+    No request is sampled in between. On WeightMismatchError the weights served before are served again. Where anything
+    else ends the check, an interruption too, the engine stays paused: nobody knows what it computes until the check is
+    made again.
     """
     before = engine.status()
     engine.pause("wait")
     try:
         engine.update_weights(folder, policy_version)
-        try:
-            return check_canary(engine, canary)
-        except WeightMismatchError:
-            engine.update_weights(Path(before.weights_path), before.policy_version)
-            raise
-    finally:
-        if not before.paused:
-            engine.resume()
+        mean = _checked_or_restored(engine, canary, before)
+    except WeightMismatchError:
+        _resume(engine, before)
+        raise
+    _resume(engine, before)
+    return mean
+
+
+def _checked_or_restored(engine: PolicyEngine, canary: Canary, before: EngineStatus) -> float:
+    try:
+        return check_canary(engine, canary)
+    except WeightMismatchError:
+        engine.update_weights(Path(before.weights_path), before.policy_version)
+        raise
+
+
+def _resume(engine: PolicyEngine, before: EngineStatus) -> None:
+    if not before.paused:
+        engine.resume()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -213,7 +214,7 @@ def _path_of_package(folder: Path) -> str:
     package = Path(rft_platform.__file__).parent
     if not (link.is_symlink() and link.resolve() == package):
         link.parent.mkdir(parents=True, exist_ok=True)
-        fresh = link.with_name(f".{link.name}.{os.getpid()}")
+        fresh = link.with_name(f".{link.name}.{secrets.token_hex(4)}")
         fresh.symlink_to(package)
         fresh.replace(link)
     return os.pathsep.join(filter(None, [str(link.parent.absolute()), os.environ.get("PYTHONPATH")]))

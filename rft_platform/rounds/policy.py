@@ -70,10 +70,15 @@ def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> 
 def take_snapshot(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
     """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing.
 
-    A round that was trained keeps its snapshot: exploring it again gives the very rows that it was trained on.
+    A round that is explored again keeps its snapshot, and so gets the same rows. Only where that policy is gone, and
+    the round was not trained yet, another one is taken.
     """
-    if published(store, round_number) is not None and store.read_note(round_number, SNAPSHOT) is not None:
-        return snapshot_of(store, round_number)
+    if store.read_note(round_number, SNAPSHOT) is not None:
+        settled = snapshot_of(store, round_number)
+        origin = published(store, settled.round)
+        still_there = origin is not None and origin.weights_digest == settled.weights_digest
+        if still_there or published(store, round_number) is not None:
+            return settled
     policy = explorer_of(store, round_number, sync_offset)
     store.write_note(round_number, SNAPSHOT, asdict(policy))
     return policy

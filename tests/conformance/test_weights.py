@@ -84,6 +84,18 @@ def test_twenty_updates_in_a_row_leave_no_trace_of_the_one_before(
         shutil.rmtree(folder)
 
 
+def test_a_check_that_is_interrupted_leaves_the_engine_paused(
+    engine: EngineClient, memorised: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(sequences: list[list[int]]) -> dict[str, list[list[float]]]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "score_everywhere", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        update_checked(engine, memorised, 7, canary_of(Reference(memorised)))
+    assert engine.status().paused, "nobody has compared these weights"
+
+
 def rename(tensors: dict[str, Any]) -> None:
     tensors["model.norm.bias"] = tensors.pop(NORM)
 

@@ -34,14 +34,16 @@ def test_the_explorer_takes_the_newest_policy_that_the_offset_permits(store):
         explorer_of(store, 3, 0)
 
 
-def test_a_round_that_was_trained_keeps_the_policy_it_explored_with(store):
+def test_a_round_that_is_explored_again_keeps_its_policy_while_that_is_there(store):
     publish(store, policy(0))
     assert take_snapshot(store, 2, 1) == policy(0)
     publish(store, policy(1))
-    assert take_snapshot(store, 2, 1) == policy(1), "not trained yet: the newest"
+    assert take_snapshot(store, 2, 1) == policy(0), "settled"
+    publish(store, Policy("/weights/0b", 0, "d0b", 0))
+    assert take_snapshot(store, 2, 1) == policy(1), "the one it had is gone: the newest"
     publish(store, policy(2))
     publish(store, Policy("/weights/1b", 11, "d1b", 1))
-    assert take_snapshot(store, 2, 1) == policy(1)
+    assert take_snapshot(store, 2, 1) == policy(1), "trained: its rows stay those of this policy"
 
 
 def test_training_starts_from_the_round_before_and_nothing_else(store):

@@ -55,8 +55,9 @@ class Gate:
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """The block runs alone: what is under way has finished, what comes waits."""
+        """The block runs alone: what is under way has finished, what comes waits, another update too."""
         async with self._changed:
+            await self._changed.wait_for(lambda: not self._updating)
             self._updating = True
             try:
                 await self._changed.wait_for(lambda: self._running == 0)

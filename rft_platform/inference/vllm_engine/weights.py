@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class ServedWeights:
     async def apply(self, wanted: Weights) -> None:
         """Serve ``wanted``; where vLLM refuses it, what was served before, and raise WeightMismatchError."""
         before = self.served
+        if wanted.adapter is not None:  # other full weights may have come since it was prepared
+            wanted = replace(wanted, base=before.base)
         try:
             await self._load(wanted, loaded=before)
         except Exception as error:
