@@ -17,6 +17,9 @@ from rft_platform.faults import as_fault, cause_line
 FAULT_TAG = "rft/fault"
 RETRYABLE_TAG = "rft/retryable"
 CAUSE_TAG = "rft/cause"
+FAULT_TAGS = frozenset({FAULT_TAG, RETRYABLE_TAG, CAUSE_TAG})
+#: Id of the run that these tags speak of: a run that is executed again inherits those of the failed one.
+FAULT_OF_TAG = "rft/fault_of"
 
 
 def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[..., dg.MaterializeResult[Any]]:
@@ -26,17 +29,17 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
     def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
         try:
             resources = [*args, *kwargs.values()]
-            with asset_phase(context, body.__name__), works_alone(context, body.__name__, resources):
+            with asset_phase(context, body.__name__, resources), works_alone(context, body.__name__, resources):
                 result = body(context, *args, **kwargs)
         except dg.Failure:
             raise
         except Exception as raised:
             error = as_fault(raised)
-            _tag(context, fault_tags(error))
+            _tag(context, fault_tags(error, context.run.run_id))
             raise failure(error) from error
         refused = refusing_checks(result)
         if refused:
-            _tag(context, fault_tags(check_failure(refused)))
+            _tag(context, fault_tags(check_failure(refused), context.run.run_id))
         return result
 
     return asset_body
@@ -57,13 +60,21 @@ def failure(error: RftError) -> dg.Failure:
     )
 
 
-def fault_tags(error: RftError) -> dict[str, str]:
-    """The tags of a run that ended with ``error``."""
+def fault_tags(error: RftError, run_id: str) -> dict[str, str]:
+    """The tags of the run ``run_id`` that ended with ``error``."""
     return {
         FAULT_TAG: error.fault,
         RETRYABLE_TAG: "true" if error.retryable else "false",
         CAUSE_TAG: cause_line(error),
+        FAULT_OF_TAG: run_id,
     }
+
+
+def fault_of(run: dg.DagsterRun) -> dict[str, str]:
+    """Those of ``FAULT_TAGS`` that the run itself has left; what it inherited from another run is not its own."""
+    if run.tags.get(FAULT_OF_TAG, run.run_id) != run.run_id:
+        return {}
+    return {name: run.tags[name] for name in FAULT_TAGS if run.tags.get(name)}
 
 
 def check_failure(names: list[str]) -> CheckFailedError:

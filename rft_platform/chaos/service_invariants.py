@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.assets.faults import CAUSE_TAG
+from rft_platform.assets.faults import CAUSE_TAG, fault_of
 from rft_platform.chaos.scene import Broken, Scene
 from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.instance import open_instance
@@ -106,7 +106,7 @@ def every_failure_has_a_cause(scene: Scene) -> Iterator[Broken]:
         runs = instance.get_runs(dg.RunsFilter(statuses=failed))
         scene.facts["failed_runs"] = float(len(runs))
         for run in runs:
-            if not (run.tags.get(CAUSE_TAG) or "").strip() and not _last_words(instance, run.run_id):
+            if not (fault_of(run).get(CAUSE_TAG) or "").strip() and not _last_words(instance, run.run_id):
                 yield Broken(f"run {run.run_id} of {run.job_name} failed without a word")
 
 

@@ -90,11 +90,11 @@ def _withdraw_what_rests_on(store: "ExperienceStore", round: int, path: Path) ->
     in_force = store.in_force_file(round)
     if kind == "judged" and path != in_force:
         return
-    if kind == "judged" or not trained:
-        (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
     if not trained:
         for note in RESTING_ON[kind]:
             store.withdraw_note(round, note)
+    if kind == "judged" or not trained:  # last: a repeat after a crash tells by it that the notes are still to go
+        (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
 
 
 def _set_aside_document(folder: Path, path: Path, why: str) -> Path:

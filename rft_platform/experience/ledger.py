@@ -187,6 +187,7 @@ class Ledger:
                 self.save(contents)
             raise
         contents.files[name] = entry
+        contents.superseded.pop(name, None)  # one of this name had been replaced: what lies there now is to stay
         self.save(contents)
         return path
 

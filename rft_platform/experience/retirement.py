@@ -33,7 +33,7 @@ def retire_round(
 
     Judgements, notes and the ledger stay: the round's digest is what it was, and its rows can still be told from their
     judgements. The files themselves go with the next ``sweep_round``. Raises StorageError where a copy differs from
-    what was written.
+    what was written, or where the archive holds another file of that name.
     """
     ledger = store.ledger(round)
     if not ledger.read().rollouts():
@@ -62,6 +62,13 @@ def retire_round(
 
 
 def _copy(source: Path, target: Path, sha256: str) -> None:
+    if target.exists():
+        if digest_file(target) == sha256:
+            return
+        raise StorageError(
+            f"{target}: holds other bytes than {source}, as of another project, so neither was touched: give each "
+            "project an archive folder of its own"
+        )
     with atomic_path(target) as temp:
         shutil.copyfile(source, temp)
         if digest_file(temp) != sha256:

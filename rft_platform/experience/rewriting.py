@@ -64,14 +64,17 @@ def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False
 
 
 def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_S, dry_run: bool = False) -> int:
-    """Delete the files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed."""
+    """Delete the files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed.
+
+    A file that has landed again under such a name stays.
+    """
     ledger = store.ledger(round)
     if not ledger.read().superseded:
         return 0
     freed = 0
     with ledger.change() as contents:
         for name, since in list(contents.superseded.items()):
-            if time.time() - since >= grace_s:
+            if name not in contents.files and time.time() - since >= grace_s:
                 path = ledger.folder / name
                 freed += path.stat().st_size if path.exists() else 0
                 if not dry_run:

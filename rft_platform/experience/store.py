@@ -174,9 +174,12 @@ class ExperienceStore(RoundNotes):
         return schema.table_to_judged(self.read_judged(round, judge_version))
 
     def count_judged(self, round: int, judge_version: str | None = None) -> int:
-        """Number of judged rows, from the ledger alone."""
-        path = self.judged_file(round, judge_version)
-        return 0 if path is None else self.entry(round, path).rows
+        """Number of judged rows, from the ledger alone: a file that went missing since counts; 0 where none landed."""
+        version = judge_version or self.judge_version(round)
+        if version is None:
+            return 0
+        entry = self.ledger(round).read().files.get(_judged_name(version))
+        return 0 if entry is None else entry.rows
 
     # --- integrity
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG
+from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.config.home import Home
 from rft_platform.errors import UserError
 from rft_platform.files import write_json
@@ -72,8 +72,8 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
 def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     """The alert of a failed run, from its tags."""
-    tags = run.tags
-    place = tags.get("dagster/partition", "")
+    tags = fault_of(run)
+    place = run.tags.get("dagster/partition", "")
     fault, said = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
     link = f"{os.environ.get(UI_URL, _DEFAULT_UI).rstrip('/')}/runs/{run.run_id}"
     name = f"{run.job_name} of {place}" if place else run.job_name

@@ -11,6 +11,7 @@ from types import ModuleType
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
 from rft_platform.jobs.code_servers import replace_dead_code_servers
+from rft_platform.jobs.instance import end_stranded_launches, open_instance
 from rft_platform.jobs.sole import sole_holder
 from rft_platform.jobs.timing import sensor_interval_s
 
@@ -27,6 +28,8 @@ def main() -> None:
         with sole_holder(home.leases / "daemon.lock", f"the daemon of {home.root}"):
             hasten(sensor, sensor_interval_s())
             replace_dead_code_servers()
+            with open_instance(home) as instance:
+                end_stranded_launches(instance)
             dagster_daemon()
     except RftError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -128,7 +128,7 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
             instance=instance,
             partition_key=key,
             run_id=run_id,
-            tags={**run_tags(action.round), **driver_tags()},
+            tags={**run_tags(action.round), **driver_tags(run_id)},
             run_config=_QUIET,
         )
     except Exception as raised:

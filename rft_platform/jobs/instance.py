@@ -3,10 +3,13 @@
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
 
+from rft_platform.assets.faults import fault_tags
 from rft_platform.config.home import Home
+from rft_platform.errors import TransientError
 from rft_platform.jobs.settings import ensure_settings
 from rft_platform.jobs.storage import ensure_storage
-from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
+from rft_platform.jobs.tags import driver_is_alive, driver_of
+from rft_platform.jobs.workers import Workers
 
 #: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
 _NO_COMPUTE_LOGS = {
@@ -35,8 +38,29 @@ def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
             statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
         )
     )
-    orphans = [run for run in open_runs if DRIVER_TAG in run.tags and not driver_is_alive(run.tags[DRIVER_TAG])]
+    orphans = [run for run in open_runs if (driver := driver_of(run)) is not None and not driver_is_alive(driver)]
     for run in orphans:
         instance.report_run_failed(run, "The process that drove this run ended before the run did.")
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in orphans]
+
+
+def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
+    """Mark runs as failed whose launch a daemon that died has left unfinished; returns their ids.
+
+    For a daemon that begins, and is the only one: until the start time-out nobody else would give those runs up. A
+    worker that is on its way nonetheless does not begin: Dagster lets none work on a run that has ended.
+    """
+    starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), Workers()
+    stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]
+    for run in stranded:
+        cause = "the daemon that was starting this run ended before the run's worker had begun"
+        instance.add_run_tags(run.run_id, fault_tags(TransientError(cause), run.run_id))
+        instance.report_run_failed(run, f"{cause.capitalize()}.")
+        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    return [run.run_id for run in stranded]
+
+
+def _is_driven(run: dg.DagsterRun) -> bool:
+    driver = driver_of(run)
+    return driver is not None and driver_is_alive(driver)

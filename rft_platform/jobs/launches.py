@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 
 import dagster as dg
 
-from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG
+from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.experience.rounds import round_number
 from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
 from rft_platform.rounds.observe import Failures, Launches
@@ -20,7 +20,7 @@ _RUNNING = [
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
 # Newest successes looked at, of each job: only the last rounds can have to be repeated, for no round is trained again
-# that has a successor.
+# that has a successor. Explorations ahead of training are that many rounds more, each perhaps repeated.
 _RECENT = 16
 #: What is said of a run that ended without a word of its own.
 _SILENT = {
@@ -31,13 +31,17 @@ _SILENT = {
 _Key = tuple[str, int]
 
 
-def launches(instance: dg.DagsterInstance) -> Launches:
-    """Phases under way and the failures of each, from the run records of the plan's own jobs."""
+def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
+    """Phases under way and the failures of each, from the run records of the plan's own jobs.
+
+    ``sync_offset``: rounds that exploration may run ahead of training. Whoever launches by run key has to say it.
+    """
+    recent = max(_RECENT, 2 * sync_offset + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
         if record.dagster_run.job_name in KIND_OF_JOB:
             failed[_key(record.dagster_run)].append(record)
-    succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job)]
+    succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job, recent)]
     newest_success = {_key(record.dagster_run): record.storage_id for record in reversed(succeeded)}
     since = {
         key: [record for record in records if record.storage_id > newest_success.get(key, -1)]
@@ -52,19 +56,20 @@ def launches(instance: dg.DagsterInstance) -> Launches:
     )
 
 
-def _successes(instance: dg.DagsterInstance, job: str) -> list[dg.RunRecord]:
+def _successes(instance: dg.DagsterInstance, job: str, limit: int) -> list[dg.RunRecord]:
     """The newest successful runs of a job, newest first."""
     filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
-    return list(instance.get_run_records(filters, limit=_RECENT))
+    return list(instance.get_run_records(filters, limit=limit))
 
 
 def _failures(records: list[dg.RunRecord]) -> Failures:
     newest = records[0]
     run = newest.dagster_run
+    fault = fault_of(run)
     return Failures(
         count=len(records),
-        cause=run.tags.get(CAUSE_TAG, _SILENT[run.status]),
-        retryable=run.tags.get(RETRYABLE_TAG, "true") == "true",
+        cause=fault.get(CAUSE_TAG, _SILENT[run.status]),
+        retryable=fault.get(RETRYABLE_TAG, "true") == "true",
         ended_at=newest.end_time,
     )
 

@@ -6,8 +6,9 @@ import dagster as dg
 from dagster._core.launcher import CheckRunHealthResult, DefaultRunLauncher, LaunchRunContext, WorkerStatus
 from dagster._serdes.config_class import ConfigurableClassData
 
-from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG
-from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive
+from rft_platform.assets.faults import FAULT_TAGS, fault_tags
+from rft_platform.errors import TransientError
+from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers, claim, drop_claims, interrupt, is_claimed, is_elsewhere
 from rft_platform.processes.lease import locked
 
@@ -37,6 +38,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
             other = self._rival(run)
             claim(self._claims, run.run_id)
             self._forget_ended()
+        self._clear_inherited_fault(run)
         if other is None:
             super().launch_run(context)
         else:
@@ -49,13 +51,14 @@ class WatchedRunLauncher(DefaultRunLauncher):
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
         """Whether the process that the run works in lives. One that is on its way, or unknown, is taken to."""
-        if DRIVER_TAG in run.tags:
-            alive = driver_is_alive(run.tags[DRIVER_TAG])
-            return _health(alive, "the process that drove this run")
-        pid = self._workers.pid_of(self._instance, run.run_id)
-        if pid is None or is_elsewhere(self._claims, run.run_id):
+        driver = driver_of(run)
+        if driver is not None:
+            return _health(driver_is_alive(driver), "the process that drove this run")
+        reported = self._workers.reported(self._instance, run.run_id)
+        if reported is None or is_elsewhere(self._claims, run.run_id):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return _health(self._workers.find(run.run_id, pid) is not None, f"the run's worker, process {pid},")
+        alive = self._workers.find(run.run_id, *reported) is not None
+        return _health(alive, f"the run's worker, process {reported[0]},")
 
     def terminate(self, run_id: str) -> bool:
         """Cancel a run through its code server; where that is gone, interrupt the worker itself.
@@ -75,40 +78,46 @@ class WatchedRunLauncher(DefaultRunLauncher):
 
     def _terminate_worker(self, run_id: str) -> bool:
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or DRIVER_TAG in run.tags:
+        if run is None or run.is_finished or driver_of(run) is not None:
             return False
-        pid = self._workers.pid_of(self._instance, run_id)
-        if pid is None or is_elsewhere(self._claims, run_id):
+        reported = self._workers.reported(self._instance, run_id)
+        if reported is None or is_elsewhere(self._claims, run_id):
             return False
-        worker = self._workers.find(run_id, pid)
+        worker = self._workers.find(run_id, *reported)
         if worker is None:
-            self._instance.report_run_canceled(run, f"The run's worker, process {pid}, had ended already.")
+            self._instance.report_run_canceled(run, f"The run's worker, process {reported[0]}, had ended already.")
             self._instance.event_log_storage.free_concurrency_slots_for_run(run_id)
         else:
-            self._say(run_id, f"Interrupting the run's worker, process {pid}.")
+            self._say(run_id, f"Interrupting the run's worker, process {worker.pid}.")
             interrupt(worker)
         return True
 
     def _rival(self, run: dg.DagsterRun) -> dg.DagsterRun | None:
         """A launched run of the same job and round that has not ended."""
+        if run.job_name.startswith("__"):  # Dagster's implicit job: any selection of assets
+            return None
         partition = run.tags.get(_PARTITION_TAG)
         filters = dg.RunsFilter(
             job_name=run.job_name, statuses=_UNDER_WAY, tags={_PARTITION_TAG: partition} if partition else {}
         )
         others = [other for other in self._instance.get_runs(filters) if other.run_id != run.run_id]
-        if run.job_name.startswith("__"):  # Dagster's implicit job: any selection of assets
-            return None
         return next((other for other in others if self._is_launched(other)), None)
 
     def _is_launched(self, run: dg.DagsterRun) -> bool:
-        driver = run.tags.get(DRIVER_TAG)
+        driver = driver_of(run)
         return is_claimed(self._claims, run.run_id) if driver is None else driver_is_alive(driver)
 
     def _refuse(self, run: dg.DagsterRun, other: dg.DagsterRun) -> None:
         where = f" for {run.tags[_PARTITION_TAG]}" if _PARTITION_TAG in run.tags else ""
         cause = f"{run.job_name}{where} is under way in run {other.run_id}: wait for that run, or cancel it first"
-        self._instance.add_run_tags(run.run_id, {FAULT_TAG: "orchestration", CAUSE_TAG: cause})
+        self._instance.add_run_tags(run.run_id, fault_tags(TransientError(cause), run.run_id))
         self._instance.report_run_failed(run, f"Refused: {cause}.")
+
+    def _clear_inherited_fault(self, run: dg.DagsterRun) -> None:
+        """A run that is executed again has the tags of the failed one; tags can be emptied, not removed."""
+        inherited = dict.fromkeys(FAULT_TAGS & run.tags.keys(), "")
+        if inherited:
+            self._instance.add_run_tags(run.run_id, inherited)
 
     def _forget_ended(self) -> None:
         if sum(1 for _ in self._claims.iterdir()) > _MANY:

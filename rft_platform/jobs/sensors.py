@@ -51,7 +51,7 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` drives this project now")
     end_orphaned_runs(context.instance)
-    plan = plan_next(observe(opened, launches(context.instance)))
+    plan = plan_next(observe(opened, launches(context.instance, opened.config.synchronizer.offset_rounds)))
     requests = list(_requests(plan, kinds))
     if not requests:
         return dg.SkipReason(_why_not(plan))

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 
 from rft_platform.files import write_text
+from rft_platform.jobs.storage import BLOCK
 
 #: SHA-256 of the files that earlier versions wrote: those may be replaced, for nobody has edited them.
 _EARLIER = frozenset(
@@ -31,10 +32,11 @@ def ensure_settings(file: Path) -> None:
         write_text(file, shipped)
         return
     text = file.read_text(encoding="utf-8")
-    if text == shipped:
+    ours_alone = text.removesuffix(BLOCK)
+    if ours_alone == shipped:
         return
-    if hashlib.sha256(text.encode()).hexdigest() in _EARLIER:
-        write_text(file, shipped)
+    if hashlib.sha256(ours_alone.encode()).hexdigest() in _EARLIER:
+        write_text(file, shipped + text[len(ours_alone) :])
         return
     sections, ours = yaml.safe_load(text) or {}, yaml.safe_load(shipped)
     added = {name: ours[name] for name, instead in _NEEDED.items() if not {name, instead} & set(sections)}

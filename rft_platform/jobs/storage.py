@@ -15,7 +15,8 @@ from rft_platform.errors import UserError
 from rft_platform.files import write_text
 
 URL = "RFT_DAGSTER_POSTGRES_URL"
-_BLOCK = f"""
+#: What is appended to ``dagster.yaml``.
+BLOCK = f"""
 # Added by the platform: runs, events and schedules are kept in Postgres. Its URL stays in the environment.
 storage:
   postgres:
@@ -46,7 +47,7 @@ def ensure_storage(file: Path) -> None:
         return
     _check(url)
     if URL not in text and not _SETTLED & set(yaml.safe_load(text) or {}):
-        write_text(file, text.rstrip() + "\n" + _BLOCK)
+        write_text(file, text.rstrip() + "\n" + BLOCK)
 
 
 def _check(url: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 
+import dagster as dg
 import psutil
 
 from rft_platform.experience.rounds import round_key
@@ -16,12 +17,21 @@ def run_tags(round_number: int) -> dict[str, str]:
     return {"rft/round": round_key(round_number), "rft/code": code_version()}
 
 
-def driver_tags() -> dict[str, str]:
+def driver_tags(run_id: str) -> dict[str, str]:
     """Which process drives the run itself, so that a later driver can tell that it died."""
-    return {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time()}"}
+    return {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time()}@{run_id}"}
+
+
+def driver_of(run: dg.DagsterRun) -> str | None:
+    """The run's own driver tag; None where no driver runs it.
+
+    A run that is executed again hands its tags on: one that names another run says nothing of this one.
+    """
+    tag = run.tags.get(DRIVER_TAG)
+    return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
 
 
 def driver_is_alive(tag: str) -> bool:
     """Whether the process that a ``driver_tags`` value names still runs."""
-    pid, _, created = tag.partition("@")
+    pid, created, *_ = tag.split("@")
     return find_process(int(pid), float(created)) is not None

@@ -12,6 +12,8 @@ from pathlib import Path
 import dagster as dg
 import psutil
 
+from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S
+
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 #: What Dagster's run workers are started with: a pid that was given to some other program is told by it.
 _WORKER_COMMANDS = ("multiprocessing", "dagster")
@@ -25,17 +27,29 @@ class Workers:
 
     def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
         """Process id that the run's worker has reported; None where it has not (yet)."""
-        events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
-        return pid_in(event.message for event in events)
+        reported = self.reported(instance, run_id)
+        return None if reported is None else reported[0]
 
-    def find(self, run_id: str, pid: int) -> psutil.Process | None:
-        """The run's living worker, or None where it has ended (and its pid perhaps serves another)."""
+    def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
+        """Process id that the run's worker has reported, and when (seconds since the epoch); the newest counts."""
+        events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+        found = [(pid, event.timestamp) for event in events if (pid := pid_in(event.message)) is not None]
+        return found[-1] if found else None
+
+    def find(self, run_id: str, pid: int, reported_at: float) -> psutil.Process | None:
+        """The run's living worker, or None where it has ended (and its pid perhaps serves another).
+
+        A process that began after the worker had reported its pid, at ``reported_at``, is another one: a container
+        that is made anew hands out the same small pids again. Of a worker that was seen before, its birth tells.
+        """
         born = birth(pid)
         known = self.births.get(run_id)
         if born is None or (known is not None and born != known):
             return None
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
+            if known is None and process.create_time() > reported_at + CREATE_TIME_TOLERANCE_S:
+                return None
             command = " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and any(word in command for word in _WORKER_COMMANDS):
                 self.births[run_id] = born
@@ -43,10 +57,10 @@ class Workers:
         return None
 
 
-def pid_in(messages: Iterable[str]) -> int | None:
-    """The pid that Dagster's message about a started run worker names."""
-    found = [match for message in messages if (match := _STARTED.search(message or ""))]
-    return int(found[-1][1]) if found else None
+def pid_in(message: str | None) -> int | None:
+    """The pid that Dagster's message about a started run worker names; None for any other message."""
+    found = _STARTED.search(message or "")
+    return int(found[1]) if found else None
 
 
 def birth(pid: int) -> float | None:

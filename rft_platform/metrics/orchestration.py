@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from rft_platform.assets.faults import FAULT_TAG
+from rft_platform.assets.faults import FAULT_TAG, fault_of
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.metrics.catalogue import Sample
@@ -15,7 +15,7 @@ from rft_platform.metrics.catalogue import Sample
 def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:
     """Failed runs; one that died without a word is a fault of the orchestration."""
     failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
-    counted = Counter((run.job_name, run.tags.get(FAULT_TAG, "orchestration")) for run in failed)
+    counted = Counter((run.job_name, fault_of(run).get(FAULT_TAG, "orchestration")) for run in failed)
     for labels, count in sorted(counted.items()):
         yield Sample("rft_failed_runs_total", count, labels)
 

@@ -2,13 +2,15 @@
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage
 from rft_platform.errors import DamageRepairedError, StorageError, UserError, WeightMismatchError
+from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.ledger import ROLLOUTS
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
@@ -76,25 +78,31 @@ def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> N
     """Set aside the round's damaged Parquet files. Reads every byte of them.
 
     Raises where the note ``rests_on`` had to go with them (``explore`` before judging, ``judge`` before training):
-    DamageRepairedError, as the plan explores the round again; StorageError where the round has trained already, which
-    the plan does not repeat.
+    DamageRepairedError, as the plan explores the round again; StorageError where rollouts or the judgement in force of
+    a round that has trained are damaged, which the plan does not repeat. Anything else is named in a warning.
     """
     store = project.store
     found = store.damaged(round_number, digest=True)
     if not found:
         return
     trained, had = published(store, round_number) is not None, store.read_note(round_number, rests_on) is not None
+    in_force = store.in_force_file(round_number)  # setting it aside ends that
+    read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
         store.set_aside(round_number, file.path, file.why)
         LOG.warning("%s %s: set aside", file.path, file.why)
-    named = "; ".join(f"{file.path} {file.why}" for file in found)
     key = round_key(round_number)
-    if trained:
+    if trained and read_by_training:
         raise StorageError(
-            f"{named}; set aside. {key} has trained on it: to make it again, launch explore_job for {key}"
+            f"{_listed(read_by_training)}; set aside. {key} has trained on it: to make it again, launch explore_job "
+            f"for {key}"
         )
     if had and store.read_note(round_number, rests_on) is None:
-        raise DamageRepairedError(f"{named}; set aside, and the exploration of {key} is repeated")
+        raise DamageRepairedError(f"{_listed(found)}; set aside, and the exploration of {key} is repeated")
+
+
+def _listed(files: Sequence[DamagedFile]) -> str:
+    return "; ".join(f"{file.path} {file.why}" for file in files)
 
 
 def damage_of(policy: Policy) -> str | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.algorithms.presets import preset
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import Optimizer
-from rft_platform.errors import UserError
+from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.canary import Canary
 from rft_platform.progress import report
@@ -86,9 +86,15 @@ def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
 
 
 def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:
-    """What the trainer is asked for: the same for the same round, rows and configuration."""
+    """What the trainer is asked for: the same for the same round, rows and configuration.
+
+    Raises StorageError where no judgement is in force.
+    """
     config, store = project.config, project.store
     rollouts, judged = store.rollout_files(round_number), store.judged_file(round_number)
+    if judged is None:
+        key = round_key(round_number)
+        raise StorageError(f"{key} has no judgement in force, which its training reads: launch judge_job for {key}")
     lora = config.model.lora_configs[0] if config.model.lora_configs else None
     return TrainRequest(
         parent=parent.folder,

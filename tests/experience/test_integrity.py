@@ -153,6 +153,31 @@ def test_a_judgement_set_aside_leaves_the_rollouts(store: ExperienceStore) -> No
     assert store.read_note(1, "explore") == {"rows": 4}
 
 
+def test_a_kill_while_setting_a_judgement_aside_leaves_no_note_standing(
+    store: ExperienceStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    unlink = Path.unlink
+
+    def dies_after_current(self: Path, missing_ok: bool = False) -> None:
+        unlink(self, missing_ok)
+        if self.name == "current.json":
+            raise Killed
+
+    path = store.judged_file(1)
+    assert path is not None
+    flip_a_byte(path)
+    monkeypatch.setattr(Path, "unlink", dies_after_current)
+    with pytest.raises(Killed):
+        store.set_aside(1, path, "holds other bytes")
+    monkeypatch.undo()
+    assert not store.has_note(1, "judge") and store.judge_version(1) is None
+    store.set_aside(1, path, "holds other bytes")  # the repeat
+    assert store.judged_files(1) == [] and not store.has_note(1, "judge") and store.has_note(1, "explore")
+
+
 def test_a_round_that_trained_keeps_its_notes(store: ExperienceStore) -> None:
     store.write_note(1, "policy", {})
     store.set_aside(1, file_of(store), "gone bad")

@@ -52,6 +52,27 @@ def test_archived_rollouts_are_copied_first(store: ExperienceStore, tmp_path: Pa
     assert str(copy.parent) in store.ledger(1).read().retirement()
 
 
+def test_an_archive_that_holds_another_projects_rows_is_refused(store: ExperienceStore, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    other = ExperienceStore(tmp_path / "other")
+    other.write_rollouts(1, 0, rollouts(policy_version=7))
+    retire_round(other, 1, archive=archive)
+    copy, source = archive / "r0001" / "rollouts" / "batch-0000.parquet", store.rollout_files(1)[0]
+    before = digest_file(copy)
+    with pytest.raises(StorageError, match="an archive folder of its own") as told:
+        retire_round(store, 1, archive=archive)
+    assert str(copy) in str(told.value) and str(source) in str(told.value)
+    assert digest_file(copy) == before and store.count_rollouts(1) == 8
+
+
+def test_archiving_goes_on_where_a_killed_one_stopped(store: ExperienceStore, tmp_path: Path) -> None:
+    copy = tmp_path / "archive" / "r0001" / "rollouts" / "batch-0000.parquet"
+    copy.parent.mkdir(parents=True)
+    copy.write_bytes(store.rollout_files(1)[0].read_bytes())
+    done = retire_round(store, 1, archive=tmp_path / "archive")
+    assert done is not None and done.rows == 8 and copy.with_name("batch-0001.parquet").exists()
+
+
 def test_what_was_damaged_is_not_retired_into_an_archive(store: ExperienceStore, tmp_path: Path) -> None:
     path = store.rollout_files(1)[0]
     path.write_bytes(path.read_bytes()[:-1] + b"?")

@@ -54,6 +54,22 @@ def test_compaction_keeps_rows_order_and_digest(store: ExperienceStore) -> None:
     assert find_row(store, ids["row_id"][7].as_py(), ["round"]) == {"round": 1}
 
 
+@pytest.mark.parametrize("ledger_of_before", [False, True], ids=["new", "still listed as replaced"])
+def test_rows_explored_again_under_a_replaced_name_stay(store: ExperienceStore, ledger_of_before: bool) -> None:
+    replaced = store.rollout_files(1)
+    compact_round(store, 1)
+    store.set_aside(1, store.rollout_files(1)[0], "holds other bytes than were written")
+    for batch in range(2):
+        store.write_rollouts(1, batch, rollouts(batch=batch))
+    with store.ledger(1).change() as contents:
+        assert list(contents.superseded) == ["rollouts/batch-0002.parquet"]
+        if ledger_of_before:
+            contents.superseded["rollouts/batch-0000.parquet"] = 0.0
+    assert sweep_round(store, 1, grace_s=0) > 0
+    assert [file.exists() for file in replaced] == [True, True, False]
+    assert store.batches(1) == [0, 1] and store.damaged(1, digest=True) == []
+
+
 def test_a_dry_run_changes_nothing(store: ExperienceStore) -> None:
     ledger = (store.round_folder(1) / LEDGER).read_text()
     (planned,) = compact_round(store, 1, dry_run=True)

@@ -1,5 +1,6 @@
 """Rows that are not what was written stop judging and training before a step is made of them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,43 @@ def test_a_judgement_that_is_damaged_is_made_again_without_a_word_to_the_rollout
     assert len(explored.store.rollout_rows(1)) == 4
     assert judge(explored, 1)["sound"]
     assert explored.store.judged_file(1) == file
+
+
+def test_a_missing_judgement_does_not_keep_the_plan_from_mending_it(explored: Project):
+    explored.store.judged_file(1).unlink()
+    state = observe(explored, Launches())
+    assert state.rounds[0].experiences == 4
+    assert [(action.kind, action.round) for action in plan_next(state).actions] == [("sync", 1)]
+    with pytest.raises(DamageRepairedError, match="is missing"):
+        train(explored, None, 1, "run")
+    assert [(action.kind, action.round) for action in plan_next(observe(explored, Launches())).actions] == [
+        ("explore", 1)
+    ]
+
+
+def test_a_round_without_a_judgement_in_force_is_not_trained(explored: Project):
+    (explored.store.judged_file(1).parent / "current.json").unlink()
+    with pytest.raises(StorageError, match=r"r0001 has no judgement in force.*launch judge_job for r0001"):
+        train(explored, None, 1, "run")
+
+
+def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warning(explored: Project, caplog):
+    publish(explored.store, Policy("checkpoint", 2, "d2", 1))
+    in_force, rows = explored.store.judged_file(1), explored.store.judged_rows(1)
+    others = [replace(row, judge_version="other") for row in rows]
+    spare = explored.store.write_judged(1, "other", others, make_current=False)
+    flip_a_byte(spare)
+    assert judge(explored, 1)["sound"]
+    assert f"{spare} holds other bytes" in caplog.text
+    assert not spare.exists()
+    assert explored.store.judged_files(1) == [in_force]
+
+
+def test_the_judgement_in_force_of_a_round_that_has_trained_is_left_to_a_person(explored: Project):
+    publish(explored.store, Policy("checkpoint", 2, "d2", 1))
+    flip_a_byte(explored.store.judged_file(1))
+    with pytest.raises(StorageError, match="has trained on it"):
+        judge(explored, 1)
 
 
 def test_rows_of_a_round_that_has_trained_are_left_to_a_person(explored: Project):

@@ -7,6 +7,7 @@ import pytest
 
 from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG
 from rft_platform.definitions import defs
+from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.launches import launches
 from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
@@ -22,9 +23,9 @@ EVENTS = {
 }
 
 
-def add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, **tags: str) -> None:
-    """A run of round 1 that has ended ``NOW``."""
-    run = instance.create_run_for_job(defs.resolve_job_def(job), tags={"dagster/partition": "r0001", **tags})
+def add_run(instance: dg.DagsterInstance, job: str, status: dg.DagsterRunStatus, number: int = 1, **tags: str) -> None:
+    """A run of round ``number`` that has ended ``NOW``."""
+    run = instance.create_run_for_job(defs.resolve_job_def(job), tags={"dagster/partition": round_key(number), **tags})
     event = dg.DagsterEvent(event_type_value=EVENTS[status].value, job_name=job)
     instance.run_storage.handle_run_event(run.run_id, event, update_timestamp=NOW)
 
@@ -66,6 +67,12 @@ def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance
     add_run(instance, "explore_job", SUCCESS)  # and then its judgement was set aside
     plan = plan_next(observe(project, launches(instance)))
     assert [action.run_key for action in plan.actions] == ["explore:r0001:1"]
+
+
+def test_far_ahead_explorations_do_not_hide_that_a_run_key_was_used(instance):
+    for number in range(1, 22):
+        add_run(instance, "explore_job", SUCCESS, number)
+    assert launches(instance, sync_offset=20).ended[("explore", 1)] == 1
 
 
 def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_cause(instance, project):

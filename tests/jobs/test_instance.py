@@ -8,6 +8,8 @@ from rft_platform.definitions import defs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive, driver_tags
 
+DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
+
 
 def test_a_fresh_home_gets_the_platforms_settings(tmp_path):
     with open_instance(Home(tmp_path)) as instance:
@@ -18,7 +20,7 @@ def test_a_fresh_home_gets_the_platforms_settings(tmp_path):
 
 
 def test_only_a_living_driver_counts_as_alive():
-    assert driver_is_alive(driver_tags()[DRIVER_TAG])
+    assert driver_is_alive(driver_tags(DRIVEN)[DRIVER_TAG])
     assert not driver_is_alive(f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}")
 
 
@@ -27,8 +29,10 @@ def test_runs_of_a_dead_driver_end_as_failures_and_others_go_on(tmp_path):
     dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
     with open_instance(Home(tmp_path)) as instance:
         runs = {
-            name: instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags=tags)
-            for name, tags in {"orphan": {DRIVER_TAG: dead}, "driven": driver_tags(), "daemon": {}}.items()
+            name: instance.create_run_for_job(
+                job, run_id=DRIVEN if name == "driven" else None, status=dg.DagsterRunStatus.STARTED, tags=tags
+            )
+            for name, tags in {"orphan": {DRIVER_TAG: dead}, "driven": driver_tags(DRIVEN), "daemon": {}}.items()
         }
         assert end_orphaned_runs(instance) == [runs["orphan"].run_id]
         status = {name: instance.get_run_by_id(run.run_id).status for name, run in runs.items()}

@@ -2,17 +2,23 @@
 
 import subprocess
 import sys
+import time
 
 import dagster as dg
 import psutil
 import pytest
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerStatus
 
+from rft_platform.assets.faults import fault_of, fault_tags
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.tags import DRIVER_TAG, driver_tags
+from rft_platform.errors import UserError
+from rft_platform.jobs.instance import end_orphaned_runs, end_stranded_launches, open_instance
+from rft_platform.jobs.launches import launches
+from rft_platform.jobs.tags import DRIVER_TAG, driver_of, driver_tags
 from rft_platform.jobs.workers import Workers, birth, pid_in
+
+DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
 
 
 @pytest.fixture
@@ -29,9 +35,26 @@ def started(monkeypatch) -> list[str]:
     return ids
 
 
-def new_run(instance, job="explore_job", partition="r0001", status=dg.DagsterRunStatus.STARTING, **tags):
+def new_run(
+    instance,
+    job="explore_job",
+    partition="r0001",
+    status=dg.DagsterRunStatus.STARTING,
+    run_id=None,
+    parent=None,
+    **tags,
+):
     named = {"dagster/partition": partition} if partition else {}
-    return instance.create_run_for_job(defs.resolve_job_def(job), status=status, tags={**named, **tags})
+    return instance.create_run_for_job(
+        defs.resolve_job_def(job), run_id=run_id, status=status, tags={**named, **tags},
+        parent_run_id=parent, root_run_id=parent,
+    )  # fmt: skip
+
+
+def executed_again(instance, run, **changes):
+    """What "Re-execute" of the interface makes of a run: a new one, with all tags of the first."""
+    tags = instance.get_run_by_id(run.run_id).tags
+    return new_run(instance, parent=run.run_id, **{**tags, **changes})
 
 
 def launch(instance, run) -> None:
@@ -64,7 +87,7 @@ def test_of_two_runs_of_a_phase_the_later_is_refused_and_names_the_other(instanc
 def test_a_phase_that_a_living_driver_runs_is_not_launched_beside_it(instance, started):
     dead = {DRIVER_TAG: f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"}
     new_run(instance, partition="r0002", status=dg.DagsterRunStatus.STARTED, **dead)
-    driven = new_run(instance, status=dg.DagsterRunStatus.STARTED, **driver_tags())
+    driven = new_run(instance, status=dg.DagsterRunStatus.STARTED, run_id=DRIVEN, **driver_tags(DRIVEN))
     beside, free = new_run(instance), new_run(instance, partition="r0002")
     launch(instance, beside)
     launch(instance, free)
@@ -99,9 +122,11 @@ def test_health_follows_the_worker(instance):
 def test_a_pid_that_serves_another_program_now_is_no_worker():
     other = subprocess.Popen(["sleep", "600"])
     try:
-        assert Workers().find("run", other.pid) is None
+        assert Workers().find("run", other.pid, time.time()) is None
         workers = Workers(births={"run": birth(psutil.Process().pid) - 1})
-        assert workers.find("run", psutil.Process().pid) is None, "born at another time than the run's worker"
+        assert workers.find("run", psutil.Process().pid, time.time()) is None, (
+            "born at another time than the run's worker"
+        )
     finally:
         other.kill()
         other.wait()
@@ -112,7 +137,7 @@ def test_a_driven_run_lives_as_long_as_its_driver(instance):
     dead = {DRIVER_TAG: f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"}
     states = [
         launcher.check_run_worker_health(new_run(instance, status=dg.DagsterRunStatus.STARTED, **tags)).status
-        for tags in (driver_tags(), dead)
+        for tags in ({"run_id": DRIVEN, **driver_tags(DRIVEN)}, dead)
     ]
     assert states == [WorkerStatus.RUNNING, WorkerStatus.FAILED]
 
@@ -168,7 +193,86 @@ def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeyp
     assert len(kept) <= 4
 
 
-def test_the_newest_pid_counts():
-    messages = ["Started process for run (pid: 11).", None, "Process for run exited (pid: 11)."]
-    assert pid_in(messages) == 11
-    assert pid_in([]) is None
+def test_the_newest_pid_counts(instance):
+    run = new_run(instance)
+    assert Workers().pid_of(instance, run.run_id) is None
+    for pid in (10, 11):
+        say_pid(instance, run, pid)
+    instance.report_engine_event("Process for run exited (pid: 11).", run)
+    assert Workers().pid_of(instance, run.run_id) == 11
+    assert pid_in(None) is None
+
+
+def test_a_driven_run_that_is_executed_again_does_not_share_its_dead_drivers_fate(instance, started):
+    gone = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}@{DRIVEN}"
+    first = new_run(instance, run_id=DRIVEN, **{DRIVER_TAG: gone})
+    instance.report_run_failed(first)
+    again = executed_again(instance, first)
+    assert again.tags[DRIVER_TAG] == gone
+    assert driver_of(first) == gone
+    assert driver_of(again) is None
+    assert end_orphaned_runs(instance) == []
+    launch(instance, again)
+    assert started == [again.run_id]
+    assert instance.run_launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_run_that_is_executed_again_and_dies_silently_does_not_fail_for_the_old_cause(instance, started, launched):
+    first = new_run(instance)
+    instance.add_run_tags(first.run_id, fault_tags(UserError("no column x"), first.run_id))
+    instance.report_run_failed(first)
+    assert not launches(instance).failures[("explore", 1)].retryable
+    again = executed_again(instance, first)
+    assert again.tags["rft/cause"] == "no column x"
+    if launched:
+        launch(instance, again)
+        assert not instance.get_run_by_id(again.run_id).tags["rft/cause"], "nor is it found by it"
+    instance.report_run_failed(again)
+    newest = launches(instance).failures[("explore", 1)]
+    assert newest.retryable
+    assert "without naming a cause" in newest.cause
+
+
+def test_the_fault_of_a_run_that_was_executed_again_is_its_own(instance):
+    first = new_run(instance)
+    instance.add_run_tags(first.run_id, fault_tags(UserError("no column x"), first.run_id))
+    again = executed_again(instance, first)
+    instance.add_run_tags(again.run_id, fault_tags(UserError("no column y"), again.run_id))
+    assert fault_of(instance.get_run_by_id(again.run_id))["rft/cause"] == "no column y"
+
+
+def test_a_process_that_began_after_the_worker_had_reported_is_another_one():
+    """Containers that are made anew hand out the same small pids; both programs look like workers."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; 'multiprocessing'; time.sleep(600)"])
+    try:
+        born = psutil.Process(process.pid).create_time()
+        assert Workers().find("run", process.pid, born - 60) is None
+        workers = Workers()
+        assert workers.find("run", process.pid, born) is not None
+        assert workers.find("run", process.pid, born - 3600) is not None, "seen before, and the clock was set since"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_launch_that_a_dead_daemon_left_unfinished_is_given_up(instance):
+    stranded, begun, driven = (
+        new_run(instance),
+        new_run(instance),
+        new_run(instance, run_id=DRIVEN, **driver_tags(DRIVEN)),
+    )
+    working = new_run(instance, status=dg.DagsterRunStatus.STARTED)
+    instance.event_log_storage.set_concurrency_slots("engine", 1)
+    instance.event_log_storage.claim_concurrency_slot("engine", stranded.run_id, "rollout_batches")
+    say_pid(instance, begun, 11)
+    assert end_stranded_launches(instance) == [stranded.run_id]
+    given_up = instance.get_run_by_id(stranded.run_id)
+    assert given_up.status is dg.DagsterRunStatus.FAILURE
+    assert "daemon" in fault_of(given_up)["rft/cause"]
+    assert launches(instance).failures[("explore", 1)].retryable
+    assert instance.event_log_storage.get_concurrency_info("engine").active_slot_count == 0
+    others = {instance.get_run_by_id(run.run_id).status for run in (begun, driven)}
+    assert others == {dg.DagsterRunStatus.STARTING}
+    assert instance.get_run_by_id(working.run_id).status is dg.DagsterRunStatus.STARTED
+    assert end_stranded_launches(instance) == []

@@ -9,7 +9,7 @@ import yaml
 
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
-from rft_platform.jobs import settings
+from rft_platform.jobs import settings, storage
 from rft_platform.jobs.daemon import hasten
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.run_launcher import WatchedRunLauncher
@@ -34,6 +34,29 @@ def test_an_earlier_file_of_ours_is_replaced(tmp_path, monkeypatch):
     file.write_text(earlier)
     ensure_settings(file)
     assert file.read_text() == shipped_settings()
+
+
+def test_an_earlier_file_of_ours_is_replaced_in_a_project_on_postgres_too(tmp_path, monkeypatch):
+    import hashlib
+
+    file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
+    monkeypatch.setattr(settings, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
+    monkeypatch.setattr(storage, "_check", lambda url: None)  # whether its driver is installed is not the question
+    monkeypatch.setenv(storage.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
+    file.write_text(earlier)
+    storage.ensure_storage(file)
+    assert file.read_text().startswith(earlier)
+    assert storage.URL in file.read_text()
+    ensure_settings(file)
+    told = yaml.safe_load(file.read_text())
+    assert told == {
+        **yaml.safe_load(shipped_settings()),
+        "storage": {"postgres": {"postgres_url": {"env": storage.URL}}},
+    }
+    written = file.stat().st_mtime_ns
+    ensure_settings(file)
+    storage.ensure_storage(file)
+    assert file.stat().st_mtime_ns == written
 
 
 def test_an_edited_file_keeps_what_it_says_and_gets_what_it_lacks(tmp_path):
