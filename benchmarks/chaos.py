@@ -23,7 +23,7 @@ def run(kills: int, seed: int, targets: list[str], work: Path, side_by_side: boo
     from rft_platform.chaos.runs import run_chaos
     from rft_platform.chaos.schedule import check_targets
     from rft_platform.chaos.scratch import make_scratch
-    from rft_platform.cli.driving import terminable
+    from rft_platform.processes.signals import terminable
 
     began = time.perf_counter()
     with terminable():

@@ -18,6 +18,7 @@ from rft_platform.chaos.schedule import Kill, Mode, schedule, shares, targets_of
 from rft_platform.chaos.scratch import Scratch
 from rft_platform.chaos.supervised import Supervisor
 from rft_platform.errors import RftError
+from rft_platform.processes.signals import undisturbed
 from rft_platform.rounds.project import Project
 
 Say: TypeAlias = Callable[[str], None]
@@ -45,6 +46,9 @@ def run_chaos(
             outcomes = {name: outcome for future in running for name, outcome in future.result().items()}
         except BaseException:
             GIVEN_UP.set()
+            say("stopping: the scratch projects are ended")
+            with undisturbed():
+                pool.shutdown()
             raise
     rounds = max(outcome.rounds for outcome in outcomes.values())
     say(f"the undisturbed run: {rounds} rounds")

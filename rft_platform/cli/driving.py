@@ -1,7 +1,6 @@
 """Driving a project to the end of its plan from the command line: progress, interruption, and tidying up."""
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -15,6 +14,7 @@ from rft_platform.config.home import Home
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.logs import configured
+from rft_platform.processes.signals import terminable, undisturbed
 from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
         yield
     finally:
         if not detach:
-            with _undisturbed(), console.status("ending engine and trainer"):
+            with undisturbed(), console.status("ending engine and trainer"):
                 wait_for_starts(home)
                 for held in leases_of(home):
                     if held.identity not in before:
@@ -83,30 +83,6 @@ def prints_go_to(log: Path) -> Iterator[None]:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
         yield
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt the block as Ctrl-C does, so that it is left in order."""
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]  # nohup ignores
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not stop the tidying up."""
-    previous = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in previous:
-            signal.signal(number, handler)
 
 
 def _cancel_training(project: "Project") -> None:

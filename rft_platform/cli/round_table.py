@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from rft_platform.rounds.observe import Launches
     from rft_platform.rounds.project import Project
     from rft_platform.rounds.state import Plan
 
@@ -41,13 +42,26 @@ def rounds_table(lines: Sequence[RoundLine]) -> "Table":
 
 
 def what_is_next(project: "Project") -> str:
-    """What the plan would launch now, or what it waits for, in words."""
+    """What runs now, would be launched now, is waited for, or has failed, in words."""
     from rft_platform.jobs.driver_lock import driver_is_running
-    from rft_platform.rounds.observe import Launches, observe
+    from rft_platform.rounds.observe import observe
     from rft_platform.rounds.plan import plan_next
 
-    said = describe_plan(plan_next(observe(project, Launches())), project.rounds_budget)
+    said = describe_plan(plan_next(observe(project, _known_launches(project))), project.rounds_budget)
     return f"a driver is at work; {said}" if driver_is_running(project.home) else said
+
+
+def _known_launches(project: "Project") -> "Launches":
+    """What Dagster recorded of the project's runs; nothing where none was launched yet."""
+    from rft_platform.rounds.observe import Launches
+
+    if not (project.home.dagster / "dagster.yaml").exists():
+        return Launches()
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.launches import launches
+
+    with open_instance(project.home, capture_output=False) as instance:
+        return launches(instance)
 
 
 def describe_plan(plan: "Plan", rounds_budget: int) -> str:

@@ -75,8 +75,14 @@ def judge_runs(
     if judge is None:
         return [_own_reward(row) for row in last_rows]
     judgements = _wait(_judge_all(last_rows, tasks, judge, concurrency, auxiliary_models))
-    if judgements and all(judgement.error for judgement in judgements):
-        raise UserCodeError(f"the judge failed on all {len(judgements)} runs; the first: {judgements[0].error}")
+    failed = [judgement for judgement in judgements if judgement.error]
+    if failed and len(failed) == len(judgements):
+        raise UserCodeError(f"the judge failed on all {len(judgements)} runs; the first: {failed[0].error}")
+    if failed:
+        first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
+        _log.warning(
+            "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(judgements), first
+        )
     return judgements
 
 
@@ -160,7 +166,7 @@ async def _judge_all(
             try:
                 return await _judge_run(row, tasks[row.task_id], judge, extras)
             except Exception as error:  # user code: whatever it raises is this run's error
-                _log.warning("judge failed on run %s (task %s): %r", row.run_id, row.task_id, error)
+                _log.debug("judge failed on run %s (task %s): %r", row.run_id, row.task_id, error)
                 place = user_place(error)
                 return _failed(row, f"{type(error).__name__}: {error}{f' ({place})' if place else ''}")
 

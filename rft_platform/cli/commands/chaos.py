@@ -30,20 +30,24 @@ def chaos(
     from rft_platform.chaos.schedule import check_targets
     from rft_platform.chaos.scratch import make_scratch
     from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import terminable
     from rft_platform.cli.preflight import refuse_bad_target
     from rft_platform.errors import RftError
     from rft_platform.files import write_json
+    from rft_platform.processes.signals import terminable
 
     refuse_bad_target(json_file)
     chosen = check_targets([name.strip() for name in targets.split(",") if name.strip()])
     folder = Path(tempfile.mkdtemp(prefix="rft-chaos-")) if work is None else work
     scratch = make_scratch(folder)
     console = notes()
-    with terminable():
-        outcomes = run_chaos(
-            scratch, kills, seed, chosen, lambda line: console.print(line, markup=False, soft_wrap=True)
-        )
+    try:
+        with terminable():
+            outcomes = run_chaos(
+                scratch, kills, seed, chosen, lambda line: console.print(line, markup=False, soft_wrap=True)
+            )
+    except KeyboardInterrupt:
+        console.print(f"interrupted: the scratch projects have ended; their folders stay in {folder}", markup=False)
+        raise
     result = summary(outcomes)
     if json_file is not None:
         write_json(json_file, {"seed": seed, "targets": chosen, **result})

@@ -21,9 +21,10 @@ def evaluate(
 ) -> None:
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
     from rft_platform.cli.console import notes, output, print_json
-    from rft_platform.cli.driving import started_processes_end, terminable, use_home
+    from rft_platform.cli.driving import started_processes_end, use_home
     from rft_platform.cli.live import showing_progress
     from rft_platform.config.home import Home
+    from rft_platform.processes.signals import terminable
     from rft_platform.rounds.measure import measure
     from rft_platform.rounds.policy import deploy
     from rft_platform.rounds.processes import connect_engine

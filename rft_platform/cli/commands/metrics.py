@@ -13,11 +13,12 @@ def metrics(
 ) -> None:
     """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C."""
     from rft_platform.cli.console import output
-    from rft_platform.cli.driving import terminable, use_home
+    from rft_platform.cli.driving import use_home
     from rft_platform.config.home import Home
     from rft_platform.errors import UserError
     from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
+    from rft_platform.processes.signals import terminable
 
     home = Home.from_environment()
     use_home(home)

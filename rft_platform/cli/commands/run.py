@@ -17,10 +17,11 @@ def run(
     ] = False,
 ) -> None:
     """Train as a configuration file says; continues where it stands if it was begun before."""
+    from rft_platform.cli.beginning import begin
     from rft_platform.cli.console import notes, output
     from rft_platform.cli.driving import drive_project, use_home
     from rft_platform.cli.preflight import check_run
-    from rft_platform.cli.starting import put_in_force, with_rounds
+    from rft_platform.cli.starting import with_rounds
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.plan import render_plan
@@ -28,17 +29,14 @@ def run(
     home, console = Home.from_environment(), notes()
     use_home(home)
     loaded = with_rounds(load_config(config), rounds)
-    plan = check_run(home, loaded)
     if dry_run:
-        output().print(render_plan(plan), end="", markup=False, soft_wrap=True)
+        output().print(render_plan(check_run(home, loaded)), end="", markup=False, soft_wrap=True)
         return
-    for notice in plan.notices:
-        console.print(f"note: {notice}", markup=False, soft_wrap=True)
+    plan = begin(home, loaded)
 
     from rft_platform.cli.round_table import print_rounds
     from rft_platform.rounds.project import Project
 
-    put_in_force(home, loaded)
     project = Project.open(home)
     console.print(plan.title, style="bold", markup=False)
     try:

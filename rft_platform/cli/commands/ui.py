@@ -1,5 +1,6 @@
 """``rft ui``: the Dagster and MLflow interfaces of the project, with the daemon that acts on its sensors."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,19 +15,26 @@ def ui(
     daemon: Annotated[
         bool, typer.Option("--daemon/--no-daemon", help="Run the daemon: sensors, schedules, launched runs.")
     ] = True,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Begin, or go on with, the project of this YAML file.")
+    ] = None,
     auto: Annotated[
         bool, typer.Option("--auto", help="Turn the sensors on: rounds close by themselves until the budget is spent.")
     ] = False,
 ) -> None:
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is started again."""
+    from rft_platform.cli.beginning import begin
     from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import terminable, use_home
+    from rft_platform.cli.driving import use_home
     from rft_platform.cli.preflight import check_writable
     from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config
     from rft_platform.errors import UserError
     from rft_platform.jobs.sole import sole_holder
     from rft_platform.jobs.timing import sensor_interval_s
+    from rft_platform.processes.signals import terminable
     from rft_platform.servers.interface import ui_servers
+    from rft_platform.servers.leases import leases_of
     from rft_platform.servers.sensors import start_sensors
     from rft_platform.servers.supervise import check_ports, serving, wait_for_end
 
@@ -36,6 +44,10 @@ def ui(
     home, console = Home.from_environment(), output()
     check_writable(home)
     use_home(home)
+    if config is not None:
+        begin(home, load_config(config))
+    elif not home.config_file.exists():
+        notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` begins one", markup=False)
     with sole_holder(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         check_ports(servers)
@@ -52,3 +64,6 @@ def ui(
                 wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))
         except KeyboardInterrupt:
             console.print("stopped")
+            alive = [held.path.stem for held in leases_of(home) if held.alive]
+            if alive:
+                console.print(f"{' and '.join(alive)} run on until they are idle; `rft stop` ends them", markup=False)
