@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from rft_platform.recipes.arithmetic.model import build_model
 # A deadline would measure the machine, not the code.
 settings.register_profile("rft", deadline=None)
 settings.load_profile("rft")
+
+# Started in the background of a script, a process ignores Ctrl-C, and so would everything that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

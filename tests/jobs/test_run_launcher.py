@@ -155,8 +155,8 @@ def test_cancelling_a_run_whose_worker_and_code_server_are_gone_ends_it_at_once(
 def test_cancelling_interrupts_the_worker_where_the_code_server_is_gone(instance):
     program = """
 import time
-print("multiprocessing", flush=True)
 try:
+    print("multiprocessing", flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("in order")
