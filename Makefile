@@ -3,7 +3,7 @@ VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 PYTHON ?= python3
 # Two workers, a file at a time: most of the long tests wait for processes. `make test TEST_ARGS="-x tests/rounds"` narrows.
-TEST_ARGS ?= -n 2 --dist loadfile
+TEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 
