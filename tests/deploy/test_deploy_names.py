@@ -85,7 +85,7 @@ def _group_behind(program: str) -> Any:
 
 def test_every_variable_of_ours_is_read_by_the_code() -> None:
     code = "\n".join(file.read_text() for file in (REPOSITORY / "rft_platform").rglob("*.py"))
-    of_compose = {"RFT_CODE_HOST", "RFT_IMAGE", "RFT_POSTGRES_PASSWORD", "RFT_PROJECT_FILES"}  # workspace.yaml, compose itself
+    of_compose = {"RFT_CODE_HOST", "RFT_IMAGE", "RFT_POSTGRES_PASSWORD", "RFT_PROJECT_FILES"}  # of compose itself
     for name in set(re.findall(r"\bRFT_[A-Z_]+\b", text_of_all())) - of_compose:
         assert name in code, name
     assert "env: RFT_CODE_HOST" in (DEPLOY / "workspace.yaml").read_text()
