@@ -48,10 +48,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with warnings.catch_warnings():
-        # MLflow's own use of SQLAlchemy and pydantic: nothing a user of ours could act on.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        make_database(tracking_uri)
+    make_database(tracking_uri)
+    with _quiet():
         from mlflow.tracking import MlflowClient
 
         with registry_errors(tracking_uri):
@@ -72,10 +70,11 @@ def make_database(tracking_uri: str) -> None:
     with _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process made it meanwhile
             return
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+        with _quiet():
+            from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        with registry_errors(tracking_uri), atomic_path(file) as temp:
-            SqlAlchemyStore(f"{_SQLITE}{temp}", str(file.parent / "artifacts")).engine.dispose()
+            with registry_errors(tracking_uri), atomic_path(file) as temp:
+                SqlAlchemyStore(f"{_SQLITE}{temp}", str(file.parent / "artifacts")).engine.dispose()
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -98,6 +97,14 @@ def _check_reachable(url: str) -> None:
         httpx.get(url, timeout=10)
     except httpx.HTTPError as error:
         raise RegistryError(f"MLflow server {url} does not answer ({error}): start it, or correct the URL") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """MLflow's own use of SQLAlchemy and pydantic warns of what is deprecated: nothing a user of ours could act on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 @contextmanager
