@@ -38,6 +38,12 @@ def token_mask(logp: Tensor, behaviour_logp: Tensor, low: float, high: float) ->
 
 
 @torch.no_grad()
+def correction_weight(logp: Tensor, behaviour_logp: Tensor, cap: float) -> Tensor:
+    """``min(pi / mu, cap)`` for each token, detached; [N]."""
+    return log_ratio(logp, behaviour_logp).exp().clamp(max=cap)
+
+
+@torch.no_grad()
 def row_mask(logp: Tensor, behaviour_logp: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
     """1.0 on the tokens of rows whose geometric mean ratio lies in ``[low, high]``, else 0.0; [N]."""
     delta = logp - behaviour_logp

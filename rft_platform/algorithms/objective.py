@@ -1,19 +1,28 @@
-"""The whole per-token objective: policy loss, mismatch masks, KL to the reference, entropy bonus."""
+"""The whole per-token objective: policy loss, correction and masks, KL to the reference, entropy bonus.
+
+Three policies: mu sampled (the engine), pi_old is the trainer at the start of the training, pi the trainer now. Exactly
+one importance ratio is counted for each token:
+
+| correction | loss with a ratio of its own | loss on logp alone | loss with its own clip or gate |
+|---|---|---|---|
+| bypass (no pi_old is computed) | rho = pi / mu | weight min(pi / mu, cap) | rho = pi / mu |
+| decoupled | rho = pi / pi_old, weight min(pi_old / mu, cap) | weight min(pi_old / mu, cap) | as on the left |
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
-from rft_platform.algorithms.mismatch import mismatch_sums, row_mask, token_mask
+from rft_platform.algorithms.mismatch import correction_weight, mismatch_sums, row_mask, token_mask
 
 Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """``mask * policy_loss + beta * KL(policy, reference) - entropy_coef * entropy`` for each token."""
+    """``mask * weight * policy_loss + beta * KL(policy, reference) - entropy_coef * entropy`` for each token."""
 
     policy_loss: PolicyLoss
     beta: float = 0.0
@@ -21,6 +30,8 @@ class Objective:
     entropy_coef: float = 0.0
     token_mask: Bounds | None = None  # ratio bounds; tokens outside are left out of the policy loss
     row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
+    correction: Literal["bypass", "decoupled"] = "bypass"
+    weight_cap: float = 2.0
 
     @classmethod
     def build(cls, name: str, args: Mapping[str, Any], **settings: Any) -> "Objective":
@@ -35,6 +46,11 @@ class Objective:
         return self.policy_loss.whole_rows or self.row_mask is not None
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether tokens need their log-probs under the reference model."""
+        return self.beta > 0 or self.policy_loss.reference
+
+    @property
     def zero_advantage_is_inert(self) -> bool:
         """Whether a row of advantage 0 has loss 0 and gradient 0 whatever the policy is."""
         return self.policy_loss.policy_gradient and self.beta == 0 and self.entropy_coef == 0
@@ -46,6 +62,7 @@ class Objective:
         out.metrics["entropy"] = tokens.entropy.detach().sum()
         if tokens.behaviour_logp is not None:
             out.metrics |= mismatch_sums(tokens.logp, tokens.behaviour_logp)
+            self._correct(out, tokens)
             self._mask(out, tokens)
         if self.beta and tokens.reference_logp is not None:
             divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logp)
@@ -54,6 +71,18 @@ class Objective:
         if self.entropy_coef:
             out.loss = out.loss - self.entropy_coef * tokens.entropy
         return out
+
+    def _correct(self, out: TokenLoss, tokens: TokenBatch) -> None:
+        assert tokens.behaviour_logp is not None
+        if self.correction == "decoupled":
+            assert tokens.old_logp is not None, "the training computes it before its first step"
+            weight = correction_weight(tokens.old_logp, tokens.behaviour_logp, self.weight_cap)
+        elif self.policy_loss.correction == "weight":
+            weight = correction_weight(tokens.logp, tokens.behaviour_logp, self.weight_cap)
+        else:
+            return
+        out.metrics["correction_weight"] = weight.sum()
+        out.loss = out.loss * weight
 
     def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.behaviour_logp is not None

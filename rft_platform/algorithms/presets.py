@@ -14,11 +14,17 @@ class Preset:
     """What an ``algorithm_type`` stands for; single keys of the configuration override it."""
 
     policy_loss: str
-    advantage: str | None  # None: the rows need no reward
+    advantage: str | None  # made of rewards when a round is judged; None: the rows need no reward
+    trains_on: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
+    policy_loss_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    token_advantage: str | None = None  # made by the trainer, where values, teacher or reference are known
+    token_advantage_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     advantage_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     loss_agg_mode: str = "token-mean"
     reference: Literal["never", "if_beta", "always"] = "never"  # when a reference model is loaded
     critic: bool = False
+    teacher: bool = False
+    experts: bool = False  # demonstrations are mixed in among the rollouts
     min_group: int = 1  # smallest number of runs a task
     repeat_times: int = 1  # runs a task when the configuration gives no number
 
@@ -27,7 +33,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "grpo": Preset("ppo", "grpo", reference="if_beta", min_group=2, repeat_times=8),
         "multi_step_grpo": Preset("ppo", "step_wise_grpo", reference="if_beta", min_group=2, repeat_times=8),
-        "sft": Preset("sft", None),
+        "sft": Preset("sft", None, trains_on="demonstrations"),
     }
 )
 

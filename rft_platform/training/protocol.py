@@ -29,8 +29,28 @@ class LoraSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CriticSpec:
+    """A value model beside the policy, trained in the same steps by an optimizer of its own (PPO)."""
+
+    folder: str | None = None  # HF model whose body it starts from; None: that of the policy
+    optimizer: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1e-5))
+    value_clip: float = 0.2  # how far a value may move from its old one before the loss stops pulling
+    warmup_steps: int = 0  # optimiser steps in which the critic alone is trained
+
+
+@dataclass(frozen=True, slots=True)
+class KlPenaltySpec:
+    """A KL penalty in the reward of each token, for algorithms with token advantages."""
+
+    estimator: str = "k1"
+    coef: float = 0.0
+    target: float | None = None  # adapt ``coef`` towards this KL in nats a token (Ziegler et al., arXiv 1909.08593)
+    horizon: float = 10_000.0  # tokens over which it adapts
+
+
+@dataclass(frozen=True, slots=True)
 class AlgorithmSpec:
-    """Loss and aggregation by name (``rft_platform.algorithms``), with their arguments."""
+    """Loss, token advantage and aggregation by name (``rft_platform.algorithms``), with their arguments."""
 
     policy_loss: str = "ppo"
     policy_loss_args: dict[str, Any] = field(default_factory=dict)
@@ -41,6 +61,14 @@ class AlgorithmSpec:
     loss_norm_length: int | None = None  # constant length that seq-mean-token-sum-norm divides by
     token_mask: tuple[float, float] | None = None  # leave out tokens whose trainer / engine ratio is outside
     row_mask: tuple[float, float] | None = None  # leave out rows whose geometric mean ratio is outside
+    correction: Literal["bypass", "decoupled"] = "bypass"  # decoupled: the ratio is to the trainer's own old log-probs
+    weight_cap: float = 2.0  # largest importance weight of a correction
+    token_advantage: str | None = None  # made of rewards here, where values or log-probs are known; None: as judged
+    token_advantage_args: dict[str, Any] = field(default_factory=dict)
+    kl_penalty: KlPenaltySpec | None = None
+    critic: CriticSpec | None = None
+    expert_weight: float | None = None  # share of the loss that demonstrations among rollouts have (``mix``)
+    plugins: tuple[str, ...] = ()  # modules to import first: they register the user's own functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +76,12 @@ class TrainRequest:
     """Train from one checkpoint on some files, and publish the result.
 
     The worker reloads ``parent`` unless it already holds exactly that state, so a repeated request gives the same
-    weights whatever happened in between. ``rollouts`` and ``judged`` are Parquet files joined on ``row_id``;
-    ``demonstrations`` is a Parquet file for SFT (then the other two are empty), with a column ``messages`` (JSON), or
-    with ``prompt``, ``response`` and perhaps ``system`` as text.
+    weights whatever happened in between. What is trained on is one of
+
+    - ``rollouts`` and ``judged``: Parquet files joined on ``row_id``; with ``expert_weight`` beside ``demonstrations``;
+    - ``demonstrations``: a Parquet file with a column ``messages`` (JSON), or with ``prompt``, ``response`` and perhaps
+      ``system`` as text;
+    - ``preferences``: a Parquet file with ``prompt``, ``chosen`` and ``rejected``, as text or as messages (JSON).
     """
 
     parent: str  # folder of an HF model or of a checkpoint of ours
@@ -61,7 +92,8 @@ class TrainRequest:
     rollouts: tuple[str, ...] = ()
     judged: tuple[str, ...] = ()
     demonstrations: str | None = None
-    train_batch_size: int = 512  # experiences an optimiser step
+    preferences: str | None = None
+    train_batch_size: int = 512  # experiences (or demonstrations, or pairs) an optimiser step
     max_steps: int | None = None  # rollouts: at most so many steps; demonstrations: exactly so many, whatever epochs
     epochs: int = 1  # passes over the rows
     data_position: int | None = None  # demonstrations already used; None: go on where the parent stopped
@@ -69,7 +101,10 @@ class TrainRequest:
     seed: int = 0
     fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
     lora: LoraSpec | None = None
-    reference: str | None = None  # folder of the frozen model that ``algorithm.beta`` measures the KL to
+    reference: str | None = None  # folder of the frozen model that a KL is measured to; with LoRA: the base model's
+    teacher: str | None = None  # folder of the model to learn from (distillation); needs the policy's own vocabulary
+    save_interval: int | None = None  # optimiser steps between checkpoints on the way; None: only the last
+    save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which of them hold Hugging Face weights
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
 
 

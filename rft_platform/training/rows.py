@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROLLOUT_COLUMNS = [
-    "row_id", "group_id", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask", "temperature",
-    "top_p", "top_k", "truncated",
+    "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask",
+    "temperature", "top_p", "top_k", "truncated",
 ]  # fmt: skip
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
 _NAMED = 5  # row ids that an error message names
@@ -30,7 +30,7 @@ class TrainingRows:
     samples: list[Sample]
     group: np.ndarray  # int64 [R], numbered from 0 in order of appearance
     digest: str  # of the files' contents
-    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward
+    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward, run, step
     dropped: int = 0  # rows that a filter kept from training
 
 
@@ -65,6 +65,8 @@ def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_grad
         "policy_version": rows["policy_version"].to_numpy(),
         "truncated": rows["truncated"].to_numpy(),
         "reward": judgements["reward"].to_numpy(),
+        "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
+        "step": rows["step"].to_numpy(),
     }
     return TrainingRows(samples, _codes(group), digest, facts, dropped)
 

@@ -23,7 +23,13 @@ class Sample:
     advantage: float | np.ndarray = 0.0  # one value for the row, or float32 [n]
     temperature: float = 1.0  # logits are divided by it
     weight: float = 1.0  # factor on the row's loss; not counted by the normaliser
-    reference_logprobs: np.ndarray | None = None  # float32 [n], of the reference model at the same temperature
+    expert: bool = False  # a demonstration that is mixed in among rollouts
+    # What a training adds before its first step (``preparation``), float32 [n] each, at the row's temperature:
+    reference_logprobs: np.ndarray | None = None  # of the reference model
+    teacher_logprobs: np.ndarray | None = None  # of the teacher
+    old_logprobs: np.ndarray | None = None  # of this policy at the start of the training
+    old_values: np.ndarray | None = None  # of the critic at the start of the training
+    returns: np.ndarray | None = None  # what the critic learns
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -33,12 +39,17 @@ class Sample:
             )
         if self.loss_mask[0]:
             raise ValueError(f"row {self.row_id}: its first token is marked trainable, but no token predicts it")
-        for name in ("behaviour_logprobs", "reference_logprobs"):
+        for name in _PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != n:
                 raise ValueError(f"row {self.row_id}: {len(values)} {name} for {n} tokens")
         if self.temperature <= 0:
             raise ValueError(f"row {self.row_id}: temperature {self.temperature}: expected a positive number")
+
+
+_PER_TOKEN = (
+    "behaviour_logprobs", "reference_logprobs", "teacher_logprobs", "old_logprobs", "old_values", "returns"
+)  # fmt: skip
 
 
 def rollout_sample(

@@ -14,18 +14,20 @@ import numpy as np
 from rft_platform.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.files import read_json
 from rft_platform.training.checkpoint import load_state, publish
+from rft_platform.training.frozen import FrozenModel
 from rft_platform.training.manifest import STEPS, Manifest, identify, library_versions, read_manifest
 from rft_platform.training.model import compute_dtype
 from rft_platform.training.optimizer import build_optimizer, check_schedule
 from rft_platform.training.plan import Planner, TrainingPlan
+from rft_platform.training.preparation import Preparation
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.reference import Reference
 from rft_platform.training.run_steps import OnStep, StepRun
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.state import TrainerState
-from rft_platform.training.step import build_objective, score
+from rft_platform.training.step import score
 from rft_platform.training.step_metrics import Stopwatch, row_metrics, summarise
+from rft_platform.training.window import build_objective
 
 LOG = logging.getLogger(__name__)
 _SCORE_PACK = 16384  # tokens
@@ -39,7 +41,7 @@ class TrainingSession:
         self.dtype = compute_dtype(dtype, ranks.device)
         self.state: TrainerState | None = None
         self._planner = Planner()
-        self._reference = Reference(ranks, self.dtype)
+        self._preparation = Preparation(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
         """Train and publish; see ``TrainRequest``. ``cancelled`` is asked on rank 0 before every step.
@@ -64,7 +66,7 @@ class TrainingSession:
         run = StepRun(state, plan, request, self.ranks, watch)
         state.digest = ""  # from now on it is nobody's state, until it is published
         try:
-            self._score_reference(run)
+            self._preparation.prepare(run)
             events = run.run(on_step, cancelled)
             return self._publish(target, parent_digest, run, events, cpu)
         except RftError:
@@ -145,16 +147,6 @@ class TrainingSession:
             seconds=watch.seconds,
             cpu_seconds=self.ranks.total(time.process_time() - cpu),
         )
-
-    def _score_reference(self, run: StepRun) -> None:
-        """Give the rows that this rank trains their log-probs under the reference model, where the loss needs them."""
-        request, plan = run.request, run.plan
-        if request.reference is None or not request.algorithm.beta:
-            return
-        with run.watch.time("reference"):
-            mine = np.unique(np.concatenate([run.share(step) for step in plan.steps]))
-            samples = [plan.rows.samples[row] for row in mine]
-            self._reference.add_logprobs(Path(request.reference).absolute(), samples, request.max_tokens_per_pack)
 
     def _publish(
         self, target: Path, parent_digest: str, run: StepRun, events: list[StepEvent], cpu: float

@@ -1,22 +1,19 @@
 """Gradients of one optimiser step over packed rows, and log-probs through the same path."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rft_platform.algorithms.aggregation import Aggregation
 from rft_platform.algorithms.losses.registry import TokenBatch
 from rft_platform.algorithms.mismatch import effective_sample_share
-from rft_platform.algorithms.objective import Objective
-from rft_platform.errors import UserError
 from rft_platform.training.logprobs import PackedPolicy, PackTensors
 from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
+from rft_platform.training.window import Window
 
 
 class Reduce(Protocol):
@@ -48,7 +45,7 @@ def accumulate_gradients(
     the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
     """
     reduce = reduce or _one_rank
-    window = _Window.of(samples, algorithm, max_tokens_per_pack, skip_zero_advantage)
+    window = Window.of(samples, algorithm, max_tokens_per_pack, skip_zero_advantage)
     totals = reduce(torch.tensor(list(window.counts.values()), dtype=torch.float64), "sum").tolist()
     counts = dict(zip(window.counts, totals, strict=True))
     passes = _most(len(window.packs), reduce)
@@ -86,76 +83,13 @@ def score(
     return [row[s.loss_mask] for row, s in zip(np.split(values, ends[:-1]), samples, strict=True)] if samples else []
 
 
-def build_objective(algorithm: AlgorithmSpec) -> Objective:
-    """The per-token objective of a specification; UserError for names and options that do not exist."""
-    return Objective.build(
-        algorithm.policy_loss,
-        algorithm.policy_loss_args,
-        beta=algorithm.beta,
-        kl=algorithm.kl_loss,
-        entropy_coef=algorithm.entropy_coef,
-        token_mask=algorithm.token_mask,
-        row_mask=algorithm.row_mask,
-    )
-
-
-@dataclass(slots=True)
-class _Window:
-    """This rank's share of one optimiser step."""
-
-    packs: list[Pack]
-    objective: Objective
-    aggregation: Aggregation
-    counts: dict[str, float]  # to be summed over ranks
-    weight: np.ndarray  # float64 by sample: the weight of each of its tokens
-    columns: dict[str, np.ndarray]  # fields of TokenBatch, float32 over the samples' concatenated tokens
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample], algorithm: AlgorithmSpec, max_tokens: int, skip: bool) -> "_Window":
-        objective = build_objective(algorithm)
-        aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
-        samples = [s for s in samples if s.loss_mask.any()]
-        run = [s for s in samples if np.any(s.advantage)] if skip and objective.zero_advantage_is_inert else samples
-        _check(run, objective)
-        packs = pack(run, max_tokens)
-        tokens = np.array([np.count_nonzero(s.loss_mask) for s in run], np.int64)
-        counts = {
-            "tokens": sum(np.count_nonzero(s.loss_mask) for s in samples),
-            "rows": len(samples),
-            "rows_zero_advantage": sum(not np.any(s.advantage) for s in samples),
-            "advantage": sum(float(np.mean(s.advantage)) for s in samples),
-            "tokens_evaluated": tokens.sum(),
-            "tokens_unpacked": sum(len(s.token_ids) for s in samples),
-            "tokens_computed": sum(len(p.input_ids) for p in packs),
-            "packs": len(packs),
-        }
-        return cls(
-            packs,
-            objective,
-            aggregation,
-            counts,
-            weight=aggregation.weights(tokens) * np.array([s.weight for s in run]),
-            columns=_columns(run, objective),
-        )
-
-
-def _columns(samples: Sequence[Sample], objective: Objective) -> dict[str, np.ndarray]:
-    """What the objective reads of the samples' tokens; the same names on all ranks, whatever rows they have."""
-    values: dict[str, list[Any]] = {"advantage": [np.broadcast_to(s.advantage, len(s.token_ids)) for s in samples]}
-    if objective.policy_loss.policy_gradient:
-        values["behaviour_logp"] = [s.behaviour_logprobs for s in samples]
-    if objective.beta:
-        values["reference_logp"] = [s.reference_logprobs for s in samples]
-    return {name: np.concatenate([np.zeros(0), *column]).astype(np.float32) for name, column in values.items()}
-
-
 class _PartLoss:
     """The loss of one pack's tokens, called chunk by chunk; ``sums`` collects metrics.
 
     Past this rank's last pack it is an idle pack with weight 0: under FSDP all ranks must run as many passes.
     """
 
-    def __init__(self, window: _Window, index: int, scale: float, device: torch.device) -> None:
+    def __init__(self, window: Window, index: int, scale: float, device: torch.device) -> None:
         idle = index >= len(window.packs)
         self.pack = _idle_pack() if idle else window.packs[index]
         self.sums: dict[str, Tensor] = {}
@@ -188,17 +122,6 @@ class _PartLoss:
 def _idle_pack() -> Pack:
     """The smallest pack: one node that predicts one token."""
     return pack([Sample("idle", np.zeros(2, np.int32), np.array([False, True]))], 1)[0]
-
-
-def _check(samples: Sequence[Sample], objective: Objective) -> None:
-    for sample in samples:
-        if sample.behaviour_logprobs is None and objective.policy_loss.policy_gradient:
-            raise UserError(
-                f"row {sample.row_id} has no behaviour log-probs, which a policy-gradient loss needs: "
-                "train on rollouts, or use the loss 'sft' for demonstrations"
-            )
-        if sample.reference_logprobs is None and objective.beta:
-            raise UserError(f"row {sample.row_id} has no reference log-probs, which beta {objective.beta} needs")
 
 
 def _one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:

@@ -12,7 +12,7 @@ from rft_platform.training.rows import TrainingRows
 
 #: Lower ends of the staleness histogram's bins, in optimiser steps.
 STALENESS_BINS = (0, 1, 4, 8, 16, 32)
-_PHASES = ("load", "data", "reference", "forward_backward", "optimizer", "save")
+_PHASES = ("load", "data", "reference", "old_logprobs", "forward_backward", "optimizer", "save")
 _TOTALS = ("cpu_seconds",)
 _PEAKS = ("peak_rss_mb", "staleness_max")
 

@@ -13,7 +13,9 @@ OPENINGS = {
 
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_the_first_opening_of_a_process_warns_of_nothing(opening, tmp_path):
-    code = f"import warnings; warnings.simplefilter('error'); uri = 'sqlite:///{tmp_path}/mlflow.db'; {OPENINGS[opening]}"
+    code = (
+        f"import warnings; warnings.simplefilter('error'); uri = 'sqlite:///{tmp_path}/mlflow.db'; {OPENINGS[opening]}"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "mlflow.db").exists()

@@ -12,11 +12,11 @@ def ppo(
 ) -> TokenLoss:
     """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; for A < 0 at most ``-dual_clip * A``.
 
-    ``rho = exp(logp - behaviour_logp)``, the logarithm clamped to +-20. Metrics: tokens whose gradient was cut below,
+    ``rho = exp(logp - old_logp)``, the logarithm clamped to +-20. Metrics: tokens whose gradient was cut below,
     above and by the dual clip; ``clip_fraction`` is their total.
     """
-    assert tokens.behaviour_logp is not None, "the step checks this for every policy-gradient loss"
-    ratio = log_ratio(tokens.logp, tokens.behaviour_logp).exp()
+    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
     value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():
         cut_low = (ratio < 1 - clip_low) & (tokens.advantage < 0)

@@ -2,8 +2,8 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,8 +14,9 @@ from rft_platform.algorithms.registry import Registry, check_arguments
 class TokenBatch:
     """Trainable tokens, one element a (row, token), in any order; all tensors are float32 [N] but ``row``.
 
-    Only ``logp`` and ``entropy`` carry gradients. ``behaviour_logp`` (of the policy that sampled) is there for
-    policy-gradient losses, ``reference_logp`` where a KL to a reference model is asked for.
+    Only ``logp`` and ``entropy`` carry gradients. ``behaviour_logp`` (of the policy that sampled) and ``old_logp`` (the
+    denominator of the loss's ratio) are there for policy-gradient losses, ``reference_logp`` where a reference model
+    is asked for. Where no ``old_logp`` is given it is ``behaviour_logp`` (the bypass correction: see ``objective``).
     """
 
     logp: Tensor
@@ -24,7 +25,14 @@ class TokenBatch:
     row: Tensor  # int64 [N]: which of the ``rows`` rows the token belongs to
     rows: int
     behaviour_logp: Tensor | None = None
+    old_logp: Tensor | None = None
     reference_logp: Tensor | None = None
+    row_group: Tensor | None = None  # int64 [rows]: rows that are compared (the two of a pair), for ``whole_groups``
+    expert: Tensor | None = None  # 1.0 on tokens of demonstrations that are mixed in among rollouts, else 0.0
+
+    def __post_init__(self) -> None:
+        if self.old_logp is None:
+            self.old_logp = self.behaviour_logp
 
 
 @dataclass(slots=True)
@@ -38,6 +46,10 @@ class TokenLoss:
 LossFunction = Callable[..., TokenLoss]
 """``(TokenBatch, *, options) -> TokenLoss``."""
 
+Correction = Literal["ratio", "weight", "none"]
+"""What makes up for tokens that another policy sampled: the ratio in the loss; a detached weight on a loss that has no
+ratio of its own (``objective`` multiplies it in); or nothing more than the loss's own clip or gate."""
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
@@ -45,19 +57,29 @@ class PolicyLoss:
 
     function: LossFunction
     policy_gradient: bool  # needs behaviour log-probs of unrenormalised sampling; advantage 0 means gradient 0
-    whole_rows: bool  # looks at all tokens of a row together (a sequence-level ratio)
+    whole_rows: bool = False  # looks at all tokens of a row together (a sequence-level ratio)
+    whole_groups: bool = False  # looks at all rows of a group together (a preference pair); implies ``whole_rows``
+    reference: bool = False  # needs the reference model's log-probs
+    correction: Correction = "ratio"
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
 
 
 def loss(
-    name: str, *, policy_gradient: bool = True, whole_rows: bool = False
+    name: str,
+    *,
+    policy_gradient: bool = True,
+    whole_rows: bool = False,
+    whole_groups: bool = False,
+    reference: bool = False,
+    correction: Correction = "ratio",
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration)."""
 
     def decorate(function: LossFunction) -> LossFunction:
-        LOSSES.add(name, PolicyLoss(function, policy_gradient, whole_rows))
+        whole = whole_rows or whole_groups
+        LOSSES.add(name, PolicyLoss(function, policy_gradient, whole, whole_groups, reference, correction))
         return function
 
     return decorate
@@ -67,4 +89,4 @@ def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
     """The loss called ``name`` with its options filled in; UserError for an unknown name or option."""
     entry = LOSSES.get(name)
     check_arguments(f"policy loss {name!r}", entry.function, args)
-    return PolicyLoss(functools.partial(entry.function, **args), entry.policy_gradient, entry.whole_rows)
+    return replace(entry, function=functools.partial(entry.function, **args))
