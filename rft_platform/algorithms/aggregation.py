@@ -16,6 +16,13 @@ from rft_platform.errors import UserError
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 
 
+def check_mode(mode: str) -> str:
+    """``mode``, if it is one of ``MODES``; UserError otherwise."""
+    if mode not in MODES:
+        raise UserError(unknown_name("loss_agg_mode", mode, MODES))
+    return mode
+
+
 @dataclass(frozen=True, slots=True)
 class Aggregation:
     """One of ``MODES``; ``norm_length`` is the constant length that ``seq-mean-token-sum-norm`` divides by."""
@@ -24,8 +31,7 @@ class Aggregation:
     norm_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UserError(unknown_name("loss_agg_mode", self.mode, MODES))
+        check_mode(self.mode)
         if self.mode == "seq-mean-token-sum-norm" and not self.norm_length:
             raise UserError(
                 "loss_agg_mode 'seq-mean-token-sum-norm' divides by a constant length: give one, "

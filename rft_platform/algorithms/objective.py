@@ -10,8 +10,10 @@ one importance ratio is counted for each token:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from torch import Tensor
 
 from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
@@ -22,7 +24,10 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """``mask * weight * policy_loss + beta * KL(policy, reference) - entropy_coef * entropy`` for each token."""
+    """``mask * weight * policy_loss + beta * sg(rho) KL(policy, reference) - entropy_coef * entropy`` for each token.
+
+    ``rho = min(pi / mu, cap)`` makes samples of mu stand for samples of the policy, which the estimators are of.
+    """
 
     policy_loss: PolicyLoss
     beta: float = 0.0
@@ -57,6 +62,8 @@ class Objective:
 
     def __call__(self, tokens: TokenBatch) -> TokenLoss:
         """Loss [N] of the tokens, and the sums of all metrics."""
+        if tokens.expert is not None:
+            tokens = _sampled_by_itself(tokens, tokens.expert > 0)
         out = self.policy_loss.function(tokens)
         out.metrics["policy_loss"] = out.loss.detach().sum()
         out.metrics["entropy"] = tokens.entropy.detach().sum()
@@ -67,6 +74,8 @@ class Objective:
         if self.beta and tokens.reference_logp is not None:
             divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logp)
             out.metrics["kl"] = divergence.detach().sum()
+            if tokens.behaviour_logp is not None:  # the estimators are of samples of the policy itself
+                divergence = divergence * correction_weight(tokens.logp, tokens.behaviour_logp, self.weight_cap)
             out.loss = out.loss + self.beta * divergence
         if self.entropy_coef:
             out.loss = out.loss - self.entropy_coef * tokens.entropy
@@ -94,3 +103,13 @@ class Objective:
             keep = row_mask(tokens.logp, tokens.behaviour_logp, tokens.row, tokens.rows, *self.row_mask)
             out.metrics["row_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
+
+
+def _sampled_by_itself(tokens: TokenBatch, expert: Tensor) -> TokenBatch:
+    """``tokens`` with ratio 1 where ``expert``: nobody sampled those, so there is nothing to correct or mask."""
+    own = tokens.logp.detach()
+
+    def filled(logp: Tensor | None) -> Tensor | None:
+        return None if logp is None else own.where(expert, logp)
+
+    return replace(tokens, behaviour_logp=filled(tokens.behaviour_logp), old_logp=filled(tokens.old_logp))

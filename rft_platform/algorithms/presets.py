@@ -9,17 +9,21 @@ from rft_platform.algorithms.registry import unknown_name
 from rft_platform.errors import UserError
 
 
+def _frozen(**values: Any) -> Mapping[str, Any]:
+    return MappingProxyType(values)
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """What an ``algorithm_type`` stands for; single keys of the configuration override it."""
 
     policy_loss: str
-    advantage: str | None  # made of rewards when a round is judged; None: the rows need no reward
+    advantage: str | None  # made of rewards when a round is judged; None: none is made then
     trains_on: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
-    policy_loss_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    policy_loss_args: Mapping[str, Any] = field(default_factory=_frozen)
     token_advantage: str | None = None  # made by the trainer, where values, teacher or reference are known
-    token_advantage_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    advantage_args: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    token_advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
+    advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
     loss_agg_mode: str = "token-mean"
     reference: Literal["never", "if_beta", "always"] = "never"  # when a reference model is loaded
     critic: bool = False
@@ -27,37 +31,70 @@ class Preset:
     experts: bool = False  # demonstrations are mixed in among the rollouts
     min_group: int = 1  # smallest number of runs a task
     repeat_times: int = 1  # runs a task when the configuration gives no number
+    needs_reward: bool = True  # False: what is learned comes from elsewhere (a teacher, an expert)
+    drop_zero_variance: bool = False  # groups whose runs all have the same reward are kept from training
+    reward_threshold: float | None = None  # rows of runs with a lower reward are kept from training
+    overlong_penalty: float = 0.0  # weight of the soft over-long penalty in the reward
+
+
+def _group(policy_loss: str, advantage: str, **others: Any) -> Preset:
+    """An algorithm that compares the runs of one task."""
+    usual: dict[str, Any] = {"reference": "if_beta", "min_group": 2, "repeat_times": 8}
+    return Preset(policy_loss, advantage, **(usual | others))
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "grpo": Preset("ppo", "grpo", reference="if_beta", min_group=2, repeat_times=8),
-        "multi_step_grpo": Preset("ppo", "step_wise_grpo", reference="if_beta", min_group=2, repeat_times=8),
-        "sft": Preset("sft", None, trains_on="demonstrations"),
+        "grpo": _group("ppo", "grpo"),
+        "multi_step_grpo": _group("ppo", "step_wise_grpo"),
+        "ppo": Preset(
+            "ppo",
+            None,
+            policy_loss_args=_frozen(clip_low=0.2, clip_high=0.2),
+            token_advantage="gae",
+            reference="if_beta",
+            critic=True,
+        ),
+        "dr_grpo": _group(
+            "ppo", "grpo", advantage_args=_frozen(normalize_std=False), loss_agg_mode="seq-mean-token-sum-norm"
+        ),
+        "dapo": _group("ppo", "grpo", drop_zero_variance=True, overlong_penalty=1.0),
+        "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean"),
+        "cispo": _group("cispo", "grpo"),
+        "sapo": _group("sapo", "grpo"),
+        "topr": _group("topr", "grpo"),
+        "opmd": _group("opmd", "opmd", min_group=1),
+        "rloo": _group("ppo", "rloo"),
+        "reinforce++": Preset("ppo", None, token_advantage="reinforce_plus_plus", reference="if_beta"),
+        "reinforce++_baseline": Preset(
+            "ppo",
+            None,
+            token_advantage="reinforce_plus_plus",
+            token_advantage_args=_frozen(baseline=True),
+            reference="if_beta",
+            min_group=2,
+            repeat_times=8,
+        ),
+        "gigpo": _group("ppo", "gigpo"),
+        "dpo": Preset(
+            "dpo",
+            None,
+            trains_on="preferences",
+            loss_agg_mode="seq-mean-token-sum",
+            reference="always",
+            needs_reward=False,
+        ),
+        "sft": Preset("sft", None, trains_on="demonstrations", needs_reward=False),
+        "rft": Preset("sft", None, repeat_times=8, reward_threshold=1.0),
+        "on_policy_distill": Preset("ppo", None, token_advantage="on_policy_distill", teacher=True, needs_reward=False),
+        "gkd": Preset("gkd", None, teacher=True, needs_reward=False),
+        "mix": _group("mix", "grpo", reference="never", experts=True),
     }
 )
 
-PLANNED = frozenset(
-    {"ppo", "dr_grpo", "dapo", "gspo", "cispo", "sapo", "topr", "opmd", "rloo", "reinforce++", "gigpo"}
-    | {"dpo", "rft", "on_policy_distill", "gkd", "mix"}
-)
-"""Algorithms of the field that are not built here yet; naming one gets an answer of its own."""
-
 
 def preset(algorithm_type: str) -> Preset:
-    """The preset called ``algorithm_type``; UserError when there is none (yet)."""
+    """The preset called ``algorithm_type``; UserError when there is none."""
     if algorithm_type in PRESETS:
         return PRESETS[algorithm_type]
-    if algorithm_type in PLANNED:
-        raise UserError(f"algorithm_type {algorithm_type!r} is not built yet: use one of {', '.join(sorted(PRESETS))}")
     raise UserError(unknown_name("algorithm_type", algorithm_type, PRESETS))
-
-
-def check_group_size(algorithm_type: str, repeat_times: int) -> None:
-    """UserError when a group algorithm is given fewer runs a task than it can compare."""
-    least = preset(algorithm_type).min_group
-    if repeat_times < least:
-        raise UserError(
-            f"algorithm_type {algorithm_type!r} compares the runs of one task, but repeat_times is {repeat_times}: "
-            f"every advantage would be 0. Set repeat_times to {least} or more (8 is usual)"
-        )

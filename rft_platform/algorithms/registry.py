@@ -4,12 +4,17 @@ import difflib
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Generic, TypeVar, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from rft_platform.errors import UserError
 
 Entry = TypeVar("Entry")
+
+#: Every registry there is.
+REGISTRIES: "list[Registry[Any]]" = []
 
 
 class Registry(Generic[Entry]):
@@ -19,13 +24,23 @@ class Registry(Generic[Entry]):
         self._kind = kind
         self._package = package
         self._entries: dict[str, Entry] = {}
+        self._modules: dict[str, str] = {}  # where each entry comes from
         self._loaded = False
+        REGISTRIES.append(self)
 
-    def add(self, name: str, entry: Entry) -> None:
-        """Make ``entry`` known as ``name``; a name is taken once."""
-        if name in self._entries:
-            raise ValueError(f"{self._kind} {name!r} is registered twice")
+    def add(self, name: str, entry: Entry, function: Callable[..., Any]) -> None:
+        """Make ``entry``, which stands for ``function``, known as ``name``; a name is taken once."""
+        module = function.__module__
+        known = self._entries if module.startswith(f"{self._package}.") else self.names()
+        if name in known:
+            raise ValueError(f"{self._kind} {name!r} is registered twice: {self._modules[name]} has it already")
         self._entries[name] = entry
+        self._modules[name] = module
+
+    def forget(self, module: str) -> None:
+        """Drop the entries that ``module`` made."""
+        for name in [name for name, origin in self._modules.items() if origin == module]:
+            del self._entries[name], self._modules[name]
 
     def get(self, name: str) -> Entry:
         """The entry called ``name``; UserError with the nearest known name otherwise."""
@@ -51,11 +66,37 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
     return f"unknown {kind} {given!r}: {hint}known are {', '.join(names)}"
 
 
-def check_arguments(what: str, function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """UserError when ``given`` names a keyword-only argument that ``function`` does not have."""
-    known = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+def check_arguments(
+    what: str, function: Callable[..., Any], given: Mapping[str, Any], hidden: Collection[str] = ()
+) -> None:
+    """UserError when ``given`` names a keyword-only argument that ``function`` does not have, or has a wrong value.
+
+    A value is wrong where its type is not the annotated one. ``hidden`` are arguments that the platform itself gives.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
     for name in given:
         if name not in known:
             raise UserError(
                 unknown_name(f"argument of {what}", name, known) if known else f"{what} takes no argument; got {name!r}"
             )
+    hints = _type_hints(function)
+    for name, value in given.items():
+        if name in hints:
+            _check_type(f"argument {name!r} of {what}", value, hints[name])
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):  # a user's function may name types that are not there at run time
+        return {}
+
+
+def _check_type(what: str, value: object, hint: Any) -> None:
+    """UserError where ``value`` is not of the type; a list may stand for a tuple, an integer for a number."""
+    try:
+        TypeAdapter(hint).validate_python(value, strict=not isinstance(value, list))
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"{what} is {value!r}: {reason[0].lower()}{reason[1:]}") from None

@@ -1,5 +1,8 @@
 """Advantages against their definitions, and the numbers worked out by hand."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,12 +55,124 @@ def test_without_std_rewards_are_only_centred() -> None:
     np.testing.assert_allclose(got, [2 / 3, -1 / 3, -1 / 3])
 
 
+def rows_of(name: str, count: int) -> dict[str, Any]:
+    """What an advantage needs besides rewards: every row in a state of its own."""
+    return {"columns": {"env_state_hash": [str(i) for i in range(count)]}} if ADVANTAGES.get(name).needs else {}
+
+
 @pytest.mark.parametrize("name", ADVANTAGES.names())
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3.3])
 def test_equal_rewards_give_exactly_zero(name: str, reward: float) -> None:
-    got = compute_advantages(name, [reward] * 7, ["x"] * 3 + ["y"] * 3 + ["alone"], list("abcdefg"), [0] * 7)
+    got = compute_advantages(name, [reward] * 6, ["x"] * 3 + ["y"] * 3, list("abcdef"), [0] * 6, **rows_of(name, 6))
     assert got.dtype == np.float64
     assert (got == 0).all()
+    alone = compute_advantages(name, [reward], ["x"], ["a"], [0], **rows_of(name, 1))
+    assert alone == (reward if name == "opmd" else 0.0)  # opmd has baseline 0 in a group of one
+
+
+@pytest.mark.parametrize("tau", [1e-3, 0.5, 20.0])
+@pytest.mark.parametrize("reward", [0.1, -3.3, 1e4])
+def test_equal_rewards_give_exactly_zero_with_logavgexp_too(reward: float, tau: float) -> None:
+    got = compute_advantages("opmd", [reward] * 3, ["x"] * 3, list("abc"), [0] * 3, baseline="logavgexp", tau=tau)
+    assert (got == 0).all()
+
+
+def random_runs(seed: int) -> list[tuple[str, str, int, float, str | None]]:
+    """Rows of 12 runs of 3 tasks, in any order: task, run, step, reward (the outcome on every row), state."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for run in range(12):
+        outcome = float(rng.choice([0.0, 1.0, 0.3, -2.0]))
+        for step in range(rng.integers(1, 5)):
+            state = None if rng.random() < 0.2 else f"state{rng.integers(0, 3)}"
+            rows.append((f"task{run % 3}", f"run{run}", step, outcome, state))
+    return [rows[i] for i in rng.permutation(len(rows))]
+
+
+def compute(name: str, rows: list[tuple[str, str, int, float, str | None]], **args: Any) -> np.ndarray:
+    groups, runs, steps, rewards, states = zip(*rows, strict=True)
+    return compute_advantages(name, rewards, groups, runs, steps, columns={"env_state_hash": states}, **args)
+
+
+def outcomes(rows: list[tuple[str, str, int, float, str | None]], group: str) -> dict[str, float]:
+    return {run: reward for task, run, _, reward, _ in rows if task == group}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rloo_leaves_one_out(seed: int) -> None:
+    rows = random_runs(seed)
+    want = []
+    for task, run, _, reward, _ in rows:
+        others = [value for other, value in outcomes(rows, task).items() if other != run]
+        want.append(reward - sum(others) / len(others))
+    np.testing.assert_allclose(compute("rloo", rows), want, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+def test_opmd_subtracts_its_baseline(seed: int, tau: float) -> None:
+    rows = [*random_runs(seed), ("alone", "run99", 0, 0.7, None)]
+    mean, soft = [], []
+    for task, _, _, reward, _ in rows:
+        values = list(outcomes(rows, task).values())
+        single = len(values) == 1
+        mean.append(reward - (0.0 if single else math.fsum(values) / len(values)))
+        average = math.fsum(math.exp(value / tau) for value in values) / len(values)
+        soft.append(reward - (0.0 if single else tau * math.log(average)))
+    np.testing.assert_allclose(compute("opmd", rows), mean, atol=1e-12)
+    np.testing.assert_allclose(compute("opmd", rows, baseline="logavgexp", tau=tau), soft, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("normalize_std", [False, True])
+def test_gigpo_compares_runs_and_steps_in_equal_states(seed: int, normalize_std: bool) -> None:
+    rows = random_runs(seed)
+    length: dict[str, int] = {}
+    for _, run, step, _, _ in rows:
+        length[run] = max(length.get(run, 0), step + 1)
+
+    def relative(value: float, values: list[float]) -> float:
+        if len(values) < 2 or max(values) == min(values):
+            return 0.0
+        mean = sum(values) / len(values)
+        spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+        return (value - mean) / (spread + 1e-6 if normalize_std else 1.0)
+
+    def to_go(row: tuple[str, str, int, float, str | None]) -> float:
+        return 0.9 ** (length[row[1]] - 1 - row[2]) * row[3]
+
+    want = []
+    for row in rows:
+        episode = relative(row[3], list(outcomes(rows, row[0]).values()))
+        peers = [to_go(other) for other in rows if other[0] == row[0] and other[4] == row[4]]
+        want.append(episode + 0.5 * (0.0 if row[4] is None else relative(to_go(row), peers)))
+    got = compute("gigpo", rows, omega=0.5, gamma=0.9, normalize_std=normalize_std)
+    np.testing.assert_allclose(got, want, atol=1e-9)
+
+
+def test_gigpo_by_hand() -> None:
+    rows = [
+        ("t", "a", 0, 1.0, "start"),
+        ("t", "a", 1, 1.0, "near"),
+        ("t", "b", 0, 0.0, "start"),
+        ("u", "c", 0, 9.0, "start"),
+    ]
+    # episodes: a +0.5, b -0.5; steps in "start": 0.5 * 1 and 0 -> +-0.25; "near" and task u have nobody to compare with
+    np.testing.assert_allclose(compute("gigpo", rows, gamma=0.5), [0.75, 0.5, -0.75, 0.0])
+
+
+def test_gigpo_without_states_says_how_to_tell_them() -> None:
+    with pytest.raises(UserError, match=r"model\.set_env_state"):
+        compute_advantages("gigpo", [1.0, 0.0], ["x", "x"], ["a", "b"], [0, 0])
+    with pytest.raises(UserError, match=r"gamma 1\.5"):
+        compute("gigpo", random_runs(0), gamma=1.5)
+
+
+def test_opmd_refuses_options_out_of_range() -> None:
+    with pytest.raises(UserError, match=r"'baseline' .* is 'median'"):
+        compute("opmd", random_runs(0), baseline="median")
+    with pytest.raises(UserError, match="tau 0"):
+        compute("opmd", random_runs(0), tau=0)
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.sampled_from([0.0, 0.5, 1.0, -2.0])), min_size=1, max_size=30))

@@ -9,18 +9,27 @@ from rft_platform.errors import UserError
 
 
 def test_every_module_of_the_package_is_found_without_being_named() -> None:
-    assert ADVANTAGES.names() == ["grpo", "step_wise_grpo"]
-    assert LOSSES.names() == ["ppo", "sft"]
+    assert ADVANTAGES.names() == ["gigpo", "grpo", "opmd", "rloo", "step_wise_grpo"]
+    assert LOSSES.names() == [
+        "cispo", "dpo", "gkd", "gspo", "mix", "opmd", "ppo", "reinforce", "sapo", "sft", "topr",
+    ]  # fmt: skip
+
+
+def here() -> None:
+    """A function of this module."""
 
 
 def test_a_name_is_taken_once() -> None:
     registry: Registry[int] = Registry("number", "rft_platform.algorithms.losses")
-    registry.add("one", 1)
+    registry.add("one", 1, here)
     assert registry.get("one") == 1
-    with pytest.raises(ValueError, match="'one' is registered twice"):
-        registry.add("one", 2)
+    with pytest.raises(ValueError, match=f"'one' is registered twice: {__name__} has it already"):
+        registry.add("one", 2, here)
     with pytest.raises(UserError, match="unknown number 'two': known are one"):
         registry.get("two")
+    registry.forget(__name__)
+    registry.add("one", 3, here)
+    assert registry.get("one") == 3
 
 
 def test_the_nearest_name_is_offered() -> None:

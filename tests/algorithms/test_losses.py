@@ -48,6 +48,9 @@ def test_unknown_loss_and_option_are_user_errors() -> None:
         bind("ppoo", {})
     with pytest.raises(UserError, match="did you mean 'clip_high'"):
         bind("ppo", {"clip_hi": 0.3})
+    with pytest.raises(UserError, match=r"'clip_high' .* is '0\.3': input should be a valid number"):
+        bind("ppo", {"clip_high": "0.3"})
+    assert bind("ppo", {"clip_high": 1, "dual_clip": None}).policy_gradient
     with pytest.raises(UserError, match="takes no argument"):
         bind("sft", {"clip_high": 0.3})
     with pytest.raises(UserError, match="unknown KL estimator 'k4'"):
@@ -60,7 +63,8 @@ def test_objective_adds_kl_and_entropy_bonus() -> None:
     plain = bind("ppo", {}).function(tokens).loss
     kl = 0.5 * (tokens.logp - tokens.reference_logp) ** 2
     out = objective(tokens)
-    torch.testing.assert_close(out.loss, plain + 0.1 * kl - 0.01 * 0.5)
+    rho = torch.tensor([1.0, 1.1])  # samples of the sampler stand for samples of the policy
+    torch.testing.assert_close(out.loss, plain + 0.1 * rho * kl - 0.01 * 0.5)
     torch.testing.assert_close(out.metrics["kl"], kl.sum())
     assert not objective.zero_advantage_is_inert
     assert Objective.build("ppo", {}).zero_advantage_is_inert

@@ -7,7 +7,7 @@ from rft_platform.algorithms.advantages.registry import advantage
 EPS = 1e-6
 
 
-@advantage("grpo")
+@advantage("grpo", min_group=2)
 def grpo(
     reward_N: np.ndarray,
     group_N: np.ndarray,

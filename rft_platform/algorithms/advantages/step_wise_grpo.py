@@ -3,10 +3,11 @@
 import numpy as np
 
 from rft_platform.algorithms.advantages.grpo import EPS, centre, sample_std
+from rft_platform.algorithms.advantages.outcomes import run_outcomes
 from rft_platform.algorithms.advantages.registry import advantage
 
 
-@advantage("step_wise_grpo")
+@advantage("step_wise_grpo", min_group=2)
 def step_wise_grpo(
     reward_N: np.ndarray,
     group_N: np.ndarray,
@@ -23,8 +24,7 @@ def step_wise_grpo(
     ``step_norm`` divides by the run's number of steps. ``std_threshold`` gives a group whose outcomes have a standard
     deviation at or below it the advantage 0 throughout: it takes no part in training.
     """
-    last_R = np.lexsort((step_N, run_N))[np.cumsum(np.bincount(run_N)) - 1]  # row of each run's last step
-    outcome_R, group_R = reward_N[last_R], group_N[last_R]
+    outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)
     if std_threshold is not None:
         std_G = sample_std(centre(outcome_R, group_R, normalize_std=False), group_R)

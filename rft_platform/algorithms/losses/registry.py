@@ -27,6 +27,7 @@ class TokenBatch:
     behaviour_logp: Tensor | None = None
     old_logp: Tensor | None = None
     reference_logp: Tensor | None = None
+    divergence: Tensor | None = None  # with a gradient: from the teacher's whole distribution, for ``teacher`` losses
     row_group: Tensor | None = None  # int64 [rows]: rows that are compared (the two of a pair), for ``whole_groups``
     expert: Tensor | None = None  # 1.0 on tokens of demonstrations that are mixed in among rollouts, else 0.0
 
@@ -60,7 +61,9 @@ class PolicyLoss:
     whole_rows: bool = False  # looks at all tokens of a row together (a sequence-level ratio)
     whole_groups: bool = False  # looks at all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
+    teacher: bool = False  # is made of the divergence to the teacher's whole distribution
     correction: Correction = "ratio"
+    whole_rows_if: str | None = None  # the option that makes it look at whole rows
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -73,13 +76,19 @@ def loss(
     whole_rows: bool = False,
     whole_groups: bool = False,
     reference: bool = False,
+    teacher: bool = False,
     correction: Correction = "ratio",
+    whole_rows_if: str | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration)."""
 
     def decorate(function: LossFunction) -> LossFunction:
         whole = whole_rows or whole_groups
-        LOSSES.add(name, PolicyLoss(function, policy_gradient, whole, whole_groups, reference, correction))
+        LOSSES.add(
+            name,
+            PolicyLoss(function, policy_gradient, whole, whole_groups, reference, teacher, correction, whole_rows_if),
+            function,
+        )
         return function
 
     return decorate
@@ -89,4 +98,5 @@ def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
     """The loss called ``name`` with its options filled in; UserError for an unknown name or option."""
     entry = LOSSES.get(name)
     check_arguments(f"policy loss {name!r}", entry.function, args)
-    return replace(entry, function=functools.partial(entry.function, **args))
+    whole_rows = entry.whole_rows or bool(entry.whole_rows_if and args.get(entry.whole_rows_if))
+    return replace(entry, function=functools.partial(entry.function, **args), whole_rows=whole_rows)

@@ -1,0 +1,21 @@
+"""Clipped importance-sampling weight (CISPO, MiniMax-M1, arXiv 2506.13585)."""
+
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.ratio import log_ratio
+
+
+@loss("cispo", correction="none")
+def cispo(tokens: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 0.28) -> TokenLoss:
+    """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, no token loses its gradient.
+
+    ``clip_low`` 1 means no lower bound. TRL writes the upper bound itself as ``epsilon_high``, without the 1 + here.
+    """
+    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    with torch.no_grad():
+        ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+        weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+        metrics = {"clip_low": (ratio < 1 - clip_low).sum(), "clip_high": (ratio > 1 + clip_high).sum()}
+        metrics["clip_fraction"] = metrics["clip_low"] + metrics["clip_high"]
+    return TokenLoss(-weight * tokens.advantage * tokens.logp, metrics)

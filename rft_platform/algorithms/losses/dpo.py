@@ -1,0 +1,42 @@
+"""Direct preference optimisation (DPO, arXiv 2305.18290; with label smoothing: cDPO, Mitchell 2023)."""
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.losses.rows import row_count, row_sum
+from rft_platform.errors import UserError
+
+
+@loss("dpo", policy_gradient=False, whole_groups=True, reference=True)
+def dpo(tokens: TokenBatch, *, beta: float = 0.1, label_smoothing: float = 0.0) -> TokenLoss:
+    """``-(1 - s) logsigmoid(beta d) - s logsigmoid(-beta d)``, ``d = (logp_w - ref_w) - (logp_l - ref_l)``.
+
+    Log-probs are summed over a row's tokens. The rows of a pair have equal ``row_group``; the chosen one has advantage
+    +1 and the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the mean over
+    pairs. Metrics, over ``pairs``: how often the chosen answer leads, by how much, and the implicit rewards.
+
+    Raises UserError for ``beta`` that is not positive, and for ``label_smoothing`` outside [0, 0.5).
+    """
+    if beta <= 0 or not 0 <= label_smoothing < 0.5:
+        raise UserError(
+            f"beta {beta} and label_smoothing {label_smoothing} of policy loss 'dpo': expected beta > 0 and "
+            "0 <= label_smoothing < 0.5"
+        )
+    assert tokens.reference_logp is not None, "the step checks this for every loss with a reference"
+    assert tokens.row_group is not None, "the step gives it to every loss of whole groups"
+    pair, groups = tokens.row_group, int(tokens.row_group.max()) + 1
+    reward = beta * row_sum(tokens.logp - tokens.reference_logp, tokens)
+    sign = torch.zeros_like(reward).scatter(0, tokens.row, tokens.advantage.sign())
+    margin = reward.new_zeros(groups).index_add(0, pair, sign * reward)
+    value = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    with torch.no_grad():
+        paired = reward.new_zeros(groups).index_add(0, pair, sign.abs()) > 0  # group numbers may have gaps
+        metrics = {
+            "pairs": paired.sum(),
+            "pair_accuracy": (margin > 0).sum(),
+            "pair_margin": margin.sum(),
+            "pair_reward_chosen": (reward * (sign > 0)).sum(),
+            "pair_reward_rejected": (reward * (sign < 0)).sum(),
+        }
+    return TokenLoss((value[pair] / row_count(tokens))[tokens.row], metrics)

@@ -1,0 +1,51 @@
+"""Generalised knowledge distillation: a divergence between the whole distributions of student and teacher."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.errors import UserError
+
+
+@loss("gkd", policy_gradient=False, teacher=True, correction="none")
+def gkd(tokens: TokenBatch, *, beta: float = 0.5) -> TokenLoss:
+    """The divergence ``generalized_jsd`` of ``beta`` at each token (Agarwal et al., arXiv 2306.13649).
+
+    It needs the teacher's distribution over the vocabulary, so the teacher runs in the trainer.
+    """
+    if tokens.divergence is None:
+        raise UserError("the loss 'gkd' needs the divergence to a teacher: name the folder of one")
+    return TokenLoss(tokens.divergence, {"divergence": tokens.divergence.detach().sum()})
+
+
+def generalized_jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Divergence [C] in nats of log-probs [C, V], and its gradient [C, V] by the student's logits.
+
+    | beta | divergence |
+    |---|---|
+    | 0 | KL(T || S) |
+    | 0 < beta < 1 | beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S |
+    | 1 | KL(S || T) |
+
+    With f = (1 - beta) log(S / M), or log(S / T) for beta 1, the gradient is S (f - sum(S f)); S - T for beta 0.
+    """
+    s, t = student.exp(), teacher.exp()
+    if beta == 0:
+        return torch.linalg.vecdot(t, teacher - student), s - t
+    if beta == 1:
+        f = student - teacher
+        divergence = by_student = torch.linalg.vecdot(s, f)
+    else:
+        mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+        f = (student - mixture).mul_(1 - beta)
+        by_student = torch.linalg.vecdot(s, f)
+        divergence = by_student + beta * torch.linalg.vecdot(t, teacher - mixture)
+    return divergence, s.mul_(f.sub_(by_student[:, None]))
+
+
+def check_beta(beta: float) -> None:
+    """UserError for a weight that is no share."""
+    if not 0 <= beta <= 1:
+        raise UserError(f"beta of the loss 'gkd' is {beta}: expected a number from 0 (KL(T||S)) to 1 (KL(S||T))")

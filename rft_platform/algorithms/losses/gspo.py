@@ -1,0 +1,25 @@
+"""Sequence-level ratio (GSPO, arXiv 2507.18071), in the token form of its section 4.3."""
+
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.losses.rows import row_mean
+from rft_platform.algorithms.ratio import log_ratio
+
+
+@loss("gspo", whole_rows=True)
+def gspo(tokens: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
+    """``max(-A s_t, -A clip(s_t, 1 - low, 1 + high))`` with ``s_t = sg(s) pi / sg(pi)``, ``s = exp(mean_t log rho)``.
+
+    The value is that of the row's ratio ``s``, the length-normalised likelihood ratio; the gradient goes through each
+    token. To be aggregated by seq-mean-token-mean. Metrics: tokens of rows that were cut.
+    """
+    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    log_rho = log_ratio(tokens.logp, tokens.old_logp).detach()
+    ratio = row_mean(log_rho, tokens).exp()[tokens.row] * (tokens.logp - tokens.logp.detach()).exp()
+    value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
+    with torch.no_grad():
+        cut_low = (ratio < 1 - clip_low) & (tokens.advantage < 0)
+        cut_high = (ratio > 1 + clip_high) & (tokens.advantage > 0)
+        metrics = {"clip_low": cut_low.sum(), "clip_high": cut_high.sum()}
+    return TokenLoss(value, {**metrics, "clip_fraction": metrics["clip_low"] + metrics["clip_high"]})

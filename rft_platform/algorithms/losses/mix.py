@@ -1,0 +1,23 @@
+"""Policy gradient on rollouts, imitation on demonstrations among them (MIX, Trinity-RFT; CHORD-mu, 2508.11408)."""
+
+import torch
+
+from rft_platform.algorithms.losses.ppo import ppo
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+
+
+@loss("mix")
+def mix(
+    tokens: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0
+) -> TokenLoss:
+    """The loss ``ppo`` on tokens of rollouts, ``-logp`` on tokens of ``expert`` rows, whose advantage is not read.
+
+    Their shares, ``(1 - w) rollouts + w experts``, each over its own count, are made where losses are weighted.
+    Metric ``expert_nll``: -logp of the expert tokens.
+    """
+    out = ppo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    if tokens.expert is None:
+        return out
+    expert = tokens.expert > 0
+    out.metrics["expert_nll"] = -(tokens.logp.detach() * expert).sum()
+    return TokenLoss(torch.where(expert, -tokens.logp, out.loss), out.metrics)

@@ -1,0 +1,9 @@
+"""The score-function estimator (REINFORCE, Williams 1992, doi 10.1007/BF00992696)."""
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+
+
+@loss("reinforce", correction="weight")
+def reinforce(tokens: TokenBatch) -> TokenLoss:
+    """``-A logp``; what another policy sampled gets a detached weight ``min(pi / mu, cap)`` from the objective."""
+    return TokenLoss(-tokens.advantage * tokens.logp)

@@ -1,0 +1,20 @@
+"""Soft gate in place of the clip (SAPO, arXiv 2511.20347)."""
+
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.ratio import log_ratio
+
+
+@loss("sapo", correction="none")
+def sapo(tokens: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> TokenLoss:
+    """``-sigmoid(tau (rho - 1)) 4 / tau A``, tau being ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
+
+    At rho = 1 the gradient is that of ``-rho A``; it fades out smoothly as rho leaves 1, by ``4 p (1 - p)`` with
+    ``p = sigmoid(tau (rho - 1))``; the metric ``gate`` is that factor.
+    """
+    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+    tau = torch.full_like(ratio, tau_neg).masked_fill(tokens.advantage > 0, tau_pos)
+    gate = torch.sigmoid(tau * (ratio - 1))
+    return TokenLoss(-gate * (4 / tau) * tokens.advantage, {"gate": (4 * gate * (1 - gate)).detach().sum()})

@@ -1,0 +1,23 @@
+"""Tapered off-policy REINFORCE (TOPR, arXiv 2503.14286)."""
+
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.losses.rows import row_sum
+from rft_platform.algorithms.ratio import log_ratio
+
+
+@loss("topr", correction="none", whole_rows_if="trajectory")
+def topr(tokens: TokenBatch, *, trajectory: bool = False) -> TokenLoss:
+    """``-sg(alpha) A logp`` with ``alpha = 1`` where A > 0 and ``clip(rho, 0, 1)`` where A <= 0.
+
+    Good answers are learned as in SFT, bad ones with a weight that fades as the policy leaves them. ``rho`` is each
+    token's ratio; with ``trajectory`` the paper's, the product over the row's tokens. Metric ``taper``: alpha.
+    """
+    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    with torch.no_grad():
+        log_rho = log_ratio(tokens.logp, tokens.old_logp)
+        if trajectory:
+            log_rho = row_sum(log_rho, tokens)[tokens.row]
+        alpha = torch.where(tokens.advantage > 0, torch.ones_like(log_rho), log_rho.clamp(max=0).exp())
+    return TokenLoss(-alpha * tokens.advantage * tokens.logp, {"taper": alpha.sum()})

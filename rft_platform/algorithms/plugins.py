@@ -1,0 +1,56 @@
+"""The user's own modules: imported before names are looked up, they register advantages and losses by decorators.
+
+A module is imported anew where its file has changed, in a trainer that outlives many rounds too.
+"""
+
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from rft_platform.algorithms.registry import REGISTRIES
+from rft_platform.errors import UserError
+from rft_platform.faults import user_place
+from rft_platform.files import digest_file, digest_json
+
+_imported: dict[str, str] = {}  # digest of each plugin's file when it was imported
+
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Import every module of ``names`` that is new or has changed.
+
+    Raises UserError where one cannot be imported, or registers a name that is taken.
+    """
+    for name in names:
+        module = sys.modules.get(name)
+        if module is not None and _imported.setdefault(name, _digest(module)) == _digest(module):
+            continue
+        _forget(name)
+        try:
+            module = importlib.import_module(name) if module is None else importlib.reload(module)
+        except Exception as error:  # user code: whatever it raises
+            _forget(name)
+            place = user_place(error)
+            raise UserError(
+                f"algorithm.plugins: {name} cannot be imported: {type(error).__name__}: {error}"
+                f"{f' ({place})' if place else ''}; is it on PYTHONPATH?"
+            ) from error
+        _imported[name] = _digest(module)
+
+
+def plugins_digest(names: Iterable[str]) -> str | None:
+    """Identity of the plugins' code, as imported; None where there are none. To be called after the import."""
+    imported = [[name, _imported[name]] for name in names]
+    return digest_json(imported) if imported else None
+
+
+def _forget(name: str) -> None:
+    for registry in REGISTRIES:
+        registry.forget(name)
+    _imported.pop(name, None)
+
+
+def _digest(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return digest_file(Path(file)) if file and Path(file).is_file() else ""

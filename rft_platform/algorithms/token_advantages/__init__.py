@@ -1,0 +1,1 @@
+"""Advantages of single tokens, one a file: made by the trainer, where values and log-probs are known. NumPy, pure."""

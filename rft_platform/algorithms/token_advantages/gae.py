@@ -1,0 +1,22 @@
+"""Generalised advantage estimation (arXiv 1506.02438) over whole runs, for PPO with a critic."""
+
+import numpy as np
+
+from rft_platform.algorithms.token_advantages.discount import discounted
+from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
+
+
+@token_advantage("gae", whiten=True, critic=True)
+def gae(tokens: Trajectories, *, gamma: float = 1.0, lam: float = 1.0) -> TokenAdvantages:
+    """``delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}``; returns ``A + V``.
+
+    The rows of one run are one trajectory: value and advantage cross from the first token of a step to the last one of
+    the step before it, over whatever the environment said in between. After a run's last token there is nothing.
+    """
+    assert tokens.value is not None, "the training computes values before its first step"
+    following = np.append(tokens.value[1:], 0.0)
+    ends = tokens.start[1:][np.diff(tokens.start) > 0] - 1
+    following[ends] = 0.0
+    delta = tokens.reward + gamma * following - tokens.value
+    advantage = discounted(delta, tokens.start, gamma * lam)
+    return TokenAdvantages(advantage, advantage + tokens.value)

@@ -1,0 +1,100 @@
+"""Token advantages by name: what such a function gets, what it gives, and the one place where they are whitened."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rft_platform.algorithms.registry import Registry, check_arguments
+from rft_platform.algorithms.token_advantages.whiten import Sum, whiten
+from rft_platform.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectories:
+    """The trainable tokens (N) of some runs (R), run after run, the rows of a run in the order of its steps.
+
+    What lies between two trainable tokens (the answer of a tool, the next question) is no action and has no place here:
+    the token before it is followed by the one after it.
+    """
+
+    start: np.ndarray  # int64 [R + 1], run r has the tokens start[r]:start[r + 1]; a run may have none
+    group: np.ndarray  # int64 [R], task of each run; all runs of a task are here
+    outcome: np.ndarray  # float64 [R], reward of each run: that of its last step
+    reward: np.ndarray  # float64 [N], the outcome at a run's last token, 0 before; less the KL penalty, if there is one
+    logp: np.ndarray  # float64 [N], of the policy that the ratio of the loss is to
+    teacher_logp: np.ndarray | None = None  # float64 [N], where the function asks for a teacher
+    value: np.ndarray | None = None  # float64 [N], of the state before each token, where it asks for a critic
+    share: np.ndarray = field(default_factory=lambda: np.ones(1))  # float64 [N] or [1]: 1 / ranks that have the token
+
+    @property
+    def run(self) -> np.ndarray:
+        """Run of each token, int64 [N]."""
+        return np.repeat(np.arange(len(self.start) - 1), np.diff(self.start))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantages:
+    """``advantage`` [N] of the trajectories' tokens, and what a critic should have said (``returns`` [N])."""
+
+    advantage: np.ndarray
+    returns: np.ndarray | None = None
+
+
+TokenAdvantageFunction = Callable[..., TokenAdvantages]
+"""``(Trajectories, *, options) -> TokenAdvantages``."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAdvantage:
+    """A registered function and what it needs."""
+
+    function: TokenAdvantageFunction
+    whiten: bool = False  # its advantages are whitened over all tokens of the batch; the option ``whiten`` overrides it
+    critic: bool = False
+    teacher: bool = False
+    rewards: bool = True
+
+
+TOKEN_ADVANTAGES: Registry[TokenAdvantage] = Registry("token advantage", "rft_platform.algorithms.token_advantages")
+
+
+def token_advantage(
+    name: str, *, whiten: bool = False, critic: bool = False, teacher: bool = False, rewards: bool = True
+) -> Callable[[TokenAdvantageFunction], TokenAdvantageFunction]:
+    """Register the decorated function under ``name`` (``algorithm.advantage_fn`` of the configuration)."""
+
+    def decorate(function: TokenAdvantageFunction) -> TokenAdvantageFunction:
+        TOKEN_ADVANTAGES.add(name, TokenAdvantage(function, whiten, critic, teacher, rewards), function)
+        return function
+
+    return decorate
+
+
+def check_token_advantage(name: str, args: Mapping[str, Any]) -> TokenAdvantage:
+    """The entry called ``name``; UserError for an unknown name, or an option that it does not have."""
+    entry = TOKEN_ADVANTAGES.get(name)
+    own = {option: value for option, value in args.items() if option != "whiten"}
+    check_arguments(f"token advantage {name!r}", entry.function, own)
+    if not isinstance(args.get("whiten", True), bool):
+        raise UserError(f"option 'whiten' of token advantage {name!r} is {args['whiten']!r}: expected true or false")
+    return entry
+
+
+def compute_token_advantages(
+    name: str, args: Mapping[str, Any], tokens: Trajectories, total: Sum | None = None
+) -> TokenAdvantages:
+    """Advantages of ``tokens`` by the function called ``name`` (``algorithm.advantage_fn_args``: ``args``).
+
+    ``total`` sums a float64 vector over all ranks; every rank must call this. Returns are never whitened.
+    """
+    entry = check_token_advantage(name, args)
+    options = dict(args)
+    whitened = options.pop("whiten", entry.whiten)
+    out = entry.function(tokens, **options)
+    if not whitened:
+        return out
+    return TokenAdvantages(
+        whiten(out.advantage, np.broadcast_to(tokens.share, out.advantage.shape), total), out.returns
+    )

@@ -1,0 +1,22 @@
+"""REINFORCE++ (arXiv 2501.03262): returns whitened over the whole batch in place of a critic."""
+
+import numpy as np
+
+from rft_platform.algorithms.token_advantages.discount import discounted
+from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
+
+
+@token_advantage("reinforce_plus_plus", whiten=True)
+def reinforce_plus_plus(tokens: Trajectories, *, gamma: float = 1.0, baseline: bool = False) -> TokenAdvantages:
+    """``A_t = r_t + gamma A_{t+1}``: the reward to go, the KL penalty included.
+
+    With ``baseline`` the mean outcome of the task's runs is subtracted from each of them first (each run counted once,
+    a group needs two or more).
+    """
+    reward = tokens.reward
+    if baseline:
+        mean = np.bincount(tokens.group, tokens.outcome) / np.maximum(np.bincount(tokens.group), 1)
+        acts = np.diff(tokens.start) > 0
+        reward = reward.copy()
+        reward[tokens.start[1:][acts] - 1] -= mean[tokens.group][acts]
+    return TokenAdvantages(discounted(reward, tokens.start, gamma))

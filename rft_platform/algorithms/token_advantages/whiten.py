@@ -1,0 +1,31 @@
+"""Whitening over the valid tokens of all ranks."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+EPS = 1e-8
+_ROUNDING = 1e-9  # of the mean: less variation than this is none
+
+Sum = Callable[[np.ndarray], np.ndarray]
+"""Sum of a float64 vector over all ranks; every rank gets the result."""
+
+
+def whiten(values: np.ndarray, share: np.ndarray, total: Sum | None = None) -> np.ndarray:
+    """``(x - mean) / sqrt(var + 1e-8)``, the variance being the sample (n - 1) one; exactly 0 where all x are equal.
+
+    ``share`` [N] is how much of a token counts here: less than 1 where other ranks have it too.
+    """
+    total = total or _one_rank
+    count, summed = total(np.array([share.sum(), values @ share]))
+    mean = summed / max(count, 1.0)
+    centred = values - mean
+    (squares,) = total(np.array([np.square(centred) @ share]))
+    variance = squares / max(count - 1.0, 1.0)
+    if variance <= (_ROUNDING * mean) ** 2:
+        return np.zeros_like(values)
+    return centred / np.sqrt(variance + EPS)
+
+
+def _one_rank(values: np.ndarray) -> np.ndarray:
+    return values

@@ -1,0 +1,179 @@
+"""Every loss written down a second time: float64 NumPy, token by token values and gradients by logp, no autograd."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from rft_platform.algorithms.losses.registry import TokenBatch
+
+Array = np.ndarray
+
+
+@dataclass
+class Case:
+    """Random tokens of a few rows of different lengths, in mixed order; log-probs near those of the samplers."""
+
+    logp: Array
+    entropy: Array
+    advantage: Array
+    row: Array
+    behaviour: Array
+    old: Array
+    reference: Array
+    expert: Array
+    divergence: Array
+    group: Array  # [rows]
+
+    def tokens(self) -> TokenBatch:
+        """The same as tensors, float64, ``logp``, ``entropy`` and ``divergence`` with gradients."""
+
+        def leaf(values: Array) -> torch.Tensor:
+            return torch.from_numpy(values.copy()).requires_grad_()
+
+        return TokenBatch(
+            logp=leaf(self.logp),
+            entropy=leaf(self.entropy),
+            advantage=torch.from_numpy(self.advantage),
+            row=torch.from_numpy(self.row),
+            rows=len(self.group),
+            behaviour_logp=torch.from_numpy(self.behaviour),
+            old_logp=torch.from_numpy(self.old),
+            reference_logp=torch.from_numpy(self.reference),
+            row_group=torch.from_numpy(self.group),
+            divergence=leaf(self.divergence),
+            expert=torch.from_numpy(self.expert),
+        )
+
+    @property
+    def ratio(self) -> Array:
+        return np.exp(np.clip(self.logp - self.old, -20, 20))
+
+    def rows(self) -> list[Array]:
+        """Indices of each row's tokens."""
+        return [np.flatnonzero(self.row == r) for r in range(len(self.group))]
+
+
+def random_case(seed: int, *, spread: float = 0.8, pairs: bool = False) -> Case:
+    """``spread`` is the standard deviation of the log-ratios; with ``pairs`` rows are chosen / rejected answers."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 7, 8)
+    row = rng.permutation(np.repeat(np.arange(8), lengths))
+    n = len(row)
+    logp = -rng.exponential(1.5, n)
+    old = logp + rng.normal(0, spread, n)
+    advantage = rng.normal(0, 1.5, n)
+    advantage[rng.random(n) < 0.1] = 0.0
+    group = np.arange(8)
+    if pairs:
+        group = rng.permutation(np.repeat(np.array([0, 1, 3, 4]), 2))  # numbers with a gap
+        first = np.array([r == np.flatnonzero(group == group[r])[0] for r in range(8)])
+        advantage = np.where(first[row], 1.0, -1.0)
+    return Case(
+        logp,
+        rng.random(n),
+        advantage,
+        row,
+        old + rng.normal(0, 0.2, n),
+        old,
+        logp + rng.normal(0, 0.5, n),
+        (row % 3 == 0).astype(float),
+        rng.random(n),
+        group,
+    )
+
+
+Reference = Callable[..., tuple[Array, Array]]
+"""``(case, **options) -> (value [N], gradient of the SUM of the values by logp [N])``."""
+
+
+def ppo(c: Case, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0) -> tuple[Array, Array]:
+    r, a = c.ratio, c.advantage
+    value, gradient = np.empty(len(r)), np.empty(len(r))
+    for t in range(len(r)):
+        options = [(-a[t] * r[t], -a[t] * r[t])]
+        bounded = min(max(r[t], 1 - clip_low), 1 + clip_high)
+        options.append((-a[t] * bounded, -a[t] * r[t] if bounded == r[t] else 0.0))
+        worst = max(options, key=lambda option: option[0])
+        if dual_clip is not None and a[t] < 0 and worst[0] > -dual_clip * a[t]:
+            worst = (-dual_clip * a[t], 0.0)
+        value[t], gradient[t] = worst
+    return value, gradient
+
+
+def gspo(c: Case, clip_low: float = 3e-4, clip_high: float = 4e-4) -> tuple[Array, Array]:
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    for tokens in c.rows():
+        s = float(np.prod(c.ratio[tokens]) ** (1 / len(tokens)))
+        for t in tokens:
+            a = c.advantage[t]
+            cut = (a > 0 and s > 1 + clip_high) or (a < 0 and s < 1 - clip_low)
+            value[t] = -a * (min(max(s, 1 - clip_low), 1 + clip_high) if cut else s)
+            gradient[t] = 0.0 if cut else -a * s
+    return value, gradient
+
+
+def cispo(c: Case, clip_low: float = 1.0, clip_high: float = 0.28) -> tuple[Array, Array]:
+    weight = np.minimum(np.maximum(c.ratio, 1 - clip_low), 1 + clip_high)
+    return -weight * c.advantage * c.logp, -weight * c.advantage
+
+
+def sapo(c: Case, tau_pos: float = 1.0, tau_neg: float = 1.05) -> tuple[Array, Array]:
+    tau = np.where(c.advantage > 0, tau_pos, tau_neg)
+    p = 1 / (1 + np.exp(-tau * (c.ratio - 1)))
+    return -p * 4 / tau * c.advantage, -4 * p * (1 - p) * c.ratio * c.advantage
+
+
+def topr(c: Case, trajectory: bool = False) -> tuple[Array, Array]:
+    rho = c.ratio.copy()
+    if trajectory:
+        for tokens in c.rows():
+            rho[tokens] = np.prod(c.ratio[tokens])
+    alpha = np.where(c.advantage > 0, 1.0, np.clip(rho, 0, 1))
+    return -alpha * c.advantage * c.logp, -alpha * c.advantage
+
+
+def reinforce(c: Case) -> tuple[Array, Array]:
+    return -c.advantage * c.logp, -c.advantage
+
+
+def opmd(c: Case, tau: float = 1.0) -> tuple[Array, Array]:
+    return -c.advantage * c.logp / (1 + tau), -c.advantage / (1 + tau)
+
+
+def sft(c: Case) -> tuple[Array, Array]:
+    return -c.logp, -np.ones(len(c.logp))
+
+
+def dpo(c: Case, beta: float = 0.1, label_smoothing: float = 0.0) -> tuple[Array, Array]:
+    value, gradient = np.empty(len(c.logp)), np.empty(len(c.logp))
+    rows, s = c.rows(), label_smoothing
+    for pair in np.unique(c.group):
+        one, two = np.flatnonzero(c.group == pair)
+        w, lost = (one, two) if c.advantage[rows[one][0]] > 0 else (two, one)
+        d = beta * ((c.logp - c.reference)[rows[w]].sum() - (c.logp - c.reference)[rows[lost]].sum())
+        up, down = 1 / (1 + np.exp(-d)), 1 / (1 + np.exp(d))
+        loss = -(1 - s) * np.log(up) - s * np.log(down)
+        slope = 2 * beta * (-(1 - s) * down + s * up)  # two rows carry the pair's loss once each
+        for r, sign in ((w, 1.0), (lost, -1.0)):
+            value[rows[r]] = loss / len(rows[r])
+            gradient[rows[r]] = sign * slope
+    return value, gradient
+
+
+def mix(c: Case, **options: Any) -> tuple[Array, Array]:
+    value, gradient = ppo(c, **options)
+    return np.where(c.expert > 0, -c.logp, value), np.where(c.expert > 0, -1.0, gradient)
+
+
+REFERENCES: dict[str, Reference] = {
+    "ppo": ppo, "gspo": gspo, "cispo": cispo, "sapo": sapo, "topr": topr, "reinforce": reinforce, "opmd": opmd,
+    "sft": sft, "dpo": dpo, "mix": mix,
+}  # fmt: skip
+
+
+def with_wide_rows(case: Case) -> Case:
+    """The same with log-ratios so small that whole-row ratios stay inside GSPO's narrow clip here and there."""
+    return replace(case, old=case.logp + (case.old - case.logp) * 5e-4)

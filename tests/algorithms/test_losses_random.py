@@ -1,0 +1,207 @@
+"""Values and gradients of every loss on random tokens, against references written down independently."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from loss_references import REFERENCES, Array, Case, ppo, random_case, with_wide_rows
+
+from rft_platform.algorithms.losses.gkd import generalized_jsd
+from rft_platform.algorithms.losses.registry import LOSSES, bind
+from rft_platform.algorithms.objective import Objective
+from rft_platform.errors import UserError
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("ppo", {}),
+    ("ppo", {"clip_high": 0.2, "dual_clip": None}),
+    ("gspo", {}),
+    ("gspo", {"clip_low": 0.3, "clip_high": 0.5}),
+    ("cispo", {}),
+    ("cispo", {"clip_low": 0.4, "clip_high": 2.0}),
+    ("sapo", {}),
+    ("sapo", {"tau_pos": 2.0, "tau_neg": 0.5}),
+    ("topr", {}),
+    ("topr", {"trajectory": True}),
+    ("reinforce", {}),
+    ("opmd", {}),
+    ("opmd", {"tau": 0.25}),
+    ("sft", {}),
+    ("dpo", {}),
+    ("dpo", {"beta": 0.7, "label_smoothing": 0.2}),
+    ("mix", {}),
+    ("mix", {"clip_low": 0.1, "dual_clip": 1.5}),
+]
+
+
+def gradient_of(values: torch.Tensor, leaf: torch.Tensor) -> Array:
+    (gradient,) = torch.autograd.grad(values.sum(), leaf)
+    return gradient.numpy()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_value_and_gradient(name: str, options: dict[str, Any], seed: int) -> None:
+    case = random_case(seed, pairs=name == "dpo")
+    if name == "gspo" and not options and seed % 2:
+        case = with_wide_rows(case)
+    tokens = case.tokens()
+    out = bind(name, options).function(tokens)
+    value, gradient = REFERENCES[name](case, **options)
+    np.testing.assert_allclose(out.loss.detach().numpy(), value, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), gradient, rtol=1e-10, atol=1e-12)
+    assert all(metric.ndim == 0 and not metric.requires_grad for metric in out.metrics.values())
+
+
+def test_every_registered_loss_has_a_reference() -> None:
+    assert set(LOSSES.names()) == set(REFERENCES) | {"gkd"}
+
+
+def test_losses_that_look_at_whole_rows_say_so() -> None:
+    whole = {name for name in LOSSES.names() if bind(name, {}).whole_rows}
+    assert whole == {"gspo", "dpo"}
+    assert bind("topr", {"trajectory": True}).whole_rows
+    assert not bind("topr", {"trajectory": False}).whole_rows
+
+
+def distributions(seed: int, logits: torch.Tensor) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    teacher = rng.normal(0, 2, logits.shape)
+    teacher = np.exp(teacher) / np.exp(teacher).sum(-1, keepdims=True)
+    student = np.exp(logits.detach().numpy())
+    return student / student.sum(-1, keepdims=True), teacher
+
+
+def jsd(s: Array, t: Array, beta: float) -> Array:
+    if beta in (0, 1):
+        p, q = (t, s) if beta == 0 else (s, t)
+        return (p * np.log(p / q)).sum(-1)
+    m = beta * t + (1 - beta) * s
+    return beta * (t * np.log(t / m)).sum(-1) + (1 - beta) * (s * np.log(s / m)).sum(-1)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_gkd_divergence_and_its_gradient_by_the_logits(beta: float) -> None:
+    logits = torch.from_numpy(np.random.default_rng(7).normal(0, 1.5, (5, 9)))
+    student, teacher = distributions(3, logits)
+    value, gradient = generalized_jsd(logits.log_softmax(-1), torch.from_numpy(np.log(teacher)), beta)
+    np.testing.assert_allclose(value.numpy(), jsd(student, teacher, beta), rtol=1e-9)
+    step = 1e-6
+    for column in range(9):  # central differences of the NumPy formula
+        shifted = []
+        for sign in (1, -1):
+            moved = logits.clone()
+            moved[:, column] += sign * step
+            shifted.append(jsd(distributions(3, moved)[0], teacher, beta))
+        np.testing.assert_allclose(gradient[:, column].numpy(), (shifted[0] - shifted[1]) / (2 * step), atol=1e-8)
+
+
+def test_gkd_is_its_divergence() -> None:
+    tokens = random_case(0).tokens()
+    out = bind("gkd", {"beta": 0.3}).function(tokens)
+    np.testing.assert_array_equal(out.loss.detach().numpy(), tokens.divergence.detach().numpy())
+    np.testing.assert_array_equal(gradient_of(out.loss, tokens.divergence), 1.0)
+
+
+def weight(numerator: Array, denominator: Array, cap: float) -> Array:
+    return np.minimum(np.exp(numerator - denominator), cap)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["ppo", "gspo", "cispo", "sapo", "topr", "reinforce", "opmd"])
+@pytest.mark.parametrize("mode", ["bypass", "decoupled"])
+def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:
+    case = random_case(seed)
+    if mode == "bypass":
+        case.old = case.behaviour
+    tokens = case.tokens()
+    tokens.expert = None
+    out = Objective.build(name, {}, correction=mode, weight_cap=1.5)(tokens)
+    value, gradient = REFERENCES[name](case)
+    if mode == "decoupled":
+        w = weight(case.old, case.behaviour, 1.5)
+    else:
+        w = weight(case.logp, case.behaviour, 1.5) if name in ("reinforce", "opmd") else np.ones(len(value))
+    np.testing.assert_allclose(out.loss.detach().numpy(), w * value, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), w * gradient, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+def test_the_whole_objective(kl: str, seed: int) -> None:
+    case = random_case(seed)
+    case.old = case.behaviour
+    tokens = case.tokens()
+    tokens.expert = None
+    objective = Objective.build(
+        "ppo", {}, beta=0.3, kl=kl, entropy_coef=0.02, token_mask=(0.5, 2.0), row_mask=(0.8, 1.25)
+    )
+    out = objective(tokens)
+    value, gradient = ppo(case)
+    ratio = case.ratio
+    keep = ((ratio >= 0.5) & (ratio <= 2)).astype(float)
+    for index in case.rows():
+        keep[index] *= 0.8 <= np.exp(np.log(ratio[index]).mean()) <= 1.25
+    d = case.reference - case.logp
+    divergence = {"k1": -d, "k2": d**2 / 2, "k3": np.exp(d) - d - 1}[kl]
+    slope = {"k1": np.ones_like(d), "k2": -d, "k3": 1 - np.exp(d)}[kl]
+    rho = np.minimum(ratio, 2)
+    want = keep * value + 0.3 * rho * divergence - 0.02 * case.entropy
+    np.testing.assert_allclose(out.loss.detach().numpy(), want, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), keep * gradient + 0.3 * rho * slope, atol=1e-10)
+    np.testing.assert_allclose(gradient_of(objective(tokens).loss, tokens.entropy), -0.02)
+    assert float(out.metrics["token_masked"]) == (~((ratio >= 0.5) & (ratio <= 2))).sum()
+
+
+def test_masks_and_diagnostics_leave_demonstrations_alone() -> None:
+    case = random_case(5)
+    case.behaviour = case.old = np.where(case.expert > 0, -40.0, case.logp)  # nobody sampled the experts
+    tokens = case.tokens()
+    out = Objective.build("mix", {}, token_mask=(0.5, 2.0), row_mask=(0.9, 1.1))(tokens)
+    value, gradient = REFERENCES["mix"](case)
+    np.testing.assert_allclose(out.loss.detach().numpy(), value, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), gradient, rtol=1e-9, atol=1e-12)
+    assert float(out.metrics["mismatch_abs"]) == pytest.approx(0.0, abs=1e-9)
+    assert float(out.metrics["token_masked"]) == 0
+
+
+def test_dpo_pairs_are_counted_by_metrics() -> None:
+    case = random_case(1, pairs=True)
+    metrics = bind("dpo", {"beta": 0.5}).function(case.tokens()).metrics
+    rows, wins, margin = case.rows(), 0, 0.0
+    for pair in np.unique(case.group):
+        gain = {
+            case.advantage[rows[r][0]]: 0.5 * (case.logp - case.reference)[rows[r]].sum()
+            for r in np.flatnonzero(case.group == pair)
+        }
+        wins += gain[1.0] > gain[-1.0]
+        margin += gain[1.0] - gain[-1.0]
+    assert int(metrics["pairs"]) == 4
+    assert int(metrics["pair_accuracy"]) == wins
+    assert float(metrics["pair_margin"]) == pytest.approx(margin)
+    spread = float(metrics["pair_reward_chosen"] - metrics["pair_reward_rejected"])
+    assert spread == pytest.approx(margin)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("dpo", {"beta": 0.0}, "beta > 0"),
+        ("dpo", {"label_smoothing": 0.5}, "label_smoothing"),
+        ("opmd", {"tau": -1}, "tau"),
+    ],
+)
+def test_options_out_of_range_are_user_errors(name: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        bind(name, options).function(random_case(0, pairs=True).tokens())
+
+
+def test_float32_is_enough() -> None:
+    for name, reference in REFERENCES.items():
+        case: Case = random_case(2, pairs=name == "dpo")
+        tokens = case.tokens()
+        for field in ("logp", "advantage", "behaviour_logp", "old_logp", "reference_logp"):
+            setattr(tokens, field, getattr(tokens, field).detach().float())
+        got = bind(name, {}).function(tokens).loss
+        assert got.dtype == torch.float32
+        np.testing.assert_allclose(got.numpy(), reference(case)[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,89 @@
+"""A user's module registers a loss and an advantage; both work, change with the file, and clash loudly."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import numpy as np
+import pytest
+import torch
+
+from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
+from rft_platform.algorithms.choice import choose
+from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, bind
+from rft_platform.algorithms.plugins import import_plugins, plugins_digest
+from rft_platform.algorithms.registry import REGISTRIES
+from rft_platform.errors import UserError
+
+NAME = "rft_test_plugin"
+SOURCE = """
+    from rft_platform.algorithms.advantages.registry import advantage
+    from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+
+    @advantage("signs", min_group=3)
+    def signs(reward_N, group_N, run_N, step_N, *, scale: float = {scale}):
+        return scale * (reward_N > 0)
+
+    @loss("squared", correction="weight", whole_rows_if="rows")
+    def squared(tokens: TokenBatch, *, rows: bool = False) -> TokenLoss:
+        return TokenLoss(tokens.advantage * tokens.logp.square())
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / f"{NAME}.py"
+    file.write_text(dedent(SOURCE.format(scale=2.0)))
+    yield file
+    sys.modules.pop(NAME, None)
+    for registry in REGISTRIES:
+        registry.forget(NAME)
+
+
+def test_its_functions_are_chosen_by_name(plugin: Path) -> None:
+    import_plugins([NAME])
+    got = compute_advantages("signs", [1.0, -1.0, 2.0], ["x"] * 3, list("abc"), [0] * 3, scale=3.0)
+    np.testing.assert_array_equal(got, [3.0, 0.0, 3.0])
+    chosen = choose("grpo", advantage="signs", policy_loss="squared", policy_loss_args={"rows": True})
+    assert (chosen.advantage, chosen.min_group, chosen.policy_loss) == ("signs", 3, "squared")
+    bound = bind("squared", {"rows": True})
+    assert bound.whole_rows and bound.correction == "weight"
+    logp = torch.tensor([-2.0])
+    tokens = TokenBatch(logp, torch.zeros(1), torch.ones(1), torch.zeros(1, dtype=torch.int64), 1)
+    assert bound.function(tokens).loss.item() == 4.0
+
+
+def test_a_changed_file_is_imported_anew(plugin: Path) -> None:
+    import_plugins([NAME])
+    before = plugins_digest([NAME])
+    import_plugins([NAME])
+    assert plugins_digest([NAME]) == before
+    plugin.write_text(dedent(SOURCE.format(scale=17.25)))
+    import_plugins([NAME])
+    assert plugins_digest([NAME]) != before
+    assert compute_advantages("signs", [1.0], ["x"], ["a"], [0]).tolist() == [17.25]
+    assert plugins_digest([]) is None
+
+
+def test_a_name_of_the_platform_is_not_taken_over(plugin: Path) -> None:
+    plugin.write_text(plugin.read_text().replace('"signs"', '"grpo"'))
+    with pytest.raises(UserError, match=r"'grpo' is registered twice.*rft_test_plugin\.py:5"):
+        import_plugins([NAME])
+    assert ADVANTAGES.get("grpo").function.__module__.startswith("rft_platform.")
+
+
+def test_half_a_plugin_leaves_nothing(plugin: Path) -> None:
+    plugin.write_text(plugin.read_text() + "\nraise RuntimeError('later')\n")
+    with pytest.raises(UserError, match="RuntimeError: later"):
+        import_plugins([NAME])
+    assert "signs" not in ADVANTAGES.names() and "squared" not in LOSSES.names()
+    plugin.write_text(dedent(SOURCE.format(scale=4.125)))
+    import_plugins([NAME])
+    assert "signs" in ADVANTAGES.names()
+
+
+def test_a_module_that_is_not_there_is_a_user_error() -> None:
+    with pytest.raises(UserError, match=r"algorithm\.plugins: no_such_module .*is it on PYTHONPATH\?"):
+        import_plugins(["no_such_module"])
