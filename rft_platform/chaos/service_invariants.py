@@ -47,7 +47,10 @@ def model_versions_point_at_their_weights(scene: Scene) -> Iterator[Broken]:
 
 
 def champion_was_evaluated(scene: Scene) -> Iterator[Broken]:
-    """The champion, if there is one, is a version whose round was evaluated and promoted it."""
+    """The champion, if there is one, holds the weights that were promoted last.
+
+    A round without a gradient ends in its parent's weights, and what it promotes is its parent's version.
+    """
     champion = scene.registry().champion()
     promoted = [
         number
@@ -59,9 +62,11 @@ def champion_was_evaluated(scene: Scene) -> Iterator[Broken]:
             yield Broken(f"{', '.join(map(round_key, promoted))} promoted their policy, but there is no champion")
         return
     number = int(champion.tags["round"])
-    if number not in promoted:
-        yield Broken(f"the champion is of {round_key(number)}, whose evaluation did not promote it", number)
-    elif number != promoted[-1]:
+    if not promoted:
+        yield Broken(f"the champion is of {round_key(number)}, but no evaluation promoted any", number)
+        return
+    policy = published(scene.project.store, promoted[-1])
+    if policy is None or policy.weights_digest != champion.tags[DIGEST_TAG]:
         yield Broken(f"the champion is of {round_key(number)}, but {round_key(promoted[-1])} was promoted last", number)
 
 

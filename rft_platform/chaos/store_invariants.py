@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rft_platform.chaos.scene import Broken, Scene
+from rft_platform.checkpoint_files import THINNED
 from rft_platform.errors import StorageError
 from rft_platform.experience.rounds import round_key
 from rft_platform.rounds.policy import Policy, parent_of, published
@@ -91,6 +92,8 @@ def checkpoints_are_whole(scene: Scene) -> Iterator[Broken]:
         if policy is None:
             yield Broken(f"{round_key(number)} has published no policy", number)
             continue
+        if (Path(policy.folder) / THINNED).exists():
+            continue  # its weights were removed on purpose
         for why in _faults(policy):
             yield Broken(f"{round_key(number)}: {why}", number)
 

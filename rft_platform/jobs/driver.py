@@ -18,7 +18,9 @@ from rft_platform.faults import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import JOB_OF_KIND
+from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import driver_tags, run_tags
+from rft_platform.jobs.unsaid import record_unsaid
 from rft_platform.processes.lease import locked
 from rft_platform.rounds.observe import Failures, Launches, observe
 from rft_platform.rounds.plan import plan_next
@@ -65,6 +67,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
+        record_unsaid(project, instance, launches(instance).failures)
         while max_launches is None or len(result.launched) < max_launches:
             plan = plan_next(observe(project, attempts.launches(), now=time.monotonic()))
             if not plan.actions and not plan.failed and plan.retry_in is not None:

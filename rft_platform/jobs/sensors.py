@@ -1,18 +1,21 @@
 """The sensors that keep a project going: both ask the plan, and launch what it says."""
 
 from collections.abc import Iterator
+from typing import get_args
 
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
+from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
-from rft_platform.jobs.jobs import JOB_OF_KIND, explore_job, sync_round_job, warm_start_job
+from rft_platform.jobs.jobs import JOB_OF_KIND, OFFLINE_JOBS, explore_job, sync_round_job, warm_start_job
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import run_tags
 from rft_platform.jobs.timing import sensor_interval_s
+from rft_platform.jobs.unsaid import record_unsaid
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
@@ -33,12 +36,13 @@ def experience_threshold_sensor(
 
 
 @dg.sensor(
-    jobs=[warm_start_job, explore_job],
+    jobs=[warm_start_job, explore_job, *OFFLINE_JOBS],
     minimum_interval_seconds=_TICK_S,
-    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent.",
+    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; an "
+    "offline training, where the project is one.",
 )
 def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
-    return _launch(context, project, kinds=("warm_start", "explore"))
+    return _launch(context, project, kinds=("warm_start", "explore", *get_args(OfflineKind)))
 
 
 def _launch(
@@ -51,7 +55,9 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` drives this project now")
     end_orphaned_runs(context.instance)
-    plan = plan_next(observe(opened, launches(context.instance, opened.config.synchronizer.offset_rounds)))
+    known = launches(context.instance, opened.config.synchronizer.offset_rounds)
+    record_unsaid(opened, context.instance, known.failures)
+    plan = plan_next(observe(opened, known))
     requests = list(_requests(plan, kinds))
     if not requests:
         return dg.SkipReason(_why_not(plan))

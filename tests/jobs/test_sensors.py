@@ -14,21 +14,6 @@ from rft_platform.rounds.project import Project
 
 
 @pytest.fixture
-def project(tmp_path) -> Project:
-    """A started project of two rounds; nothing has run yet."""
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
-    config = {
-        "model": {"model_path": "unused"},
-        "algorithm": {"repeat_times": 2},
-        "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": {"path": str(tasks)}}},
-    }
-    home = Home(tmp_path / "home")
-    write_text(home.config_file, yaml.safe_dump(config))
-    return Project.open(home)
-
-
-@pytest.fixture
 def resource(project) -> ProjectResource:
     return ProjectResource(home=str(project.home.root))
 
@@ -100,3 +85,22 @@ def test_the_schedule_evaluates_the_newest_policy(project, resource):
     publish_round(project, 1)
     request = nightly_evaluation(context)
     assert request.partition_key == "r0001"
+
+
+def test_an_offline_training_is_launched_by_the_same_sensor(tmp_path):
+    config = {
+        "mode": "train",
+        "model": {"model_path": "unused"},
+        "algorithm": {"algorithm_type": "sft"},
+        "buffer": {"train_batch_size": 1, "trainer_input": {"experience_buffer": {"path": "unused.jsonl"}}},
+    }
+    home = Home(tmp_path / "home")
+    write_text(home.config_file, yaml.safe_dump(config))
+    resource = ProjectResource(home=str(home.root))
+    with dg.DagsterInstance.ephemeral() as instance:
+        (request,) = tick(next_round_sensor, resource, instance).run_requests
+        assert (request.job_name, request.run_key, request.partition_key) == ("sft_job", "sft:r0001:0", "r0001")
+        publish_round(Project.open(home), 1)
+        skipped = tick(next_round_sensor, resource, instance)
+    assert isinstance(skipped, dg.SkipReason)
+    assert "all rounds" in skipped.skip_message
