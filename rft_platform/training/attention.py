@@ -2,15 +2,12 @@
 
 Registered with transformers as ``packed_tree``. Any contiguous range of nodes attends only to itself and to the
 ancestors of its first node, so a pack is cut into such ranges ("blocks") wherever that saves work: small tries stay
-whole, long completions of one prompt are separated. On CUDA each row is one variable-length flash segment whose keys
-are gathered along its path; elsewhere blocks of similar size are padded together and run as SDPA under a mask.
+whole, long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA under a
+mask. On CUDA the whole pack runs at once under a block mask instead (``tree_mask``).
 """
 
-import functools
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,6 +15,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from rft_platform.training.packing import Pack, ragged
+from rft_platform.training.tree_mask import tree_attention, tree_mask
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 ATTENTION = "packed_tree"
 GATHER_COST = 16  # copying one key costs about as much as so many query-key products
@@ -30,19 +31,8 @@ class PaddedBlocks:
 
     query: Tensor  # int64 [B * Q], nodes; padding repeats the block's first
     key: Tensor  # int64 [B * K], nodes
-    mask: Tensor  # float [B, 1, Q, K]: 0 where the query sees the key, else -inf
+    mask: Tensor | None  # float [B, 1, Q, K]: 0 where the query sees the key, else -inf; None: causal, Q == K
     count: int  # B
-
-
-@dataclass(slots=True)
-class Segments:
-    """Rows for variable-length attention; query segments are consecutive nodes, each the end of its key segment."""
-
-    cu_query: Tensor  # int32 [R + 1]
-    cu_key: Tensor  # int32 [R + 1]
-    key: Tensor | None  # int64, nodes of the keys; None: keys are the nodes themselves, nothing is shared
-    max_query: int
-    max_key: int
 
 
 @dataclass(slots=True)
@@ -53,14 +43,14 @@ class AttentionPlan:
     longest: int  # deepest row, in tokens
     blocks: list[PaddedBlocks]
     slot: Tensor | None  # int64 [nodes]: where in the concatenated block outputs a node's own stands
-    segments: Segments | None  # in place of blocks
+    mask: "BlockMask | None"  # in place of blocks
 
 
 def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
     """Plan for ``pack`` on ``device`` with activations of ``dtype``."""
     plan = AttentionPlan(len(pack.input_ids), int(np.diff(pack.path_start).max()), [], None, None)
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        plan.segments = _segments(pack, device)
+        plan.mask = tree_mask(pack, device)
         return plan
     first, last = _cut(pack)
     start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
@@ -120,25 +110,14 @@ def _pad(
     column = np.arange(int((size + outside).max()))
     ancestor = pack.path[np.minimum(pack.path_start[row][:, None] + column, len(pack.path) - 1)]
     key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
+    nodes = (torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device))
+    ends = np.where(column[: query.shape[1]] < size, pack.subtree_end[query], start + size)
+    if not outside.any() and (ends >= start + size).all():  # whole rows that share nothing: half the products are saved
+        return PaddedBlocks(*nodes, None, len(row))
     queries, keys = query[:, :, None], key[:, None, :]
     sees = (keys <= queries) & (queries < pack.subtree_end[keys]) & (column < outside + size)[:, None, :]
     mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), -torch.inf)
-    return PaddedBlocks(
-        torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device),
-        mask[:, None].to(device), len(row),
-    )  # fmt: skip
-
-
-def _segments(pack: Pack, device: torch.device) -> Segments:
-    rows = np.flatnonzero(np.diff(pack.row_start))  # identical rows add no query
-    own, length = np.diff(pack.row_start)[rows], np.diff(pack.path_start)[rows]
-    cu_query = torch.from_numpy(np.append(0, np.cumsum(own)).astype(np.int32)).to(device)
-    if (own == length).all():
-        return Segments(cu_query, cu_query, None, int(own.max()), int(own.max()))
-    row, offset = ragged(length)
-    key = torch.from_numpy(pack.path[pack.path_start[rows][row] + offset]).to(device)
-    cu_key = torch.from_numpy(np.append(0, np.cumsum(length)).astype(np.int32)).to(device)
-    return Segments(cu_query, cu_key, key, int(own.max()), int(length.max()))
+    return PaddedBlocks(*nodes, mask[:, None].to(device), len(row))
 
 
 def packed_attention(
@@ -171,15 +150,18 @@ def packed_attention(
         unsupported.append(f"sliding_window {sliding_window} on rows of up to {attention_plan.longest} tokens")
     if attention_mask is not None or unsupported:
         raise RuntimeError(f"packed attention does not support {', '.join(unsupported) or 'an attention mask'}")
-    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if attention_plan.segments is not None:
+    if attention_plan.mask is not None:
         if dropout:
-            raise RuntimeError(f"packed flash attention has no dropout: set attention_dropout to 0, got {dropout}")
-        return _varlen(q, k, v, attention_plan.segments, scale)[None], None
+            raise RuntimeError(f"packed attention on CUDA has no dropout: set attention_dropout to 0, got {dropout}")
+        return tree_attention(query, key, value, attention_plan.mask, scale), None
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        # Its backward takes four times as long there as float32's (torch 2.13, rows of 16 tokens).
+        q, k, v = q.float(), k.float(), v.float()
     outputs = [_padded(q, k, v, blocks, scale, dropout) for blocks in attention_plan.blocks]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return joined.index_select(0, attention_plan.slot)[None], None
+    return joined.index_select(0, attention_plan.slot)[None].to(query.dtype), None
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float, dropout: float) -> Tensor:
@@ -189,33 +171,12 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float,
         x.index_select(0, index).unflatten(0, (blocks.count, -1)).transpose(1, 2)
         for x, index in ((q, blocks.query), (k, blocks.key), (v, blocks.key))
     )  # [B, heads, Q or K, D]
+    mask = None if blocks.mask is None else blocks.mask.to(q.dtype)
     out = scaled_dot_product_attention(
-        q_b, k_b, v_b, attn_mask=blocks.mask, dropout_p=dropout, scale=scale, enable_gqa=k.shape[1] != heads
-    )
+        q_b, k_b, v_b, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale,
+        enable_gqa=k.shape[1] != heads,
+    )  # fmt: skip
     return out.transpose(1, 2).flatten(0, 1)
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scale: float) -> Tensor:
-    """Flash attention over rows; a query segment is aligned with the end of its key segment; [T, H, D]."""
-    varlen_attn, accepted = _varlen_attn()
-    if segments.key is not None:
-        k, v = k.index_select(0, segments.key), v.index_select(0, segments.key)
-    options: dict[str, Any] = {"scale": scale}
-    options |= {"window_size": (-1, 0)} if "window_size" in accepted else {"is_causal": True}
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1 and "enable_gqa" in accepted:
-        options["enable_gqa"] = True
-    elif groups > 1:
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-    return varlen_attn(q, k, v, segments.cu_query, segments.cu_key, segments.max_query, segments.max_key, **options)
-
-
-@functools.cache
-def _varlen_attn() -> tuple[Callable[..., Tensor], frozenset[str]]:
-    """torch's variable-length attention and its arguments, which differ between releases."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn, frozenset(inspect.signature(varlen_attn).parameters)
 
 
 def register_attention() -> None:

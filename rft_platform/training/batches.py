@@ -43,12 +43,15 @@ def stream_steps(group: np.ndarray, batch_size: int, seed: int, position: int, c
         yield np.concatenate(taken)
 
 
-def share_of_rank(rows: np.ndarray, group: np.ndarray, tokens: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """This rank's part of a step's ``rows``: whole groups, balanced by tokens (longest first to the least loaded)."""
+def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """This rank's part of a step's ``rows``: whole groups, balanced by ``cost`` (dearest first to the least loaded).
+
+    ``group`` is of all rows, ``cost`` [len(rows)] of those of the step, in any unit that adds up.
+    """
     if world_size == 1:
         return rows
     groups, member = np.unique(group[rows], return_inverse=True)
-    weight = np.bincount(member, tokens[rows])
+    weight = np.bincount(member, cost)
     load = np.zeros(world_size)
     owner = np.empty(len(groups), np.int64)
     for index in np.argsort(-weight, kind="stable"):

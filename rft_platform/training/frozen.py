@@ -1,6 +1,7 @@
-"""Models that are only read: the reference of a KL, the teacher of a distillation. Loaded where a request names one."""
+"""Models that are only read: the reference of a KL or of pairs, the teacher of a distillation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +12,12 @@ from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.manifest import identify
 from rft_platform.training.model import load_policy
 from rft_platform.training.ranks import Ranks
+from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
 from rft_platform.training.step import Reduce, score
 
 LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
+BLOCK = 256  # groups whose reference log-probs are computed together
 
 
 class FrozenModel:
@@ -24,10 +27,6 @@ class FrozenModel:
         self._ranks = ranks
         self._dtype = dtype
         self._held: tuple[str, PackedPolicy] | None = None
-
-    def give(self, folder: Path, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int) -> None:
-        """Give every sample its log-probs under the model in ``folder``, at the sample's own temperature."""
-        give_logprobs(self.model(folder), field, samples, max_tokens_per_pack, self._ranks.reduce)
 
     def model(self, folder: Path) -> PackedPolicy:
         """The model in ``folder``; another one that was held before is dropped."""
@@ -40,12 +39,87 @@ class FrozenModel:
         return self._held[1]
 
 
+@contextmanager
+def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
+    """The base model under the adapter of ``policy``, without a copy of it; ``policy`` itself where it has none."""
+    if not hasattr(policy.model, "disable_adapter"):
+        yield policy
+        return
+    trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    with policy.model.disable_adapter():
+        # peft freezes the adapter meanwhile, and FSDP2 keeps what it finds at its first all-gather: undo it.
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        yield policy
+
+
 def give_logprobs(
     policy: PackedPolicy, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int, reduce: Reduce
 ) -> None:
     """Set ``field`` of every sample to its log-probs under ``policy``; 0 where a token is not trained."""
     logprobs = score(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
     for sample, values in zip(samples, logprobs, strict=True):
-        given = np.zeros(len(sample.token_ids), np.float32)
-        given[sample.loss_mask] = values
-        setattr(sample, field, given)
+        _set(sample, field, values)
+
+
+def give_reference(
+    load: Callable[[], PackedPolicy],
+    rows: TrainingRows,
+    needed: np.ndarray,
+    *,
+    source: str,
+    seed: int,
+    max_tokens_per_pack: int,
+    ranks: Ranks,
+) -> None:
+    """Give the ``needed`` rows their reference log-probs, unless they have those of the same ``source`` already.
+
+    Whole blocks of groups are computed, cut in the order in which the stream of ``seed`` first reads them: so a row's
+    values are the same bits whatever was asked for before, and in a first pass hardly a row more is computed than is
+    needed. The ranks share the work and tell each other. ``load`` is called where anything is missing. All ranks must
+    make the same call.
+    """
+    if rows.reference_source != source:
+        rows.reference_source = source
+        for sample in rows.samples:
+            sample.reference_logprobs = None
+    lacking = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
+    if not lacking.any():
+        return
+    policy, place = load(), _places(int(rows.group.max()) + 1, seed)[rows.group]
+    order = np.argsort(place, kind="stable")
+    blocks = np.split(order, np.flatnonzero(np.diff(place[order] // BLOCK)) + 1)
+    number = np.searchsorted([place[block[0]] // BLOCK for block in blocks], place[needed[lacking]] // BLOCK)
+    for index in np.unique(number):
+        members = blocks[index]
+        own = place[members] % ranks.world_size == ranks.rank
+        _score_together(policy, [rows.samples[row] for row in members], own, max_tokens_per_pack, ranks)
+
+
+def _score_together(
+    policy: PackedPolicy, samples: Sequence[Sample], own: np.ndarray, max_tokens_per_pack: int, ranks: Ranks
+) -> None:
+    """Each rank scores its ``own`` samples (bool), then all ranks have the values of all."""
+    mine = [sample for sample, is_own in zip(samples, own, strict=True) if is_own]
+    scored = iter(score(policy, mine, max_tokens_per_pack=max_tokens_per_pack, reduce=ranks.reduce))
+    values = [
+        next(scored) if is_own else np.zeros(np.count_nonzero(sample.loss_mask))
+        for sample, is_own in zip(samples, own, strict=True)
+    ]
+    together = ranks.reduce(torch.from_numpy(np.concatenate(values).astype(np.float64)), "sum").numpy()
+    ends = np.cumsum([len(row) for row in values])
+    for sample, row in zip(samples, np.split(together, ends[:-1]), strict=True):
+        _set(sample, "reference_logprobs", row)
+
+
+def _places(groups: int, seed: int) -> np.ndarray:
+    """Where each group stands in the first pass of the stream of ``seed``."""
+    place = np.empty(groups, np.int64)
+    place[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
+    return place
+
+
+def _set(sample: Sample, field: LogprobField, values: np.ndarray) -> None:
+    given = np.zeros(len(sample.token_ids), np.float32)
+    given[sample.loss_mask] = values
+    setattr(sample, field, given)

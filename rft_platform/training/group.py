@@ -2,10 +2,9 @@
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,36 +16,14 @@ from rft_platform.observability.context import current
 from rft_platform.processes.lease import Lease, is_alive, locked, read_lease
 from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
 from rft_platform.processes.strays import end_strays, lease_environment
+from rft_platform.training.launch import Rendezvous, TrainerSpec, command
+from rft_platform.training.layout import Layout
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.wire import Connection, Message, raise_error
 
-START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 10.0
 LOG_LINES_SHOWN = 20
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSpec:
-    """What group is wanted, and where its lease and log lie."""
-
-    leases: Path
-    logs: Path
-    nproc: int
-    threads: int
-    dtype: str
-    device: str
-    idle_timeout_s: float
-
-    @property
-    def lease(self) -> Path:
-        """The lease file."""
-        return self.leases / "trainer.json"
-
-    @property
-    def log(self) -> Path:
-        """Standard output and error of all ranks."""
-        return self.logs / "trainer.log"
 
 
 def find_or_start_trainer(
@@ -58,13 +35,19 @@ def find_or_start_trainer(
     dtype: str = "auto",
     idle_timeout_s: float = 900.0,
     device: str = "auto",
+    layout: Layout | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> "TrainerClient":
-    """A trainer group of ``nproc`` ranks that takes commands; one that runs with other settings is replaced.
+    """A trainer group of ``nproc`` ranks a node that takes commands; one that runs with other settings is replaced.
 
     ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` ``auto``, ``cpu`` or
     ``cuda``. Raises TrainerError with the log's last lines where it does not start.
     """
-    client = TrainerClient(TrainerSpec(leases, logs, nproc, threads, dtype, device, idle_timeout_s))
+    client = TrainerClient(
+        TrainerSpec(
+            leases, logs, nproc, threads, dtype, device, idle_timeout_s, layout or Layout(), rendezvous or Rendezvous()
+        )
+    )
     client.ensure_running()
     return client
 
@@ -133,7 +116,10 @@ class TrainerClient:
     def _fits(self, lease: Lease) -> bool:
         """Whether the group has the settings wanted, and runs the code that is installed now."""
         spec = self._spec
-        wanted = {"nproc": spec.nproc, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device}
+        wanted = {
+            "nproc": spec.ranks, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device,
+            "layout": asdict(spec.layout),
+        }  # fmt: skip
         same = all(lease.details.get(name) == value for name, value in wanted.items())
         return same and lease.started_at > _code_changed_at()
 
@@ -143,10 +129,10 @@ class TrainerClient:
         end_strays(spec.lease)  # of a starter that was killed: two groups would write to one log and one lease
         own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", **lease_environment(spec.lease)}
         env = os.environ | own
-        process = start_detached(_command(spec), spec.log, env)
+        process = start_detached(command(spec), spec.log, env)
         born = process.create_time()
         try:
-            wait_for_lease(spec.lease, process, START_TIMEOUT_S, spec.log)
+            wait_for_lease(spec.lease, process, spec.start_timeout_s, spec.log)
         except StartError as error:
             stop_process(process.pid, born)
             raise TrainerError(str(error)) from error
@@ -199,18 +185,6 @@ def _code_changed_at() -> float:
     """When the newest source file that a worker runs was written, in seconds since the epoch."""
     package = Path(rft_platform.__file__).parent
     return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
-
-
-def _command(spec: TrainerSpec) -> list[str]:
-    """Command line of the group. A single rank needs no launcher: torchrun would add 1.8 s and a second process."""
-    ranks = f"--nproc-per-node={spec.nproc}"
-    launcher = [] if spec.nproc == 1 else ["torch.distributed.run", "--standalone", ranks, "-m"]
-    worker = "rft_platform.training.worker"
-    options = {
-        "--lease": spec.lease.absolute(), "--idle-timeout": spec.idle_timeout_s, "--threads": spec.threads,
-        "--dtype": spec.dtype, "--device": spec.device,
-    }  # fmt: skip
-    return [sys.executable, "-m", *launcher, worker, *(str(part) for option in options.items() for part in option)]
 
 
 def _connect(lease: Lease) -> Connection:

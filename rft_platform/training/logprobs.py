@@ -6,7 +6,7 @@ So there is never a [tokens, vocabulary] tensor beyond a chunk, and no logits ar
 that look at whole rows: those need all log-probs first).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
 
 
 @dataclass(slots=True)
-class _Chunk:
+class Chunk:
     """A range of heads with its pairs and tokens; indices within the chunk."""
 
     heads: slice
@@ -78,13 +78,13 @@ class _Chunk:
     token_head: Tensor
 
 
-def _chunks(batch: PackTensors, size: int) -> Iterator[_Chunk]:
+def _chunks(batch: PackTensors, size: int) -> Iterator[Chunk]:
     count = len(batch.head_node)
     for start in range(0, count, size):
         stop = min(start + size, count)
         pairs = slice(int(batch.first_pair[start]), int(batch.first_pair[stop]))
         tokens = slice(int(batch.first_token[pairs.start]), int(batch.first_token[pairs.stop]))
-        yield _Chunk(
+        yield Chunk(
             slice(start, stop),
             pairs,
             tokens,
@@ -96,7 +96,7 @@ def _chunks(batch: PackTensors, size: int) -> Iterator[_Chunk]:
 
 
 @dataclass(slots=True)
-class _Head:
+class LMHead:
     """The LM head and the states it is applied to."""
 
     hidden: Tensor  # [H, D]
@@ -104,10 +104,11 @@ class _Head:
     bias: Tensor | None
     batch: PackTensors
 
-    def chunks(self) -> Iterator[_Chunk]:
-        return _chunks(self.batch, max(1, CHUNK_ELEMENTS // len(self.weight)))
+    def chunks(self, elements: int | None = None) -> Iterator[Chunk]:
+        """Ranges of heads of at most ``elements`` logits each, or of one head."""
+        return _chunks(self.batch, max(1, (elements or CHUNK_ELEMENTS) // len(self.weight)))
 
-    def log_softmax(self, chunk: _Chunk) -> Tensor:
+    def log_softmax(self, chunk: Chunk) -> Tensor:
         """float32 [C, V]."""
         logits = nn.functional.linear(self.hidden[chunk.heads], self.weight, self.bias).float()
         if self.batch.temperature is not None:
@@ -123,6 +124,39 @@ class _Head:
             logp.append(log_softmax[chunk.pair_head, chunk.pair_target])
             entropy.append(-torch.linalg.vecdot(log_softmax.exp(), log_softmax))
         return torch.cat(logp), torch.cat(entropy)
+
+
+@dataclass(slots=True)
+class HeadGradient:
+    """Gradient of a loss by the head's input and parameters, gathered chunk by chunk."""
+
+    by_hidden: Tensor
+    by_weight: Tensor | None  # float32; None where none is asked for
+    by_bias: Tensor | None
+    dtype: torch.dtype
+
+    @classmethod
+    def zeros(cls, head: LMHead, needed: Sequence[bool]) -> "HeadGradient":
+        """``needed``: by hidden, weight, bias, as autograd's context says."""
+        by_weight = torch.zeros_like(head.weight, dtype=torch.float32) if needed[1] else None
+        by_bias = torch.zeros_like(head.bias, dtype=torch.float32) if head.bias is not None and needed[2] else None
+        return cls(torch.empty_like(head.hidden), by_weight, by_bias, head.weight.dtype)
+
+    def add(self, head: LMHead, chunk: Chunk, by_logits: Tensor) -> None:
+        """Take in the gradient by a chunk's tempered logits, float32 [C, V], which is changed in place."""
+        if head.batch.temperature is not None:
+            by_logits = by_logits.div_(head.batch.temperature[chunk.heads])
+        by_logits = by_logits.to(self.dtype)
+        self.by_hidden[chunk.heads] = by_logits @ head.weight
+        if self.by_weight is not None:
+            self.by_weight += by_logits.T @ head.hidden[chunk.heads]
+        if self.by_bias is not None:
+            self.by_bias += by_logits.sum(0)
+
+    def scaled(self, by_loss: Tensor) -> Iterator[Tensor | None]:
+        """By hidden, weight and bias, times the gradient that comes from above."""
+        for gradient in (self.by_hidden, self.by_weight, self.by_bias):
+            yield None if gradient is None else gradient.mul_(by_loss).to(self.dtype)
 
 
 def _loss_gradient(
@@ -149,19 +183,18 @@ class _HeadLoss(torch.autograd.Function):
         loss_of: ChunkLoss,
         whole_rows: bool,
     ) -> Tensor:
-        head = _Head(hidden, weight, bias, batch)
-        ctx.by_hidden = torch.empty_like(hidden)
-        ctx.by_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        ctx.by_bias = torch.zeros_like(bias, dtype=torch.float32) if ctx.needs_input_grad[2] else None
-        ctx.dtype = weight.dtype
+        head = LMHead(hidden, weight, bias, batch)
+        ctx.gradient = gradient = HeadGradient.zeros(head, ctx.needs_input_grad)
         total = hidden.new_zeros((), dtype=torch.float32)
+        chunks = list(head.chunks())
+        whole_rows = whole_rows and len(chunks) > 1  # one chunk is whole anyway: nothing is computed twice
         if whole_rows:
             logp, entropy = head.score()
             everything = slice(0, len(batch.token_pair))
             total, all_logp, all_entropy = _loss_gradient(
                 logp, entropy, batch.token_pair, batch.token_head, everything, loss_of
             )
-        for chunk in head.chunks():
+        for chunk in chunks:
             log_softmax = head.log_softmax(chunk)
             softmax = log_softmax.exp()
             entropy = -torch.linalg.vecdot(softmax, log_softmax)
@@ -174,27 +207,17 @@ class _HeadLoss(torch.autograd.Function):
                     logp, entropy, chunk.token_pair, chunk.token_head, chunk.tokens, loss_of
                 )
                 total = total + loss
-            by_logits = _logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy)
-            if batch.temperature is not None:
-                by_logits = by_logits.div_(batch.temperature[chunk.heads])
-            by_logits = by_logits.to(weight.dtype)
-            ctx.by_hidden[chunk.heads] = by_logits @ weight
-            if ctx.by_weight is not None:
-                ctx.by_weight += by_logits.T @ hidden[chunk.heads]
-            if ctx.by_bias is not None:
-                ctx.by_bias += by_logits.sum(0)
+            gradient.add(head, chunk, logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy))
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = (ctx.by_hidden, ctx.by_weight, ctx.by_bias)
-        scaled = (None if gradient is None else gradient.mul_(by_loss).to(ctx.dtype) for gradient in gradients)
-        return *scaled, None, None, None
+        return *ctx.gradient.scaled(by_loss), None, None, None
 
 
-def _logit_gradient(
-    softmax: Tensor, log_softmax: Tensor, entropy: Tensor, chunk: _Chunk, by_logp: Tensor, by_entropy: Tensor | None
+def logit_gradient(
+    softmax: Tensor, log_softmax: Tensor, entropy: Tensor, chunk: Chunk, by_logp: Tensor, by_entropy: Tensor | None
 ) -> Tensor:
     """Gradient by the logits [C, V]; made in place of ``softmax``.
 
@@ -220,6 +243,7 @@ class PackedPolicy(nn.Module):
     def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.model = model
+        self.runs_on: torch.device | None = None
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         register_attention()
@@ -233,8 +257,8 @@ class PackedPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return next(self.model.parameters()).device
+        """Where the model computes; parameters that are offloaded rest elsewhere."""
+        return self.runs_on or next(self.model.parameters()).device
 
     @property
     def causal(self) -> Any:
@@ -251,26 +275,33 @@ class PackedPolicy(nn.Module):
         """The decoder layers."""
         return self.body.layers
 
-    def forward(self, batch: PackTensors, loss_of: ChunkLoss | None = None, whole_rows: bool = False) -> Tensor:
+    def forward(
+        self,
+        batch: PackTensors,
+        loss_of: ChunkLoss | None = None,
+        whole_rows: bool = False,
+        through: Callable[[LMHead], Any] | None = None,
+    ) -> Any:
         """The summed loss of the pack's tokens (a scalar to call ``backward`` on, once).
 
-        Without ``loss_of``: the log-probs [N] of the tokens, in the pack's order, without gradients.
+        Without ``loss_of``: the log-probs [N] of the tokens, in the pack's order, without gradients. With ``through``:
+        what it makes of the head and the states it is applied to (a loss of its own).
         """
-        hidden = self._hidden(batch)
+        hidden = packed_hidden(self.body, batch)
         head = self.causal.get_output_embeddings()
+        if through is not None:
+            return through(LMHead(hidden, head.weight, head.bias, batch))
         if loss_of is None:
-            return _Head(hidden, head.weight, head.bias, batch).score()[0].index_select(0, batch.token_pair)
+            return LMHead(hidden, head.weight, head.bias, batch).score()[0].index_select(0, batch.token_pair)
         return _HeadLoss.apply(hidden, head.weight, head.bias, batch, loss_of, whole_rows)
 
-    def _hidden(self, batch: PackTensors) -> Tensor:
-        """Final hidden states at the heads, [H, D]."""
-        body = self.body
-        if body.config._attn_implementation != ATTENTION:
-            raise RuntimeError(
-                f"attention is {body.config._attn_implementation!r}, which would mix the rows of a pack: "
-                f"expected {ATTENTION!r}, was the attention implementation changed after PackedPolicy was made?"
-            )
-        out = body(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, attention_plan=batch.plan
+
+def packed_hidden(body: Any, batch: PackTensors) -> Tensor:
+    """Final hidden states of the transformer ``body`` at the heads of a pack, [H, D]."""
+    if body.config._attn_implementation != ATTENTION:
+        raise RuntimeError(
+            f"attention is {body.config._attn_implementation!r}, which would mix the rows of a pack: "
+            f"expected {ATTENTION!r}, was the attention implementation changed after PackedPolicy was made?"
         )
-        return out.last_hidden_state[0].index_select(0, batch.head_node)
+    out = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, attention_plan=batch.plan)
+    return out.last_hidden_state[0].index_select(0, batch.head_node)

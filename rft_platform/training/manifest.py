@@ -13,6 +13,8 @@ from rft_platform.files import digest_file, digest_json, read_json, write_json
 from rft_platform.weights import digest_weights
 
 TRAINER_STATE = "trainer_state"
+#: In that folder. The first two are sharded: each rank's part is one safetensors file (``shards.shard_file``).
+OPTIMIZER, MASTER, RANDOM, STATE = "optimizer", "master", "random.safetensors", "state.json"
 STEPS = "steps.json"  # what each optimiser step measured
 SCHEMA_VERSION = 1
 

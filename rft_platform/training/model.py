@@ -4,19 +4,21 @@ Sharding with FSDP2 costs about 17 ms a step whatever the model's size (measured
 rank: 10 % of a step of 64 rows), so a single rank that computes in its parameters' own format is left unsharded.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rft_platform.errors import UserError
+from rft_platform.training.layers import own_memory, prepare_layers
 from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.manifest import TRAINER_STATE
+from rft_platform.training.manifest import MASTER, TRAINER_STATE
 from rft_platform.training.protocol import LoraSpec
 from rft_platform.training.ranks import Ranks
+from rft_platform.training.shards import ShardReader
 
-MASTER = "master.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -42,16 +44,20 @@ def load_policy(
     from ``seed``), ``adapter`` loads one from its folder; then only the adapter is trainable.
     """
     model = _read(folder)
-    master = folder / TRAINER_STATE / MASTER
-    if master.exists():
-        _load_master(model, master)
-    if lora is not None or adapter is not None:
+    with_adapter = lora is not None or adapter is not None
+    if with_adapter:
+        _read_master(model, folder)
         model = _with_adapter(model, folder, lora, adapter, seed)
     model.to(ranks.device)
+    own_memory(model)
     model.eval()  # no dropout: the importance ratio would be noise
     policy = PackedPolicy(model, compute_dtype=dtype)
-    if ranks.world_size > 1 or dtype != torch.float32:
-        _shard(policy, ranks, dtype)
+    policy.runs_on = ranks.device
+    prepare_layers(policy.causal, policy.body, policy.layers, ranks.layout)
+    if is_sharded(ranks, dtype):
+        shard(policy, policy.layers, ranks, dtype)
+    if not with_adapter:
+        _read_master(model, folder)  # each rank its own part
     check_tied(policy.causal, folder)
     return policy
 
@@ -64,11 +70,14 @@ def check_tied(model: Any, folder: Path) -> None:
 
 
 def _read(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (folder / "config.json").is_file():
         raise UserError(f"{folder}: expected a Hugging Face model folder, but there is no config.json in it")
     try:
+        if _has_master(folder) and not any(folder.glob("*.safetensors")):
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         return AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
         )
@@ -76,13 +85,22 @@ def _read(folder: Path) -> Any:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
 
 
-def _load_master(model: nn.Module, file: Path) -> None:
-    from safetensors.torch import load_file
+def _read_master(model: nn.Module, folder: Path) -> None:
+    """Replace the weights by the float32 ones of a checkpoint of ours, where it has any."""
+    if _has_master(folder):
+        with torch.no_grad():
+            ShardReader(folder / TRAINER_STATE).read(master_weights(model))
 
-    missing, unexpected = model.load_state_dict(load_file(file), strict=False)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise UserError(f"{file}: its tensors are not those of the model beside it: {unexpected or missing}")
+
+def _has_master(folder: Path) -> bool:
+    return any((folder / TRAINER_STATE).glob(f"{MASTER}*.safetensors"))
+
+
+def master_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name, shared ones once, as they lie on this rank: DTensors where sharded."""
+    persistent = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
 
 
 def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path | None, seed: int) -> Any:
@@ -107,11 +125,26 @@ def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path
             raise UserError(f"LoRA cannot be added to {folder}: {error}") from error
 
 
-def _shard(policy: PackedPolicy, ranks: Ranks, dtype: torch.dtype) -> None:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+def is_sharded(ranks: Ranks, dtype: torch.dtype) -> bool:
+    """Whether FSDP is used: not where one rank computes in float32, which has nothing to shard, offload or round."""
+    return ranks.world_size > 1 or dtype != torch.float32 or ranks.layout.cpu_offload
 
-    mesh = ranks.mesh()
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    for layer in policy.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(policy, mesh=mesh, mp_policy=precision)
+
+def shard(
+    model: nn.Module,
+    layers: Iterable[nn.Module],
+    ranks: Ranks,
+    dtype: torch.dtype,
+    in_float32: Iterable[nn.Module] = (),
+) -> None:
+    """Shard ``model`` over the ranks, layer by layer, computing in ``dtype``, the parts ``in_float32`` in that."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+    mesh, layout = ranks.mesh(), ranks.layout
+    offload = CPUOffloadPolicy() if layout.cpu_offload else OffloadPolicy()
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
+    for part in in_float32:
+        fully_shard(part, mesh=mesh, offload_policy=offload)
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

@@ -64,6 +64,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    """The global 2-norm of the gradients, over all ranks; they stay as they are."""
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
 def apply_step(optimizer: torch.optim.AdamW, spec: OptimizerSpec, step: int) -> float:
     """One AdamW update at the learning rate of global step ``step``, which is returned; gradients are dropped after."""
     rate = learning_rate(spec, step)

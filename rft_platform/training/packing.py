@@ -52,13 +52,34 @@ class Pack:
         return np.diff(self.path_start) - np.diff(self.row_start)
 
 
-def pack(samples: Sequence[Sample], max_tokens: int) -> list[Pack]:
+def pack(
+    samples: Sequence[Sample], max_tokens: int, *, share_prefixes: bool = True, whole_groups: bool = False
+) -> list[Pack]:
     """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets a pack of its own.
 
-    Rows without a trainable token are left out. The same samples in another order give the same tries.
+    Rows without a trainable token are left out. The same samples in another order give the same tries. Without
+    ``share_prefixes`` every row is a tree of its own. With ``whole_groups`` the rows of a group are in one pack,
+    however long it gets.
     """
     rows = _sort_rows(samples)
-    return [_build(rows, ranks) for ranks in _assign(rows, max_tokens)] if len(rows.sample) else []
+    if not share_prefixes:
+        rows.shared[:] = 0
+    if not len(rows.sample):
+        return []
+    units = _units_of_groups(rows, samples) if whole_groups else _units(rows)
+    return [_build(rows, ranks) for ranks in _assign(units, max_tokens)]
+
+
+def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By sample, int64 each: tokens it feeds to the model, how many of them another row feeds before it, heads.
+
+    As if all were packed in one trie: what is left of a row is what it adds to the work. Rows without a trainable token
+    feed nothing.
+    """
+    rows, count = _sort_rows(samples), len(samples)
+    length, shared, heads = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    length[rows.sample], shared[rows.sample], heads[rows.sample] = rows.length, rows.shared, rows.trainable_count
+    return length, shared, heads
 
 
 @dataclass(slots=True)
@@ -124,33 +145,66 @@ def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return segment, np.arange(len(segment)) - (np.cumsum(lengths) - lengths)[segment]
 
 
-def _assign(rows: _Rows, max_tokens: int) -> list[np.ndarray]:
-    """Split the sorted rows over packs: best fit, decreasing, of runs of rows that share much. Ranks, ascending."""
-    added = rows.length - rows.shared
-    if added.sum() <= max_tokens:
-        return [np.arange(len(added))]
+@dataclass(slots=True)
+class _Units:
+    """Rows that should be packed together: one row, or the rows of a group."""
+
+    ranks: np.ndarray  # int64, of the sorted rows, unit after unit
+    start: np.ndarray  # int64 [U + 1], where each unit's begin
+    size: np.ndarray  # int64 [U], nodes of the unit alone
+    added: np.ndarray  # int64 [U], nodes that it adds to the unit before it
+
+
+def _units(rows: _Rows) -> _Units:
+    """Every row a unit."""
+    count = len(rows.length)
+    return _Units(np.arange(count), np.arange(count + 1), rows.length, rows.length - rows.shared)
+
+
+def _units_of_groups(rows: _Rows, samples: Sequence[Sample]) -> _Units:
+    """Every group a unit, in the order of their first rows; where groups interleave, sizes are too large at most."""
+    group = np.fromiter((samples[i].group for i in rows.sample), np.int64, len(rows.sample))
+    _, first, member = np.unique(group, return_index=True, return_inverse=True)
+    order = np.argsort(first[member], kind="stable")  # ranks ascend, so within a group as well
+    start = np.append(np.flatnonzero(np.diff(member[order], prepend=-1)), len(order))
+    added = rows.length[order] - _shared_with_next(rows.shared, order)
+    alone = added.copy()
+    alone[start[:-1]] = rows.length[order][start[:-1]]
+    return _Units(order, start, np.add.reduceat(alone, start[:-1]), np.add.reduceat(added, start[:-1]))
+
+
+def _shared_with_next(shared: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Common prefix of each of the sorted rows in ``order`` with the one before it there; 0 for the first."""
+    low, high = np.minimum(order[1:], order[:-1]), np.maximum(order[1:], order[:-1])
+    bounds = np.column_stack([low + 1, high + 1]).ravel()
+    common = np.minimum.reduceat(np.append(shared, 0), bounds)[::2] if len(bounds) else bounds
+    return np.append(0, common)
+
+
+def _assign(units: _Units, max_tokens: int) -> list[np.ndarray]:
+    """Split the units over packs: best fit, decreasing, of runs of units that share much. Ranks, ascending."""
+    if units.added.sum() <= max_tokens:
+        return [np.sort(units.ranks)]
     starts: list[int] = []
     sizes: list[int] = []
-    for r, (own, shared, length) in enumerate(
-        zip(added.tolist(), rows.shared.tolist(), rows.length.tolist(), strict=True)
-    ):
-        # A row that adds nothing (the same tokens again) always joins the one before.
-        if not r or (own and (shared * WORTH_SHARING < length or sizes[-1] + own > max_tokens)):
-            starts.append(r)
-            sizes.append(length)
+    for u, (size, own) in enumerate(zip(units.size.tolist(), units.added.tolist(), strict=True)):
+        # A unit that adds nothing (the same tokens again) always joins the one before.
+        if not u or (own and ((size - own) * WORTH_SHARING < size or sizes[-1] + own > max_tokens)):
+            starts.append(u)
+            sizes.append(size)
         else:
             sizes[-1] += own
-    bounds = [*starts, len(added)]
+    bounds = units.start[np.array([*starts, len(units.size)])].tolist()
     packs: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, pack), ascending
-    for unit in sorted(range(len(sizes)), key=lambda u: -sizes[u]):
-        at = bisect_left(room, (sizes[unit], -1))
+    for run in sorted(range(len(sizes)), key=lambda r: -sizes[r]):
+        at = bisect_left(room, (sizes[run], -1))
         left, target = room.pop(at) if at < len(room) else (max_tokens, len(packs))
         if target == len(packs):
             packs.append([])
-        packs[target].append(unit)
-        insort(room, (left - sizes[unit], target))
-    return [np.concatenate([np.arange(bounds[u], bounds[u + 1]) for u in sorted(units)]) for units in packs]
+        packs[target].append(run)
+        insort(room, (left - sizes[run], target))
+    return [np.sort(np.concatenate([units.ranks[bounds[r] : bounds[r + 1]] for r in runs])) for runs in packs]
 
 
 def _build(rows: _Rows, ranks: np.ndarray) -> Pack:

@@ -1,25 +1,30 @@
 """A request made concrete: its rows, its optimiser steps, and its identity. No weights are needed for it."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.plugins import plugins_digest
 from rft_platform.errors import UserError
 from rft_platform.files import digest_json
 from rft_platform.training.batches import group_steps, stream_steps
 from rft_platform.training.checkpoint import Position, read_position
-from rft_platform.training.demonstrations import read_demonstrations
+from rft_platform.training.demonstrations import among_rollouts, read_demonstrations
 from rft_platform.training.manifest import identify
+from rft_platform.training.preferences import read_preferences
 from rft_platform.training.protocol import AlgorithmSpec, TrainRequest
 from rft_platform.training.rows import TrainingRows, digest_files, read_rollouts
 
 #: Fields that say where things lie or who asks, not what is computed.
 _NOT_IDENTITY = (
     "parent", "output", "rollouts", "judged", "demonstrations", "preferences", "data_position", "reference", "teacher",
-    "save_interval", "save_hf_checkpoint", "lineage",
+    "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep", "lineage",
 )  # fmt: skip
+
+Reader = Callable[[str, Path], TrainingRows]
 
 
 @dataclass(slots=True)
@@ -31,48 +36,99 @@ class TrainingPlan:
     position: Position | None  # in the demonstrations, after the last step
     objective: Objective
     identity: str  # equal for requests that lead from the same state by the same data and settings
+    taken: list[int]  # demonstrations or pairs that each step takes from their stream; empty where there is none
+
+
+_Parts = tuple[TrainingRows, list[np.ndarray], Position | None, list[int]]
 
 
 class Planner:
-    """Makes plans; keeps the last demonstrations, which consecutive requests share."""
+    """Makes plans; keeps the last demonstrations and pairs, which consecutive requests share."""
 
     def __init__(self) -> None:
-        self._demonstrations: tuple[str, TrainingRows] | None = None
+        self._held: dict[Reader, tuple[str, TrainingRows]] = {}
 
     def plan(self, request: TrainRequest, parent: Path, parent_digest: str, objective: Objective) -> TrainingPlan:
         """The plan of ``request``; UserError or StorageError where its data cannot be used."""
         _check(request, objective)
-        position = None
-        if request.demonstrations is not None:
-            rows = self._read_demonstrations(request.demonstrations, parent)
-            start = _start(request, parent, rows.digest)
-            count = _demonstration_count(request, int(rows.group.max()) + 1)
-            steps = list(stream_steps(rows.group, request.train_batch_size, request.seed, start, count))
-            position = Position(rows.digest, request.seed, start + count)
+        if request.rollouts:
+            rows, steps, position, taken = self._rollouts(request, parent, objective)
+        elif request.preferences is not None:
+            rows, steps, position, taken = self._stream(request, parent, read_preferences, request.preferences)
         else:
-            rows = read_rollouts(
-                request.rollouts, request.judged, policy_gradient=objective.policy_loss.policy_gradient
-            )
-            signal = _signal(rows, objective, request.algorithm)
-            every = group_steps(rows.group, request.train_batch_size, request.seed, request.epochs)
-            steps = [step for step in every if signal[step].any()][: request.max_steps]
-        return TrainingPlan(rows, steps, position, objective, _identity(request, parent_digest, rows.digest, position))
+            assert request.demonstrations is not None, "it was checked that there is something to train on"
+            rows, steps, position, taken = self._stream(request, parent, read_demonstrations, request.demonstrations)
+        identity = _identity(request, parent_digest, rows.digest, position)
+        return TrainingPlan(rows, steps, position, objective, identity, taken)
 
-    def _read_demonstrations(self, file: str, model_folder: Path) -> TrainingRows:
+    def _stream(self, request: TrainRequest, parent: Path, reader: Reader, file: str) -> _Parts:
+        """Demonstrations or pairs, as many as asked for from where the parent stopped."""
+        rows = self._read(reader, file, parent)
+        start = _start(request, parent, rows.digest)
+        count = _stream_count(request, int(rows.group.max()) + 1)
+        steps = list(stream_steps(rows.group, request.train_batch_size, request.seed, start, count))
+        taken = [min(request.train_batch_size, count - first) for first in range(0, count, request.train_batch_size)]
+        return rows, steps, Position(rows.digest, request.seed, start + count), taken
+
+    def _rollouts(self, request: TrainRequest, parent: Path, objective: Objective) -> _Parts:
+        rows = read_rollouts(request.rollouts, request.judged, policy_gradient=objective.policy_loss.policy_gradient)
+        steps = list(group_steps(rows.group, request.train_batch_size, request.seed, request.epochs))
+        if request.demonstrations is None:
+            signal = _signal(rows, objective, request.algorithm)
+            return rows, [step for step in steps if signal[step].any()][: request.max_steps], None, []
+        return self._mixed(request, parent, rows, steps[: request.max_steps], request.demonstrations)
+
+    def _mixed(
+        self, request: TrainRequest, parent: Path, rollouts: TrainingRows, steps: list[np.ndarray], file: str
+    ) -> _Parts:
+        """Demonstrations beside the rollouts of each step, from where the parent's stream of them stopped."""
+        experts = self._read(read_demonstrations, file, parent)
+        start, count = _start(request, parent, experts.digest), _expert_count(request)
+        stream = stream_steps(experts.group, count, request.seed, start, count * len(steps))
+        first = len(rollouts.samples)
+        steps = [np.concatenate([step, first + shown]) for step, shown in zip(steps, stream, strict=True)]
+        rows = among_rollouts(rollouts, experts, digest_json([rollouts.digest, experts.digest]))
+        return rows, steps, Position(experts.digest, request.seed, start + count * len(steps)), [count] * len(steps)
+
+    def _read(self, reader: Reader, file: str, model_folder: Path) -> TrainingRows:
         template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
         key = digest_files([file, *(str(model_folder / name) for name in template)])
-        if self._demonstrations is None or self._demonstrations[0] != key:
-            self._demonstrations = (key, read_demonstrations(file, model_folder))
-        return self._demonstrations[1]
+        if reader not in self._held or self._held[reader][0] != key:
+            self._held[reader] = (key, reader(file, model_folder))
+        return self._held[reader][1]
 
 
 def _check(request: TrainRequest, objective: Objective) -> None:
-    if (request.demonstrations is None) == (not request.rollouts):
-        raise UserError("a training takes either rollouts with their judgements or demonstrations")
-    if objective.needs_reference and request.reference is None:
+    algorithm, loss = request.algorithm, objective.policy_loss
+    given = [bool(request.rollouts), request.demonstrations is not None, request.preferences is not None]
+    wanted = [True, True, False] if algorithm.expert_weight is not None else None
+    if given != wanted if wanted else sum(given) != 1:
         raise UserError(
-            f"the loss {request.algorithm.policy_loss!r} with beta {request.algorithm.beta} needs a reference model: "
-            "name its folder"
+            "a training takes one of rollouts with their judgements, demonstrations, and preferences; with an expert "
+            "weight it takes rollouts and demonstrations"
+        )
+    if request.preferences is not None and not loss.whole_groups:
+        raise UserError(f"the loss {algorithm.policy_loss!r} does not compare the rows of a pair: use 'dpo'")
+    if algorithm.expert_weight is not None:
+        _check_mix(request, algorithm.expert_weight)
+    needs_reference = objective.needs_reference or algorithm.kl_penalty is not None
+    if needs_reference and request.reference is None and request.lora is None:
+        raise UserError(
+            f"the loss {algorithm.policy_loss!r} with beta {algorithm.beta} needs a reference model: name its folder"
+        )
+    if loss.teacher and request.teacher is None:
+        raise UserError(f"the loss {algorithm.policy_loss!r} learns from a teacher: name its folder")
+
+
+def _check_mix(request: TrainRequest, weight: float) -> None:
+    if not 0 <= weight <= 1:
+        raise UserError(f"expert_weight is {weight}: expected the experts' share of the loss, from 0 to 1")
+    if request.expert_batch_size is not None and request.expert_batch_size < 1:
+        raise UserError(f"expert_batch_size is {request.expert_batch_size}: expected at least one demonstration a step")
+    if request.algorithm.token_advantage is not None:
+        raise UserError(
+            f"token advantage {request.algorithm.token_advantage!r} is made of rewards, which demonstrations among the "
+            "rollouts do not have: use an advantage made at judge time, such as grpo"
         )
 
 
@@ -85,10 +141,17 @@ def _start(request: TrainRequest, parent: Path, data_digest: str) -> int:
     return reached.rows if reached is not None and same else 0
 
 
-def _demonstration_count(request: TrainRequest, conversations: int) -> int:
+def _stream_count(request: TrainRequest, groups: int) -> int:
     if request.max_steps is not None:
         return request.max_steps * request.train_batch_size
-    return request.epochs * conversations
+    return request.epochs * groups
+
+
+def _expert_count(request: TrainRequest) -> int:
+    """Demonstrations a step: as many as asked for, else the share of rows that they have of the loss."""
+    share = request.algorithm.expert_weight or 0.0
+    count = request.expert_batch_size
+    return max(1, round(share * request.train_batch_size)) if count is None else count
 
 
 def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) -> np.ndarray:
@@ -99,6 +162,9 @@ def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) 
 
 def _identity(request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None) -> str:
     settings = {name: value for name, value in asdict(request).items() if name not in _NOT_IDENTITY}
-    models = [None if folder is None else identify(Path(folder)) for folder in (request.reference, request.teacher)]
+    critic = request.algorithm.critic
+    folders = (request.reference, request.teacher, None if critic is None else critic.folder)
+    models = [None if folder is None else identify(Path(folder)) for folder in folders]
     end = None if position is None else asdict(position)
-    return digest_json([settings, parent_digest, data_digest, models, end])
+    plugins = plugins_digest(request.algorithm.plugins)
+    return digest_json([settings, parent_digest, data_digest, models, end, plugins])

@@ -4,13 +4,21 @@ Everything here is of the policy as it is when the training starts; no gradient 
 for is computed: with the defaults (no KL, ratio to the engine's own log-probs) no forward pass at all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from rft_platform.training.frozen import FrozenModel, give_logprobs
+from rft_platform.files import digest_json
+from rft_platform.training.critic_step import give_values
+from rft_platform.training.distillation import check_vocabulary
+from rft_platform.training.frozen import FrozenModel, give_logprobs, give_reference, without_adapter
+from rft_platform.training.manifest import identify
 from rft_platform.training.run_steps import StepRun
+from rft_platform.training.samples import Sample
+from rft_platform.training.trajectories import give_token_advantages
 
 
 @dataclass(slots=True)
@@ -26,12 +34,58 @@ class Preparation:
         rows = _rows_of_rank(run)
         samples = [run.plan.rows.samples[row] for row in rows]
         reduce, budget = run.ranks.reduce, request.max_tokens_per_pack
-        if request.reference is not None and needs_reference(run):
+        if needs_reference(run):
             with run.watch.time("reference"):
-                self.reference.give(Path(request.reference).absolute(), "reference_logprobs", samples, budget)
+                self._give_reference(run)
+        if request.teacher is not None:
+            with run.watch.time("teacher"):
+                self._give_teacher(run, Path(request.teacher).absolute(), samples)
         if algorithm.correction == "decoupled":
             with run.watch.time("old_logprobs"):
                 give_logprobs(run.state.policy, "old_logprobs", samples, budget, reduce)
+        if run.state.critic is not None:
+            with run.watch.time("values"):
+                give_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
+        if algorithm.token_advantage is not None:
+            made = give_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, run.ranks)
+            run.prepared, run.state.kl_control = made.metrics, made.kl_control
+
+    def _give_reference(self, run: StepRun) -> None:
+        """By the policy itself, which no step has changed yet, where the reference is what it started from.
+
+        With an adapter that is the model under it, and the reference where the request names none.
+        """
+        request, state = run.request, run.state
+        folder = state.base_model if request.reference is None else Path(request.reference).absolute()
+        assert folder is not None, "the plan checks that there is a reference"
+        own = state.base_model or Path(request.parent).absolute()
+        digest = run.ranks.from_first(lambda: identify(folder))
+        held = digest if own == folder else run.ranks.from_first(lambda: identify(own))
+        give = partial(
+            give_reference,
+            rows=run.plan.rows,
+            needed=np.unique(np.concatenate(run.plan.steps)),
+            source=digest_json([digest, request.seed, request.max_tokens_per_pack]),
+            seed=request.seed,
+            max_tokens_per_pack=request.max_tokens_per_pack,
+            ranks=run.ranks,
+        )
+        if digest == held:
+            with without_adapter(state.policy) as policy:
+                give(lambda: policy)
+        else:
+            give(lambda: self.reference.model(folder))
+
+    def _give_teacher(self, run: StepRun, folder: Path, samples: Sequence[Sample]) -> None:
+        """A loss that distils reads the teacher itself, a token advantage its log-probs."""
+        student = run.state.base_model or run.state.folder
+        run.ranks.from_first(lambda: check_vocabulary(student, folder))
+        teacher = self.teacher.model(folder)
+        if run.plan.objective.policy_loss.teacher:
+            run.teacher = teacher
+        else:
+            budget, reduce = run.request.max_tokens_per_pack, run.ranks.reduce
+            give_logprobs(teacher, "teacher_logprobs", samples, budget, reduce)
 
 
 def needs_reference(run: StepRun) -> bool:

@@ -94,9 +94,10 @@ class TrainRequest:
     demonstrations: str | None = None
     preferences: str | None = None
     train_batch_size: int = 512  # experiences (or demonstrations, or pairs) an optimiser step
+    expert_batch_size: int | None = None  # demonstrations beside them; None: ``expert_weight`` of train_batch_size
     max_steps: int | None = None  # rollouts: at most so many steps; demonstrations: exactly so many, whatever epochs
     epochs: int = 1  # passes over the rows
-    data_position: int | None = None  # demonstrations already used; None: go on where the parent stopped
+    data_position: int | None = None  # demonstrations or pairs already used; None: go on where the parent stopped
     max_tokens_per_pack: int = 16384
     seed: int = 0
     fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
@@ -105,6 +106,7 @@ class TrainRequest:
     teacher: str | None = None  # folder of the model to learn from (distillation); needs the policy's own vocabulary
     save_interval: int | None = None  # optimiser steps between checkpoints on the way; None: only the last
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which of them hold Hugging Face weights
+    max_checkpoints_to_keep: int | None = None  # of those on the way, where they hold such weights; None: all
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
 
 

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rft_platform.errors import RftError
+from rft_platform.training.layout import Layout
 from rft_platform.training.wire import error_message, raise_error
 
 #: Ranks wait for the next command inside a collective: only the group's own idle time-out ends that wait.
@@ -31,15 +32,18 @@ class Ranks:
     world_size: int
     device: torch.device
     control: dist.ProcessGroup
+    layout: Layout = field(default_factory=Layout)  # of all models here
 
     @classmethod
-    def join(cls, device: str = "auto") -> "Ranks":
+    def join(cls, device: str = "auto", layout: Layout | None = None) -> "Ranks":
         """Join the group that ``torchrun`` describes in the environment; without one, be a group of one.
 
         ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one); a rank takes the GPU of its local rank.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
+        layout = layout or Layout()
+        layout.check("cuda" if on_cuda else "cpu")
         if on_cuda:
             torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
@@ -52,6 +56,7 @@ class Ranks:
             world_size=dist.get_world_size(),
             device=torch.device("cuda", local_rank) if on_cuda else torch.device("cpu"),
             control=dist.new_group(backend="gloo", timeout=WAIT_FOR_COMMANDS),
+            layout=layout,
         )
 
     @property

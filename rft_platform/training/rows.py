@@ -32,6 +32,15 @@ class TrainingRows:
     digest: str  # of the files' contents
     facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward, run, step
     dropped: int = 0  # rows that a filter kept from training
+    reference_source: str | None = None  # identity of what made the samples' reference log-probs
+
+    def __post_init__(self) -> None:
+        for sample, group in zip(self.samples, self.group.tolist(), strict=True):
+            sample.group = group
+
+    def known(self, chosen: np.ndarray) -> np.ndarray:
+        """Those of the ``chosen`` rows of which there are facts: rollouts; demonstrations among them stand last."""
+        return chosen[chosen < max((len(values) for values in self.facts.values()), default=0)]
 
 
 def digest_files(paths: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ class Sample:
     temperature: float = 1.0  # logits are divided by it
     weight: float = 1.0  # factor on the row's loss; not counted by the normaliser
     expert: bool = False  # a demonstration that is mixed in among rollouts
+    group: int = 0  # rows of equal group are evaluated together where the loss looks at whole groups (pairs)
     # What a training adds before its first step (``preparation``), float32 [n] each, at the row's temperature:
     reference_logprobs: np.ndarray | None = None  # of the reference model
     teacher_logprobs: np.ndarray | None = None  # of the teacher

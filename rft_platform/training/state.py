@@ -2,23 +2,21 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
 
+from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.training.critic import Critic
 from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.protocol import LoraSpec
+from rft_platform.training.model import master_weights
+from rft_platform.training.protocol import CriticSpec, LoraSpec
+from rft_platform.training.shards import ShardReader
 
-#: Whole tensors, not shards: what is saved by N ranks can be loaded by M.
+#: Whole tensors, not shards: what is published for others to load.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
-_SCATTER = StateDictOptions(full_state_dict=True)
 
 
 @dataclass(slots=True)
@@ -33,6 +31,13 @@ class TrainerState:
     policy_version: int
     base_model: Path | None = None  # folder of the full weights where an adapter is trained
     lora: LoraSpec | None = None
+    critic: Critic | None = None
+    kl_control: KlControl | None = None  # an adaptive KL penalty as far as it has come
+
+    def serves(self, lora: LoraSpec | None, critic: CriticSpec | None) -> bool:
+        """Whether a training with this adapter and this critic can go on from here without reading from disk."""
+        fits = critic is None if self.critic is None else critic is not None and critic.folder == self.critic.origin
+        return self.lora == lora and fits
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,33 +48,32 @@ class TrainerState:
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
     """Trainable float32 tensors by name, whole, on the CPU, shared ones once. For rank 0, but all must call it."""
     model = state.policy.model
-    whole = get_model_state_dict(model, options=_GATHER)
-    if state.lora is None:
-        kept = [name for name, _ in model.named_parameters()] + [name for name, _ in model.named_buffers()]
-    else:
-        kept = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return {name: whole[name].contiguous() for name in kept if name in whole}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: tensor for name, tensor in master_weights(model).items() if state.lora is None or name in trained}
+    if any(isinstance(tensor, DTensor) for tensor in kept.values()):
+        whole = get_model_state_dict(model, options=_GATHER)
+        return {name: whole[name].contiguous() for name in kept if name in whole}
+    return {name: tensor.cpu().contiguous() for name, tensor in kept.items()}
 
 
-def gather_moments(state: TrainerState) -> dict[str, Tensor]:
-    """AdamW's moments and steps as ``<parameter>.<exp_avg, exp_avg_sq or step>``. For rank 0, but all must call it."""
-    whole: Any = get_optimizer_state_dict(state.policy.model, state.optimizer, options=_GATHER)
-    moments = whole.get("state", {}).items()
-    return {f"{parameter}.{key}": value for parameter, values in moments for key, value in values.items()}
+def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """AdamW's moments and steps as ``<parameter>.<exp_avg, exp_avg_sq or step>``, as they lie on this rank."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        found |= {f"{name}.{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    return found
 
 
-def restore_moments(policy: PackedPolicy, optimizer: torch.optim.AdamW, file: Path) -> None:
-    """Load what ``gather_moments`` gave from a safetensors file, onto any number of ranks."""
-    from safetensors.torch import load_file
-
-    names = {parameter: name for name, parameter in policy.model.named_parameters()}
-    moments: dict[str, Any] = {}
-    for name, value in load_file(file).items():
-        parameter, _, key = name.rpartition(".")
-        moments.setdefault(parameter, {})[key] = value
-    groups = [group | {"params": [names[p] for p in group["params"]]} for group in optimizer.param_groups]
-    whole: dict[str, Any] = {"state": moments, "param_groups": groups}
-    set_optimizer_state_dict(policy.model, optimizer, whole, options=_SCATTER)
+def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, folder: Path) -> None:
+    """Read what ``moments`` gave from the shards in ``folder``, whatever number of ranks wrote them."""
+    reader, into = ShardReader(folder), dict[str, Tensor]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and f"{name}.step" in reader.names:
+            state = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            optimizer.state[parameter] = state
+            into |= {f"{name}.{key}": value for key, value in state.items()}
+    reader.read(into)
 
 
 def random_state() -> dict[str, Tensor]:

@@ -9,10 +9,13 @@ from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import TokenBatch
 from rft_platform.algorithms.mismatch import effective_sample_share
+from rft_platform.training.distillation import distillation_loss
+from rft_platform.training.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.logprobs import PackedPolicy, PackTensors
 from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
+from rft_platform.training.step_metrics import DeviceClock
 from rft_platform.training.window import Window
 
 
@@ -31,6 +34,9 @@ def accumulate_gradients(
     reduce: Reduce | None = None,
     world_size: int = 1,
     skip_zero_advantage: bool = True,
+    share_prefixes: bool | None = None,
+    clock: DeviceClock | None = None,
+    teacher: PackedPolicy | None = None,
 ) -> dict[str, float]:
     """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
 
@@ -43,25 +49,39 @@ def accumulate_gradients(
     With ``skip_zero_advantage`` rows whose advantage is exactly 0 are left out of forward and backward where they have
     no gradient (no KL, no entropy bonus). They stay in the normaliser, so the gradient is the same; metrics that need
     the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
+
+    ``share_prefixes`` True computes shared tokens once, False every row by itself, None what takes fewer operations.
+    ``clock`` takes the time of packing, forward and backward. ``teacher`` is read by losses that distil.
     """
-    reduce = reduce or _one_rank
-    window = Window.of(samples, algorithm, max_tokens_per_pack, skip_zero_advantage)
-    totals = reduce(torch.tensor(list(window.counts.values()), dtype=torch.float64), "sum").tolist()
-    counts = dict(zip(window.counts, totals, strict=True))
-    passes = _most(len(window.packs), reduce)
+    reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
+    with clock.time("pack", on_host=True):
+        cost = TrainingCost.of(policy)
+        window = _window(samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
+        counts = window.counts | _operations(window.packs, cost)
+    largest = reduce(torch.tensor([len(window.packs), counts["flops"]], dtype=torch.float64), "max").tolist()
+    totals = reduce(torch.tensor(list(counts.values()), dtype=torch.float64), "sum").tolist()
+    counts = dict(zip(counts, totals, strict=True)) | {"flops_if_balanced": largest[1] * world_size}
+    passes = int(largest[0])
     if not passes:
         return _count_metrics(counts)
-    scale = world_size / window.aggregation.normaliser(counts["tokens"], counts["rows"])  # the one division
+    weight = window.token_weight(counts, world_size)
     sums: dict[str, Tensor] = {}
     for index in range(passes):
-        part = _PartLoss(window, index, scale, policy.device)
-        loss = policy(PackTensors.of(part.pack, policy.device, policy.compute_dtype), part, window.objective.whole_rows)
-        loss.backward()
+        with clock.time("pack", on_host=True):
+            part = _PartLoss(window, index, weight, policy.device)
+            batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
+        with clock.time("forward"):
+            if window.objective.policy_loss.teacher:
+                loss = distillation_loss(policy, teacher, batch, part, window.objective.policy_loss)
+            else:
+                loss = policy(batch, part, window.objective.whole_rows)
+        with clock.time("backward"):
+            loss.backward()
         part.add("loss", loss.detach() / world_size)
         for name, value in part.sums.items():
             sums[name] = sums[name] + value if name in sums else value
     totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
-    return _count_metrics(counts) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts["tokens_evaluated"])
+    return _count_metrics(counts) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
 
 
 def score(
@@ -74,8 +94,8 @@ def score(
     packs = pack(samples, max_tokens_per_pack)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
     with torch.no_grad():
-        for index in range(_most(len(packs), reduce or _one_rank)):
-            part = packs[index] if index < len(packs) else _idle_pack()
+        for index in range(most(len(packs), reduce or one_rank)):
+            part = packs[index] if index < len(packs) else idle_pack()
             logp = policy(PackTensors.of(part, policy.device, policy.compute_dtype))
             if index < len(packs):
                 values[part.token_source] = logp.cpu().numpy()
@@ -89,9 +109,9 @@ class _PartLoss:
     Past this rank's last pack it is an idle pack with weight 0: under FSDP all ranks must run as many passes.
     """
 
-    def __init__(self, window: Window, index: int, scale: float, device: torch.device) -> None:
+    def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device) -> None:
         idle = index >= len(window.packs)
-        self.pack = _idle_pack() if idle else window.packs[index]
+        self.pack = idle_pack() if idle else window.packs[index]
         self.sums: dict[str, Tensor] = {}
         self._objective = window.objective
         self._counted = 0.0 if idle else 1.0
@@ -101,13 +121,25 @@ class _PartLoss:
             return torch.from_numpy(values.astype(np.float32)).to(device, non_blocking=True)
 
         self._row = torch.from_numpy(self.pack.token_row).to(device, non_blocking=True)
-        self._weight = take(window.weight * scale, self.pack.rows[self.pack.token_row])
+        self._weight = take(weight, self.pack.rows[self.pack.token_row])
+        self._row_group = None
+        if window.objective.policy_loss.whole_groups:
+            group = np.zeros(1, np.int64) if idle else window.group[self.pack.rows]
+            self._row_group = torch.from_numpy(np.unique(group, return_inverse=True)[1]).to(device)
         self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
 
-    def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice) -> Tensor:
+    def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor | None = None) -> Tensor:
         """Weighted sum of the losses of some of the pack's tokens."""
         columns = {name: column[tokens] for name, column in self._columns.items()}
-        batch = TokenBatch(logp=logp, entropy=entropy, row=self._row[tokens], rows=len(self.pack.rows), **columns)
+        batch = TokenBatch(
+            logp=logp,
+            entropy=entropy,
+            row=self._row[tokens],
+            rows=len(self.pack.rows),
+            row_group=self._row_group,
+            divergence=divergence,
+            **columns,
+        )
         out = self._objective(batch)
         for name, value in out.metrics.items():
             self.add(name, value)
@@ -119,18 +151,41 @@ class _PartLoss:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
 
-def _idle_pack() -> Pack:
+def _window(
+    samples: Sequence[Sample],
+    algorithm: AlgorithmSpec,
+    max_tokens: int,
+    skip: bool,
+    share_prefixes: bool | None,
+    cost: TrainingCost,
+) -> Window:
+    """The window as asked for; with None as trees, unless the rows share so little that it does not pay."""
+    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False)
+    if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
+        return Window.of(samples, algorithm, max_tokens, skip, False)
+    return window
+
+
+def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:
+    """Floating-point operations of the packs, and of their rows if each were computed by itself."""
+    return {"flops": cost.flops(Work.of_packs(packs)), "flops_unpacked": cost.flops(Work.of_rows(packs))}
+
+
+def idle_pack() -> Pack:
     """The smallest pack: one node that predicts one token."""
     return pack([Sample("idle", np.zeros(2, np.int32), np.array([False, True]))], 1)[0]
 
 
-def _one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
     return values
 
 
-def _most(count: int, reduce: Reduce) -> int:
+def most(count: int, reduce: Reduce) -> int:
     """The largest ``count`` of all ranks."""
     return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
+
+
+_COUNTS = ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs", "flops")
 
 
 def _count_metrics(counts: dict[str, float]) -> dict[str, float]:
@@ -141,14 +196,21 @@ def _count_metrics(counts: dict[str, float]) -> dict[str, float]:
         "advantage_mean": counts["advantage"] / rows,
         "zero_advantage_share": counts["rows_zero_advantage"] / rows,
         "computed_share": counts["tokens_computed"] / run,
-        **{name: counts[name] for name in ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs")},
+        "flops_share": counts["flops"] / counts["flops_unpacked"] if counts["flops_unpacked"] else 1.0,
+        "rank_balance": counts["flops"] / counts["flops_if_balanced"] if counts["flops_if_balanced"] else 1.0,
+        **{name: counts[name] for name in _COUNTS},
     }
 
 
-def _policy_metrics(sums: dict[str, float], tokens: float) -> dict[str, float]:
-    """Means over the tokens that were evaluated, from sums over all ranks; ``loss`` is the step's loss itself."""
+def _policy_metrics(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
+    """Means from sums over all ranks; ``loss`` is the step's loss itself.
+
+    Over the tokens that were evaluated, but ``pair_...`` over pairs and ``expert_...`` over the experts' tokens.
+    """
     loss, squared = sums.pop("loss"), sums.pop("ratio_squared", 0.0)
-    metrics = {name: value / tokens for name, value in sums.items()}
+    tokens = counts["tokens_evaluated"]
+    over = {"pair": sums.pop("pairs", 0.0), "expert": max(counts["expert_tokens"], 1)}
+    metrics = {name: value / over.get(name.partition("_")[0], tokens) for name, value in sums.items()}
     if "ratio" in sums:
         metrics["ess"] = effective_sample_share(sums["ratio"], squared, tokens)
     return {"loss": loss} | metrics

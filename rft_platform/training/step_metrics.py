@@ -7,14 +7,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from rft_platform.training.rows import TrainingRows
 
 #: Lower ends of the staleness histogram's bins, in optimiser steps.
 STALENESS_BINS = (0, 1, 4, 8, 16, 32)
-_PHASES = ("load", "data", "reference", "old_logprobs", "forward_backward", "optimizer", "save")
-_TOTALS = ("cpu_seconds",)
-_PEAKS = ("peak_rss_mb", "staleness_max")
+_PHASES = (
+    "load",
+    "data",
+    "reference",
+    "teacher",
+    "old_logprobs",
+    "values",
+    "forward_backward",
+    "optimizer",
+    "critic",
+    "save",
+)
+_TOTALS = ("cpu_seconds", "flops")
+_PEAKS = ("peak_rss_mb", "peak_gpu_mb", "staleness_max")
 
 
 class Stopwatch:
@@ -38,30 +50,83 @@ class Stopwatch:
             self.seconds[phase] += seconds
 
 
+class DeviceClock:
+    """Seconds of work by name; of work on CUDA by events in its stream, so that nothing waits for being timed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._seconds: dict[str, float] = {}
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def time(self, name: str, *, on_host: bool = False) -> Iterator[None]:
+        """Add the time of the body to ``name``; with ``on_host`` that of this thread, whatever the device is."""
+        start, event = time.perf_counter(), None if on_host else self._event()
+        yield
+        if event is not None and (end := self._event()) is not None:
+            self._events.append((name, event, end))
+        else:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def seconds(self) -> dict[str, float]:
+        """What was measured since the last call."""
+        seconds, events = self._seconds, self._events
+        self._seconds, self._events = {}, []
+        if events:
+            torch.cuda.synchronize()
+        for name, start, end in events:
+            seconds[name] = seconds.get(name, 0.0) + start.elapsed_time(end) / 1000
+        return seconds
+
+    def _event(self) -> "torch.cuda.Event | None":
+        if not self._on_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
 def row_metrics(rows: TrainingRows, chosen: np.ndarray, policy_version: int) -> dict[str, float]:
     """Staleness, truncation and reward of the ``chosen`` rows, which train the policy of ``policy_version``.
 
     Staleness is the number of optimiser steps between the policy that sampled a row and the one it trains; its
     histogram is given as shares of rows.
     """
-    if not rows.facts:
+    chosen = rows.known(chosen)
+    if not len(chosen):
         return {}
     age = policy_version - rows.facts["policy_version"][chosen]
-    reward, group = rows.facts["reward"][chosen], rows.group[chosen]
-    groups, member = np.unique(group, return_inverse=True)
-    high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
-    np.maximum.at(high, member, reward)
-    np.minimum.at(low, member, reward)
     bins = np.digitize(age, STALENESS_BINS[1:])
     shares = np.bincount(bins, minlength=len(STALENESS_BINS)) / len(chosen)
     return {
-        "reward_mean": float(reward.mean()),
+        "reward_mean": float(rows.facts["reward"][chosen].mean()),
         "truncation_rate": float(rows.facts["truncated"][chosen].mean()),
-        "zero_variance_groups": float((high == low).mean()),
+        "zero_variance_groups": _zero_variance_share(rows, chosen),
         "staleness_mean": float(age.mean()),
         "staleness_max": float(age.max()),
         **{f"staleness_from_{low}": float(share) for low, share in zip(STALENESS_BINS, shares, strict=True)},
     }
+
+
+def _zero_variance_share(rows: TrainingRows, chosen: np.ndarray) -> float:
+    """Share of the groups whose runs all have the same reward; that of a run is its last step's."""
+    run, step, reward = (rows.facts[name][chosen] for name in ("run", "step", "reward"))
+    order = np.lexsort((step, run))
+    last = order[np.append(run[order][1:] != run[order][:-1], True)]
+    groups, member = np.unique(rows.group[chosen][last], return_inverse=True)
+    high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
+    np.maximum.at(high, member, reward[last])
+    np.minimum.at(low, member, reward[last])
+    return float((high == low).mean())
+
+
+def memory_mb(device: torch.device) -> dict[str, float]:
+    """Largest memory so far in MiB: resident on the host, and allocated on a GPU since this was last asked."""
+    found = {"peak_rss_mb": peak_rss_mb()}
+    if device.type == "cuda":
+        found["peak_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+        torch.cuda.reset_peak_memory_stats(device)
+    return found
 
 
 def peak_rss_mb() -> float:

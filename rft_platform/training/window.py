@@ -1,6 +1,7 @@
 """One rank's share of an optimiser step: which rows are computed, what the objective reads of them, what counts."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,29 +32,59 @@ class Window:
     counts: dict[str, float]  # to be summed over ranks
     weight: np.ndarray  # float64 by sample: the weight of each of its tokens
     columns: dict[str, np.ndarray]  # fields of TokenBatch, float32 over the samples' concatenated tokens
+    group: np.ndarray  # int64 by sample
+    expert: np.ndarray  # bool by sample: a demonstration among rollouts
+    expert_weight: float | None  # share of the loss that those have; None: they count as the other rows do
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], algorithm: AlgorithmSpec, max_tokens: int, skip: bool) -> "Window":
+    def of(
+        cls,
+        samples: Sequence[Sample],
+        algorithm: AlgorithmSpec,
+        max_tokens: int,
+        skip: bool,
+        share_prefixes: bool = True,
+    ) -> "Window":
         """Pack ``samples``; with ``skip`` those that cannot have a gradient are counted but not computed."""
         objective = build_objective(algorithm)
         aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
         samples = [s for s in samples if s.loss_mask.any()]
-        run = [s for s in samples if np.any(s.advantage)] if skip and objective.zero_advantage_is_inert else samples
-        columns = _columns(run, objective)
-        packs = pack(run, max_tokens)
+        inert = skip and objective.zero_advantage_is_inert and not objective.policy_loss.whole_groups
+        run = [s for s in samples if s.expert or np.any(s.advantage)] if inert else samples
+        columns = _columns(run, objective, mixed=algorithm.expert_weight is not None)
+        packs = pack(run, max_tokens, share_prefixes=share_prefixes, whole_groups=objective.policy_loss.whole_groups)
         tokens = np.array([np.count_nonzero(s.loss_mask) for s in run], np.int64)
         counts = {
             "tokens": sum(np.count_nonzero(s.loss_mask) for s in samples),
             "rows": len(samples),
-            "rows_zero_advantage": sum(not np.any(s.advantage) for s in samples),
-            "advantage": sum(float(np.mean(s.advantage)) for s in samples),
+            "expert_tokens": sum(np.count_nonzero(s.loss_mask) for s in samples if s.expert),
+            "expert_rows": sum(s.expert for s in samples),
+            "rows_zero_advantage": sum(not (s.expert or np.any(s.advantage)) for s in samples),
+            "advantage": sum(float(np.mean(_trained_advantage(s))) for s in samples),
             "tokens_evaluated": tokens.sum(),
             "tokens_unpacked": sum(len(s.token_ids) for s in samples),
             "tokens_computed": sum(len(p.input_ids) for p in packs),
             "packs": len(packs),
         }
         weight = aggregation.weights(tokens) * np.array([s.weight for s in run])
-        return cls(packs, objective, aggregation, counts, weight, columns)
+        expert = np.array([s.expert for s in run], bool)
+        return cls(
+            packs, objective, aggregation, counts, weight, columns, _groups(run), expert, algorithm.expert_weight
+        )
+
+    def token_weight(self, counts: Mapping[str, float], world_size: int) -> np.ndarray:
+        """float64 by sample: the factor of its tokens' losses, divided by ``counts`` summed over all ranks.
+
+        With an ``expert_weight`` w the loss is (1 - w) of the rollouts' plus w of the experts', each normalised by its
+        own count. This is the only place that divides.
+        """
+        if self.expert_weight is None:
+            return self.weight * (world_size / self.aggregation.normaliser(counts["tokens"], counts["rows"]))
+        tokens, rows = counts["expert_tokens"], counts["expert_rows"]
+        experts = max(self.aggregation.normaliser(tokens, rows), 1)
+        others = max(self.aggregation.normaliser(counts["tokens"] - tokens, counts["rows"] - rows), 1)
+        factor = np.where(self.expert, self.expert_weight / experts, (1 - self.expert_weight) / others)
+        return self.weight * factor * world_size
 
 
 def build_objective(algorithm: AlgorithmSpec) -> Objective:
@@ -71,13 +102,31 @@ def build_objective(algorithm: AlgorithmSpec) -> Objective:
     )
 
 
-def _columns(samples: Sequence[Sample], objective: Objective) -> dict[str, np.ndarray]:
+def _trained_advantage(sample: Sample) -> float | np.ndarray:
+    """One number, or those of the trained tokens."""
+    return sample.advantage[sample.loss_mask] if isinstance(sample.advantage, np.ndarray) else sample.advantage
+
+
+def _columns(samples: Sequence[Sample], objective: Objective, *, mixed: bool) -> dict[str, np.ndarray]:
     """What the objective reads of the samples' tokens; the same names on all ranks, whatever rows they have."""
     values: dict[str, list[Any]] = {"advantage": [np.broadcast_to(s.advantage, len(s.token_ids)) for s in samples]}
     for name, attribute in _COLUMNS.items():
         if _needed(name, objective):
             values[name] = [_present(sample, attribute) for sample in samples]
+    if mixed:
+        values["expert"] = [np.broadcast_to(float(s.expert), len(s.token_ids)) for s in samples]
     return {name: np.concatenate([np.zeros(0), *column]).astype(np.float32) for name, column in values.items()}
+
+
+def _groups(samples: Sequence[Sample]) -> np.ndarray:
+    """Group of each sample; one that a step takes more than once, where there are few, is as many groups."""
+    seen: Counter[int] = Counter()
+    group = np.array([s.group for s in samples], np.int64)
+    repeat = np.zeros(len(samples), np.int64)
+    for index, sample in enumerate(samples):
+        repeat[index] = seen[id(sample)]
+        seen[id(sample)] += 1
+    return group + repeat * (group.max(initial=0) + 1)
 
 
 def _needed(name: str, objective: Objective) -> bool:
@@ -90,6 +139,8 @@ def _needed(name: str, objective: Objective) -> bool:
 
 def _present(sample: Sample, attribute: str) -> np.ndarray:
     values: np.ndarray | None = getattr(sample, attribute)
+    if values is None and sample.expert and attribute == "behaviour_logprobs":
+        return np.zeros(len(sample.token_ids), np.float32)  # nobody sampled it: the objective takes the policy's own
     if values is None:
         what = attribute.replace("_logprobs", " log-probs")
         raise UserError(f"row {sample.row_id} has no {what}: {_WHY[attribute]}")

@@ -30,6 +30,7 @@ from rft_platform.faults import is_out_of_memory
 from rft_platform.observability.context import PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
+from rft_platform.training.layout import Layout
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.server import CommandServer, Job
@@ -38,6 +39,11 @@ from rft_platform.training.step_metrics import peak_rss_mb
 from rft_platform.training.wire import Message, error_message
 
 LOG = logging.getLogger("rft_platform.training.worker")
+_LAYOUT = {
+    "cpu-offload": "keep parameters and moments in host memory",
+    "gradient-checkpointing": "compute activations again in the backward pass",
+    "compile": "compile the layers",
+}
 _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 
@@ -48,7 +54,8 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    ranks = Ranks.join(options.device)
+    layout = Layout(options.reduce_dtype, options.cpu_offload, options.gradient_checkpointing, options.compile)
+    ranks = Ranks.join(options.device, layout)
     session = TrainingSession(ranks, options.dtype)
     if ranks.is_first:
         _lead(session, options)
@@ -64,6 +71,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
+    for flag, what in _LAYOUT.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=what)
     return parser.parse_args()
 
 
@@ -72,7 +82,7 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
     family = _family()
     hide(token := secrets.token_hex(16))
     server = CommandServer(token, lambda: _status(session, family))
-    _publish_lease(options, server.port, token, session.ranks.world_size)
+    _publish_lease(options, server.port, token, session.ranks.world_size, session.ranks.layout)
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
         _preload()
@@ -176,11 +186,11 @@ def _status(session: TrainingSession, family: list[psutil.Process]) -> Message:
     }
 
 
-def _publish_lease(options: argparse.Namespace, port: int, token: str, world_size: int) -> None:
+def _publish_lease(options: argparse.Namespace, port: int, token: str, world_size: int, layout: Layout) -> None:
     me = psutil.Process()
     details: dict[str, Any] = {
         "nproc": world_size, "threads": options.threads, "dtype": options.dtype, "device": options.device,
-        "launcher": _launcher(),
+        "launcher": _launcher(), "layout": asdict(layout),
     }  # fmt: skip
     lease = Lease("trainer", me.pid, me.create_time(), "127.0.0.1", port, token, "", time.time(), details)
     write_lease(options.lease, lease)

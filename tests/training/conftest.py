@@ -81,6 +81,19 @@ def make_round(seed: int, groups: int, runs: int, number: int = 1) -> tuple[list
     return rows, judged
 
 
+def whole_state(folder: str | Path) -> dict[str, np.ndarray]:
+    """AdamW's moments in a checkpoint, put together from the shards of all ranks, by name."""
+    import torch
+
+    from rft_platform.training.shards import ShardReader
+
+    reader = ShardReader(Path(folder) / "trainer_state")
+    moments = [name for name in reader.names if name.endswith((".exp_avg", ".exp_avg_sq"))]
+    into = {name: torch.zeros(reader.shape(name)) for name in moments}
+    reader.read(into)
+    return {name: tensor.numpy() for name, tensor in into.items()}
+
+
 @pytest.fixture
 def round_request(tiny_model: Path, tmp_path: Path) -> RequestFactory:
     """``round_request(seed=0, groups=12, runs=4, edit=None, **fields)``: a GRPO request on a round of random rows.

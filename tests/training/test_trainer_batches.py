@@ -68,7 +68,7 @@ def test_ranks_share_a_step_by_groups_and_tokens(world_size: int) -> None:
     group = groups_of([4] * 12)
     tokens = np.random.default_rng(0).integers(5, 50, len(group))
     rows = np.arange(8, 48)
-    shares = [share_of_rank(rows, group, tokens, rank, world_size) for rank in range(world_size)]
+    shares = [share_of_rank(rows, group, tokens[rows], rank, world_size) for rank in range(world_size)]
     assert sorted(np.concatenate(shares)) == rows.tolist()
     owners = [set(group[share]) for share in shares]
     assert sum(map(len, owners)) == 10

@@ -15,6 +15,7 @@ from rft_platform.errors import TrainerError, TrainingCancelled, UserError
 from rft_platform.processes.lease import read_lease
 from rft_platform.training.group import TrainerClient, find_or_start_trainer
 from rft_platform.training.protocol import OptimizerSpec, StepEvent, TrainResult
+from tests.training.conftest import whole_state
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def client(home: Path) -> Iterator[TrainerClient]:
 
 
 def trainer_state(result: TrainResult) -> dict[str, np.ndarray]:
-    return load_file(Path(result.checkpoint) / "trainer_state" / "optimizer.safetensors")
+    return whole_state(result.checkpoint)
 
 
 def weights(result: TrainResult) -> dict[str, np.ndarray]:

@@ -5,32 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from small_model import VOCABULARY, build_model
 
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.samples import Sample
-
-VOCABULARY = 23
-
-
-def build_model(*, tied: bool = True, dtype: torch.dtype = torch.float32, **settings: Any) -> Any:
-    """Two layers of grouped-query attention, weights large enough that attention to a wrong token shows."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-        **settings,
-    )
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(config).to(dtype)
 
 
 @pytest.fixture

@@ -197,11 +197,16 @@ def test_lora_trains_its_adapter_alone(rows: list[Sample], make_model: Callable[
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_flash_attention_over_tries_equals_padded_blocks(rows: list[Sample], make_model: Callable[..., Any]) -> None:
-    """On CUDA bfloat16 takes the variable-length route; float32 on the CPU is the reference."""
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's compiler, of itself
+@pytest.mark.parametrize("head_dim", [8, 32])
+def test_the_block_mask_on_cuda_equals_padded_blocks(
+    rows: list[Sample], make_model: Callable[..., Any], head_dim: int
+) -> None:
+    """On CUDA bfloat16 takes the block mask; float32 on the CPU is the reference."""
     spread = [rows, [rows[0], rows[7], rows[9]]]  # a trie, and rows that share nothing
     for samples in spread:
-        plain, model = make_model(), make_model(dtype=torch.bfloat16).to("cuda")
+        plain = make_model(head_dim=head_dim)
+        model = make_model(dtype=torch.bfloat16, head_dim=head_dim).to("cuda")
         exact = np.concatenate(score(PackedPolicy(plain), samples, max_tokens_per_pack=100))
         policy = PackedPolicy(model)
         got = np.concatenate(score(policy, samples, max_tokens_per_pack=100))

@@ -1,0 +1,127 @@
+"""Conversations in a Parquet file, and their answers as token ids: for demonstrations and for preferences."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.errors import StorageError, UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Conversation = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An assistant's message in answer to a conversation."""
+
+    where: str  # file and row, for error messages
+    before: Conversation
+    answer: dict[str, Any]
+    tools: list[dict[str, Any]] | None = None
+
+
+def read_table(path: str) -> "pa.Table":
+    """The Parquet file at ``path``; StorageError where it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+
+
+def json_cells(table: "pa.Table", name: str) -> list[Any]:
+    """The values of a column of JSON texts (or of nested values already); None stays None."""
+    return [json.loads(cell) if isinstance(cell, str) else cell for cell in table[name].to_pylist()]
+
+
+def message_cells(table: "pa.Table", name: str) -> list[str] | list[Conversation]:
+    """A column of conversations, as nested values or JSON texts, or else of plain texts (then as they are)."""
+    cells = table[name].to_pylist()
+    parsed = [_messages(cell) for cell in cells]
+    return cells if any(messages is None for messages in parsed) else [m for m in parsed if m is not None]
+
+
+def _messages(cell: Any) -> Conversation | None:
+    """The messages that a cell holds; None for plain text."""
+    if isinstance(cell, str):
+        try:
+            cell = json.loads(cell) if cell.lstrip().startswith(("[", "{")) else None
+        except ValueError:
+            return None
+    cell = [cell] if isinstance(cell, dict) else cell
+    if not isinstance(cell, list) or not all(isinstance(message, dict) and "role" in message for message in cell):
+        return None
+    # Nested Parquet values have every field of every message, most of them empty.
+    return [{key: value for key, value in message.items() if value is not None} for message in cell]
+
+
+def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int], list[int]]]:
+    """Prompt and answer ids of every turn, as the model at ``model_folder`` reads and ends them.
+
+    A prompt is tokenised as at inference. What the template adds after the answer's last end token is never sampled,
+    so it is left out. Raises UserError where the folder has no chat template, or one that cannot be learned from.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    if tokenizer.chat_template is None:
+        raise UserError(f"model folder {model_folder} has no chat template: conversations cannot be rendered")
+    prompts = _prompts(tokenizer, turns)
+    wholes = [_render(tokenizer, [*turn.before, turn.answer], turn, prompt=False) for turn in turns]
+    answers = [_answer(*texts) for texts in zip(turns, prompts, wholes, strict=True)]
+    ends = _end_ids(tokenizer, model_folder)
+    prompt_ids, answer_ids = _ids(tokenizer, prompts), _ids(tokenizer, answers)
+    return [
+        (before, _ended(turn, answer, ends)) for turn, before, answer in zip(turns, prompt_ids, answer_ids, strict=True)
+    ]
+
+
+def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
+    """The rendered prompts; neighbours that answer the very same conversation (a pair) have it rendered once."""
+    prompts: list[str] = []
+    for index, turn in enumerate(turns):
+        last = turns[index - 1] if index else None
+        same = last is not None and turn.before is last.before and turn.tools is last.tools
+        prompts.append(prompts[-1] if same else _render(tokenizer, turn.before, turn, prompt=True))
+    return prompts
+
+
+def _render(tokenizer: Any, messages: Conversation, turn: Turn, *, prompt: bool) -> str:
+    text: str = tokenizer.apply_chat_template(messages, tools=turn.tools, tokenize=False, add_generation_prompt=prompt)
+    return text
+
+
+def _answer(turn: Turn, prompt: str, whole: str) -> str:
+    if not whole.startswith(prompt):
+        raise UserError(f"{turn.where}: the chat template renders an answer otherwise than the prompt it follows")
+    return whole[len(prompt) :]
+
+
+def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Token ids; texts that occur more than once (the prompt of a pair) are tokenised once."""
+    distinct = list(dict.fromkeys(texts))
+    ids = dict(zip(distinct, tokenizer(distinct, add_special_tokens=False)["input_ids"], strict=True))
+    return [ids[text] for text in texts]
+
+
+def _end_ids(tokenizer: Any, model_folder: Path) -> set[int]:
+    """Ids that end an answer: the tokenizer's and those of the generation config."""
+    ends = {tokenizer.eos_token_id}
+    file = model_folder / "generation_config.json"
+    if file.exists():
+        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        ends |= set(given) if isinstance(given, list) else {given}
+    return ends - {None}
+
+
+def _ended(turn: Turn, answer_ids: list[int], ends: set[int]) -> list[int]:
+    last = max((i for i, token in enumerate(answer_ids) if token in ends), default=None)
+    if last is None:
+        raise UserError(f"{turn.where}: the chat template ends an answer with no end token: it would never stop")
+    return answer_ids[: last + 1]

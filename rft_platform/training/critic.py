@@ -1,0 +1,114 @@
+"""The critic: a model that says of every state how much reward is still to come, over the same packs as the policy.
+
+It is a causal transformer with one float32 output in place of the LM head: ``V_t = w . h_t + b``, where h_t is the
+hidden state from which token t is predicted. States that rows share are computed once. On disk it is what transformers
+calls a token classifier with one label, so that any other program can load it, and a critic can start from one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_platform.errors import UserError
+from rft_platform.training.attention import ATTENTION, register_attention
+from rft_platform.training.layers import own_memory, prepare_layers
+from rft_platform.training.logprobs import PackTensors, packed_hidden
+from rft_platform.training.model import is_sharded, shard
+from rft_platform.training.optimizer import build_optimizer
+from rft_platform.training.protocol import CriticSpec
+from rft_platform.training.ranks import Ranks
+
+
+class PackedCritic(nn.Module):
+    """A token classifier of transformers with one label that reads packs; an FSDP2 root like ``PackedPolicy``."""
+
+    def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self.runs_on: torch.device | None = None
+        self.compute_dtype = compute_dtype or next(model.parameters()).dtype
+        register_attention()
+        model.set_attn_implementation(ATTENTION)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; parameters that are offloaded rest elsewhere."""
+        return self.runs_on or next(self.model.parameters()).device
+
+    @property
+    def body(self) -> Any:
+        """The transformer below the value head."""
+        return getattr(self.model, self.model.base_model_prefix)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder layers."""
+        return self.body.layers
+
+    def forward(self, batch: PackTensors) -> Tensor:
+        """Value of the state before each of the pack's tokens, float32 [N], in the pack's order."""
+        hidden = packed_hidden(self.body, batch)
+        value: Tensor = self.model.score(hidden.float()).squeeze(-1)
+        return value.index_select(0, batch.token_head)
+
+
+def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
+    """The critic that starts from ``folder`` on every rank: float32 master weights, activations of ``dtype``.
+
+    A causal LM gives its body, and the value head starts at 0: no state is worth more than another before the first
+    update. A token classifier with one label (a critic of ours) is taken as it is. Raises UserError for anything else.
+    """
+    from transformers import AutoModelForTokenClassification
+
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: expected a Hugging Face model folder for the critic, but it has no config.json")
+    try:
+        model, info = AutoModelForTokenClassification.from_pretrained(
+            folder, num_labels=1, dtype=torch.float32, local_files_only=True, use_safetensors=True,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder}: transformers cannot make a value model of it: {error}") from error
+    _start_head(model, set(info["missing_keys"]), folder)
+    model.to(ranks.device)
+    own_memory(model)
+    model.eval()  # no dropout: a value must not depend on the draw
+    critic = PackedCritic(model, compute_dtype=dtype)
+    critic.runs_on = ranks.device
+    prepare_layers(model, critic.body, critic.layers, ranks.layout)
+    if is_sharded(ranks, dtype):
+        shard(critic, critic.layers, ranks, dtype, in_float32=[model.score])
+    return critic
+
+
+def _start_head(model: Any, missing: set[str], folder: Path) -> None:
+    """A head that the files do not have starts at 0; nothing else may be missing from them."""
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise UserError(
+            f"{folder}: a {type(model).__name__} has no linear value head called 'score': this kind of model cannot be "
+            "a critic; name another one in model.critic_model_path"
+        )
+    random = sorted(name for name in missing if not name.startswith("score."))
+    if random:
+        raise UserError(f"{folder}: the critic's body would be random, for want of {', '.join(random[:3])}")
+    if missing:
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
+
+
+@dataclass(slots=True)
+class Critic:
+    """What a trainer holds of a critic."""
+
+    model: PackedCritic
+    optimizer: torch.optim.AdamW
+    updates: int  # optimiser steps it has had; its warm-up and its schedule count by them
+    origin: str | None  # the folder that the request named for it to start from
+
+    def take_settings(self, spec: CriticSpec) -> None:
+        """Go on with the settings of ``spec`` and the moments there are."""
+        self.optimizer = build_optimizer(self.model.model, spec.optimizer, self.optimizer)

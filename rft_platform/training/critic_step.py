@@ -1,0 +1,143 @@
+"""Values of the critic for rows, and its share of an optimiser step: gradients, clipping, update."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rft_platform.algorithms.aggregation import Aggregation
+from rft_platform.algorithms.value_loss import explained_variance, value_loss
+from rft_platform.errors import NonFiniteError
+from rft_platform.training.critic import Critic, PackedCritic
+from rft_platform.training.logprobs import PackTensors
+from rft_platform.training.optimizer import apply_step, clip_gradients
+from rft_platform.training.packing import Pack, pack
+from rft_platform.training.protocol import CriticSpec
+from rft_platform.training.samples import Sample
+from rft_platform.training.step import Reduce, idle_pack, most, one_rank
+
+_NAMED = 5  # row ids that an error message names
+
+
+def give_values(
+    critic: PackedCritic, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
+) -> None:
+    """Set ``old_values`` of every sample: the value of the state before each trained token, 0 elsewhere.
+
+    Under FSDP every rank must call it, with its own samples.
+    """
+    packs = pack(samples, max_tokens_per_pack)
+    values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
+    with torch.no_grad():
+        for index in range(most(len(packs), reduce or one_rank)):
+            part = packs[index] if index < len(packs) else idle_pack()
+            value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))
+            if index < len(packs):
+                values[part.token_source] = value.cpu().numpy()
+    ends = np.cumsum([len(s.token_ids) for s in samples])
+    for sample, own in zip(samples, np.split(values, ends[:-1]) if len(ends) else [], strict=True):
+        sample.old_values = own
+
+
+def accumulate_value_gradients(
+    critic: PackedCritic,
+    samples: Sequence[Sample],
+    value_clip: float,
+    *,
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    world_size: int = 1,
+) -> dict[str, float]:
+    """Add the gradient of a step's value loss, its mean over the tokens of all ranks, to ``critic``'s parameters.
+
+    As ``step.accumulate_gradients``: ``samples`` are this rank's share of the whole step, with ``old_values`` and
+    ``returns``; every rank runs as many packs; metrics are equal on all ranks. Nothing is computed where no rank has a
+    token: ``metrics`` is empty then.
+    """
+    reduce = reduce or one_rank
+    packs = pack(samples, max_tokens_per_pack)
+    count = torch.tensor([sum(np.count_nonzero(s.loss_mask) for s in samples)], dtype=torch.float64)
+    tokens = float(reduce(count, "sum"))
+    if not tokens:
+        return {}
+    scale = world_size / Aggregation("token-mean").normaliser(tokens, len(samples))
+    old, returns = (_column(samples, name) for name in ("old_values", "returns"))
+    sums: dict[str, Tensor] = {}
+    for index in range(most(len(packs), reduce)):
+        counted = index < len(packs)
+        part = packs[index] if counted else idle_pack()
+        value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))
+        out = value_loss(
+            value, *(_take(column, part, counted, critic.device) for column in (old, returns)), clip=value_clip
+        )
+        loss = out.loss.sum() * (scale if counted else 0.0)
+        loss.backward()
+        for name, part_sum in (out.metrics | {"value_loss": loss.detach() * tokens / world_size}).items():
+            sums[name] = sums.get(name, torch.zeros(())) + part_sum.double().cpu() * counted
+    totals = reduce(torch.stack(list(sums.values())), "sum").tolist()
+    return _metrics(dict(zip(sums, totals, strict=True)), tokens)
+
+
+def critic_alone(critic: Critic | None, spec: CriticSpec | None) -> bool:
+    """Whether the next step trains the critic and leaves the policy as it is."""
+    return critic is not None and spec is not None and critic.updates < spec.warmup_steps
+
+
+def step_critic(
+    critic: Critic,
+    spec: CriticSpec,
+    samples: Sequence[Sample],
+    *,
+    step: int,
+    max_tokens_per_pack: int,
+    reduce: Reduce,
+    world_size: int,
+) -> dict[str, float]:
+    """One update of the critic on this rank's ``samples``; its learning rate follows its own count of updates.
+
+    Raises NonFiniteError, on all ranks, where loss or gradient are not finite; ``step`` is the global one it names.
+    """
+    metrics = accumulate_value_gradients(
+        critic.model, samples, spec.value_clip,
+        max_tokens_per_pack=max_tokens_per_pack, reduce=reduce, world_size=world_size,
+    )  # fmt: skip
+    if not metrics:
+        return {}
+    norm = clip_gradients(critic.model.parameters(), spec.optimizer.clip_grad)
+    if not (np.isfinite(norm) and np.isfinite(metrics["value_loss"])):
+        raise NonFiniteError(
+            f"step {step + 1} was refused: the critic's value loss is {metrics['value_loss']}, its gradient norm "
+            f"{norm}; {_culprits(samples)}. Lower the critic's learning rate or look at those rows"
+        )
+    rate = apply_step(critic.optimizer, spec.optimizer, critic.updates)
+    critic.updates += 1
+    return metrics | {"critic_grad_norm": norm, "critic_lr": rate}
+
+
+def _culprits(samples: Sequence[Sample]) -> str:
+    """Rows of this rank whose targets are not finite, else some of its rows."""
+    targets = [(sample, sample.old_values, sample.returns) for sample in samples]
+    bad = [s.row_id for s, *columns in targets if not all(c is None or np.isfinite(c).all() for c in columns)]
+    what = f"{len(bad)} rows have targets that are not finite" if bad else "no row's target stands out among"
+    return f"{what}: {', '.join((bad or [sample.row_id for sample in samples])[:_NAMED])}"
+
+
+def _column(samples: Sequence[Sample], name: str) -> np.ndarray:
+    """A field of the samples' concatenated tokens, float32."""
+    return np.concatenate([np.zeros(0, np.float32), *(getattr(sample, name) for sample in samples)])
+
+
+def _take(column: np.ndarray, part: Pack, counted: bool, device: torch.device) -> Tensor:
+    values = column[part.token_source] if counted else np.zeros(len(part.token_source), np.float32)
+    return torch.from_numpy(values).to(device, non_blocking=True)
+
+
+def _metrics(sums: dict[str, float], tokens: float) -> dict[str, float]:
+    return {
+        "value_loss": sums["value_loss"] / tokens,
+        "value_mean": sums["value"] / tokens,
+        "return_mean": sums["return"] / tokens,
+        "value_clip_fraction": sums["value_clip_fraction"] / tokens,
+        "explained_variance": explained_variance(sums, tokens),
+    }

@@ -1,0 +1,160 @@
+"""Distillation from a teacher's whole distribution, over the same packs as the student.
+
+Student and teacher run over one pack; at every token that is learned their distributions are compared and the
+gradient by the student's logits is made in the forward, chunk by chunk, as in ``logprobs``: there is never a
+[tokens, vocabulary] tensor beyond a chunk, and nothing of the teacher is kept but its states at the heads.
+"""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rft_platform.algorithms.losses.gkd import check_beta, generalized_jsd
+from rft_platform.algorithms.losses.registry import PolicyLoss
+from rft_platform.errors import UserError
+from rft_platform.training.logprobs import (
+    CHUNK_ELEMENTS,
+    Chunk,
+    HeadGradient,
+    LMHead,
+    PackedPolicy,
+    PackTensors,
+    logit_gradient,
+)
+
+#: Besides the student's there are the teacher's distribution, the mixture and a second gradient.
+_ELEMENTS = CHUNK_ELEMENTS // 2
+
+
+class DivergenceLoss(Protocol):
+    """``(logp [n], entropy [n], which tokens of the pack, divergence [n]) -> loss, summed``."""
+
+    def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor) -> Tensor: ...
+
+
+def distillation_loss(
+    student: PackedPolicy,
+    teacher: PackedPolicy | None,
+    batch: PackTensors,
+    loss_of: DivergenceLoss,
+    policy_loss: PolicyLoss,
+) -> Tensor:
+    """The summed loss of a pack's tokens, to call ``backward`` on once; no gradient reaches the teacher.
+
+    ``policy_loss`` is a loss of kind ``teacher``; its option ``beta`` chooses the divergence (``generalized_jsd``).
+    Raises UserError without a teacher, and where the two do not have the same vocabulary size.
+    """
+    if teacher is None:
+        raise UserError("distillation needs a teacher: name its folder (algorithm.teacher_model_path)")
+    beta: float = inspect.signature(policy_loss.function).parameters["beta"].default
+    check_beta(beta)
+    with torch.no_grad():
+        taught: LMHead = teacher(batch, through=lambda head: head)
+
+    def through(head: LMHead) -> Tensor:
+        check_vocabulary_size(len(head.weight), len(taught.weight))
+        loss: Tensor = _DistillationLoss.apply(head.hidden, head.weight, head.bias, head, taught, loss_of, beta)
+        return loss
+
+    return student(batch, through=through)
+
+
+class _DistillationLoss(torch.autograd.Function):
+    """``(hidden, weight, bias) -> loss``; the gradients are made in ``forward`` and only scaled in ``backward``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        student: LMHead,
+        teacher: LMHead,
+        loss_of: DivergenceLoss,
+        beta: float,
+    ) -> Tensor:
+        head = LMHead(hidden, weight, bias, student.batch)
+        ctx.gradient = HeadGradient.zeros(head, ctx.needs_input_grad)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        for chunk in head.chunks(_ELEMENTS):
+            log_softmax = head.log_softmax(chunk)
+            divergence, by_logits = generalized_jsd(log_softmax, teacher.log_softmax(chunk), beta)
+            softmax = log_softmax.exp()
+            entropy = -torch.linalg.vecdot(softmax, log_softmax)
+            logp = log_softmax[chunk.pair_head, chunk.pair_target]
+            loss, by_logp, by_entropy, by_divergence = _loss_gradient(logp, entropy, divergence, chunk, loss_of)
+            total = total + loss
+            by_logits.mul_(by_divergence[:, None])
+            if by_logp is not None or by_entropy is not None:
+                by_logp = torch.zeros_like(logp) if by_logp is None else by_logp
+                by_logits += logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy)
+            ctx.gradient.add(head, chunk, by_logits)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.gradient.scaled(by_loss), None, None, None, None
+
+
+def _loss_gradient(
+    logp: Tensor, entropy: Tensor, divergence: Tensor, chunk: Chunk, loss_of: DivergenceLoss
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Loss of a chunk's tokens, and its derivative by the pairs' log-probs, the heads' entropies and divergences."""
+    with torch.enable_grad():
+        leaves = [values.detach().requires_grad_() for values in (logp, entropy, divergence)]
+        loss = loss_of(
+            leaves[0].index_select(0, chunk.token_pair),
+            leaves[1].index_select(0, chunk.token_head),
+            chunk.tokens,
+            divergence=leaves[2].index_select(0, chunk.token_head),
+        )
+        by_logp, by_entropy, by_divergence = torch.autograd.grad(loss, leaves, allow_unused=True)
+    by_divergence = torch.zeros_like(divergence) if by_divergence is None else by_divergence
+    return loss.detach(), by_logp, by_entropy, by_divergence
+
+
+def check_vocabulary_size(student: int, teacher: int) -> None:
+    """UserError where the two sizes differ."""
+    if student != teacher:
+        raise UserError(
+            f"the student's vocabulary has {student} tokens, the teacher's {teacher}: distillation compares them token "
+            "by token, so it needs a teacher of the same tokenizer and vocabulary size"
+        )
+
+
+def check_vocabulary(student: Path, teacher: Path) -> None:
+    """UserError where two model folders differ in vocabulary size, or in what their tokens are where both say so."""
+    check_vocabulary_size(_vocabulary_size(student), _vocabulary_size(teacher))
+    tokens, others = _tokens(student), _tokens(teacher)
+    if tokens is not None and others is not None and tokens != others:
+        differing = sum(others.get(token) != index for token, index in tokens.items())
+        raise UserError(
+            f"the tokenizers of student {student} ({len(tokens)} tokens) and teacher {teacher} ({len(others)} tokens) "
+            f"differ in {differing} tokens: distillation needs a teacher of the same tokenizer"
+        )
+
+
+def _vocabulary_size(folder: Path) -> int:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return int(config.get_text_config().vocab_size)
+
+
+def _tokens(folder: Path) -> dict[str, int] | None:
+    """Token -> id of a folder's fast tokenizer; None where it has none."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = content["model"].get("vocab")
+    added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+    if isinstance(vocabulary, list):  # unigram models: [token, score] in the order of the ids
+        vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
+    return dict(vocabulary or {}) | added

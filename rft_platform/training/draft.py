@@ -1,0 +1,151 @@
+"""What a checkpoint will hold, as it is at one moment, and how it is written: each rank its shards, rank 0 the rest."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.tensor import DTensor
+
+from rft_platform.files import digest_file, digest_json, read_json, write_json
+from rft_platform.training.checkpoint import Position
+from rft_platform.training.critic_state import CRITIC, MOMENTS, CriticTensors, gather_critic, write_critic
+from rft_platform.training.manifest import MASTER, OPTIMIZER, RANDOM, STATE
+from rft_platform.training.model import master_weights
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.shards import shard_file, write_shards
+from rft_platform.training.state import TrainerState, gather_weights, moments, random_state
+from rft_platform.weights import digest_weights
+
+_ONE_FILE = "100TB"
+#: Files that go from a model's folder to those of its descendants.
+_COMPANIONS = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "*.tiktoken",
+)  # fmt: skip
+_AT_ONCE = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The content of one checkpoint."""
+
+    state: TrainerState
+    shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, name of the files) -> by name
+    weights: dict[str, Tensor] | None  # float32 and whole, on rank 0; None: no Hugging Face weights are written
+    critic: CriticTensors | None
+    random: dict[str, Tensor]
+    progress: dict[str, Any]
+
+    @classmethod
+    def take(cls, state: TrainerState, position: Position | None, ranks: Ranks, *, hf: bool, copy: bool) -> "Draft":
+        """The content of a checkpoint of ``state``; with ``copy`` the training may go on before it is written.
+
+        Without ``hf`` a model's weights are written as float32 shards only; an adapter is small and always written.
+        Every rank must call it.
+        """
+        model, publish = state.policy.model, hf or state.lora is not None
+        shards = {("", OPTIMIZER): moments(model, state.optimizer)}
+        if state.lora is None and (not publish or state.dtype != torch.float32 or ranks.world_size > 1):
+            shards["", MASTER] = master_weights(model)
+        if state.critic is not None:
+            shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
+        weights = gather_weights(state) if publish else None
+        critic = None if state.critic is None else gather_critic(state.critic)
+        if copy:
+            shards = {place: _copied(tensors) for place, tensors in shards.items()}
+            weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
+            critic = None if critic is None else critic.copied()
+        return cls(state, shards, weights, critic, random_state(), _progress(state, position))
+
+    @property
+    def nbytes(self) -> int:
+        """Least size in bytes of what this rank writes."""
+        published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
+        own = sum(_local(value).nbytes for tensors in self.shards.values() for value in tensors.values())
+        return published + own + (0 if self.critic is None else self.critic.nbytes)
+
+    def make_folders(self, folder: Path) -> None:
+        """Make the folders that the shards go to; rank 0, before any rank writes."""
+        for place, _ in self.shards:
+            (folder / place).mkdir(parents=True, exist_ok=True)
+
+    def write_shards(self, folder: Path, ranks: Ranks) -> None:
+        """Write this rank's part into ``folder``, the checkpoint's ``trainer_state``."""
+        for (place, name), tensors in self.shards.items():
+            write_shards(folder / place, name, tensors, ranks.rank, ranks.world_size)
+
+    def write_rest(self, folder: Path, trainer_state: Path) -> None:
+        """Write what is one rank's business: published weights, companions, critic, random state, progress."""
+        self._write_weights(folder)
+        _copy_companions(self.state.folder, folder)
+        save_file(self.random, trainer_state / RANDOM)
+        if self.state.critic is not None and self.critic is not None:
+            write_critic(trainer_state, self.state.critic, self.critic)
+        write_json(trainer_state / STATE, self.progress)
+
+    def weights_digest(self, folder: Path, trainer_state: Path, ranks: Ranks) -> str:
+        """Identity of the weights written to ``folder``; of the float32 shards where no others were."""
+        if self.weights is not None:
+            return digest_weights(folder)
+        files = [trainer_state / shard_file(MASTER, rank, ranks.world_size) for rank in range(ranks.world_size)]
+        return digest_json({file.name: digest_file(file) for file in files if file.exists()})
+
+    def _write_weights(self, folder: Path) -> None:
+        if self.state.lora is not None:
+            _write_adapter(folder, self.state.policy.model, self.weights or {})
+            return
+        causal, dtype = self.state.policy.causal, self.state.dtype
+        if self.weights is None:
+            causal.config.save_pretrained(folder)
+        else:
+            rounded = {name: value.to(dtype) for name, value in self.weights.items()}
+            causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_ONE_FILE)
+        if dtype != torch.float32:  # transformers writes the format of the float32 model in memory
+            config = read_json(folder / "config.json")
+            write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
+    """What ``state.json`` holds."""
+    control = state.kl_control
+    return {
+        "position": None if position is None else asdict(position),
+        "kl_control": None if control is None else control.to_json(),
+    }
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU; of sharded tensors, of this rank's part."""
+    stager = DefaultStager(_AT_ONCE)
+    try:
+        staged: Any = stager.stage(dict(tensors))
+    finally:
+        stager.close()
+    return dict(staged)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    from peft import get_peft_model_state_dict
+
+    adapter = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(folder)
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    for pattern in _COMPANIONS:
+        for file in source.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, target / file.name)

@@ -1,0 +1,105 @@
+"""Floating-point operations of a training step, as the model's formulas need them: neither padding nor recomputation.
+
+A matrix of W weights costs 2 W a token forward, 2 W for the gradient by its input and, where it is trained, 2 W for
+that by its weights. Attention costs 4 width (heads x head size) a query-key pair and layer forward, twice that backward
+(Narayanan et al., arXiv 2104.04473, without their recomputation). The LM head is run only where a token is predicted.
+Norms, rotations and activations are left out: a few per cent.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.packing import Pack, prefix_lengths
+from rft_platform.training.samples import Sample
+
+FORWARD, BY_INPUT, BY_WEIGHT = 2, 2, 2  # a multiplication and an addition each
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model is run on."""
+
+    nodes: float  # tokens that are fed to it
+    pairs: float  # (query, key) of attention: each token with itself and with those before it
+    heads: float  # next-token distributions
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(self.nodes + other.nodes, self.pairs + other.pairs, self.heads + other.heads)
+
+    @classmethod
+    def of_packs(cls, packs: Sequence[Pack]) -> "Work":
+        """Of packs, each shared token once."""
+        works = (cls(len(p.input_ids), float((p.position_ids + 1).sum()), len(p.head_node)) for p in packs)
+        return sum(works, NO_WORK)
+
+    @classmethod
+    def of_rows(cls, packs: Sequence[Pack]) -> "Work":
+        """Of the same rows, each computed by itself."""
+        lengths = np.concatenate([np.zeros(0), *(np.diff(p.path_start) for p in packs)])
+        pairs = float((lengths * (lengths + 1) / 2).sum())
+        return cls(float(lengths.sum()), pairs, float(sum(len(p.token_source) for p in packs)))
+
+
+NO_WORK = Work(0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingCost:
+    """Floating-point operations of forward and backward a node, a pair and a head."""
+
+    node: float
+    pair: float
+    head: float
+
+    @classmethod
+    def of(cls, policy: PackedPolicy) -> "TrainingCost":
+        """Read from the model's shape; weights that are not trained (under an adapter) need no gradient."""
+        config = policy.causal.config.get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        width *= config.num_attention_heads
+        active = _active_experts(config)
+        node = sum(
+            parameter.numel() * (active if parameter.ndim > 2 else 1.0) * _each(parameter)
+            for parameter in policy.layers.parameters()
+            if parameter.ndim > 1
+        )
+        weight = policy.causal.get_output_embeddings().weight
+        pair = 2 * (FORWARD + BY_INPUT + BY_WEIGHT) * width * len(policy.layers)
+        return cls(node, pair, weight.numel() * _each(weight))
+
+    def flops(self, work: Work) -> float:
+        """Of ``work``."""
+        return self.node * work.nodes + self.pair * work.pairs + self.head * work.heads
+
+
+def added_flops(cost: TrainingCost, samples: Sequence[Sample]) -> np.ndarray:
+    """What each sample adds to the work of those that share a prefix with it, float64; the sum is that of one trie."""
+    length, shared, heads = prefix_lengths(samples)
+    own = length - shared
+    return cost.node * own + cost.pair * (own * shared + own * (own + 1) / 2) + cost.head * heads
+
+
+#: Trees are attended to under masks, or through gathered keys: where sharing saves less than this, rows stay apart.
+LEAST_GAIN = 0.01
+
+
+def sharing_pays(cost: TrainingCost, trees: Work, rows: Work) -> bool:
+    """Whether ``trees``, which compute shared tokens once, need enough fewer operations than the same ``rows`` apart.
+
+    Rows that share nothing are the same packs either way: there is nothing to choose, and the answer is yes.
+    """
+    return trees.nodes == rows.nodes or cost.flops(trees) <= (1 - LEAST_GAIN) * cost.flops(rows)
+
+
+def _each(parameter: nn.Parameter) -> int:
+    return FORWARD + BY_INPUT + (BY_WEIGHT if parameter.requires_grad else 0)
+
+
+def _active_experts(config: object) -> float:
+    """Share of the experts that a token passes through; their weights are stacked in tensors of three dimensions."""
+    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    return getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0

@@ -1,0 +1,103 @@
+"""Checkpoints on the way through a training, and going on from the last of them after the trainer was killed.
+
+They lie in ``<output>/intermediate/step_<n>`` and are written by a thread while the next steps run, at most one at a
+time. Once the training's own checkpoint is published they have served, unless they hold Hugging Face weights that
+somebody asked for (``save_hf_checkpoint: always``).
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rft_platform.checkpoint_files import first_damage
+from rft_platform.errors import StorageError
+from rft_platform.training.checkpoint import Position
+from rft_platform.training.draft import Draft
+from rft_platform.training.manifest import Manifest, read_manifest
+from rft_platform.training.plan import TrainingPlan
+from rft_platform.training.protocol import StepEvent
+from rft_platform.training.publishing import Publication
+from rft_platform.training.run_steps import StepRun
+
+LOG = logging.getLogger(__name__)
+FOLDER, PREFIX = "intermediate", "step_"
+Describe = Callable[[Sequence[StepEvent]], Manifest]  # the manifest, without digests, of the state after these steps
+
+
+@dataclass(slots=True)
+class Intermediates:
+    """Saves ``run`` every ``save_interval`` optimiser steps, counted from the start of the project."""
+
+    run: StepRun
+    describe: Describe
+    _writing: Publication | None = None
+
+    def after_step(self, events: Sequence[StepEvent]) -> None:
+        """Start to save the state where it is due; first wait for the save before. Every rank must call it."""
+        request, left = self.run.request, len(self.run.plan.steps) - len(events)
+        if request.save_interval is None or not left or events[-1].step % request.save_interval:
+            return
+        with self.run.watch.time("save"):
+            self.wait()
+            position = position_after(self.run.plan, len(events))
+            hf = request.save_hf_checkpoint == "always"
+            draft = Draft.take(self.run.state, position, self.run.ranks, hf=hf, copy=True)
+            folder = _folder(Path(request.output)) / f"{PREFIX}{events[-1].step}"
+            manifest, steps = self.describe(events), [asdict(event) for event in events]
+            self._writing = Publication(folder, draft, manifest, steps, self.run.ranks).start(background=True)
+
+    def wait(self) -> None:
+        """Until no save is under way; raises what it failed with. Every rank must call it."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.finish()
+            self.run.ranks.from_first(self._thin_out)
+
+    def clear(self) -> None:
+        """Remove those that only served to go on from; the training's own checkpoint is there."""
+        folder, always = _folder(Path(self.run.request.output)), self.run.request.save_hf_checkpoint == "always"
+        if self.run.ranks.is_first and not always and folder.is_dir():
+            shutil.rmtree(folder)
+
+    def _thin_out(self) -> None:
+        """Keep the newest: as many as wanted, or where only the last can serve, that one."""
+        request = self.run.request
+        keep = (request.max_checkpoints_to_keep or 0) if request.save_hf_checkpoint == "always" else 1
+        for old in _newest_first(Path(request.output))[keep:] if keep else []:
+            shutil.rmtree(old)
+
+
+def latest(output: Path, identity: str) -> dict[str, Any] | None:
+    """The last whole checkpoint on the way through the training of this identity: folder, digest, version. As JSON."""
+    for folder in _newest_first(output):
+        try:
+            manifest = read_manifest(folder)
+        except StorageError as error:
+            LOG.warning("%s is passed over: %s", folder, error)
+            continue
+        if manifest is None or manifest.request_digest != identity:
+            continue
+        why = first_damage(folder, manifest.files)
+        if why is None:
+            return {"folder": str(folder), "digest": manifest.state_digest, "version": manifest.policy_version}
+        LOG.warning("%s is passed over: %s", folder, why)
+    return None
+
+
+def position_after(plan: TrainingPlan, steps: int) -> Position | None:
+    """How far the demonstrations have been used after so many steps of ``plan``."""
+    if plan.position is None:
+        return None
+    return replace(plan.position, rows=plan.position.rows - sum(plan.taken[steps:]))
+
+
+def _folder(output: Path) -> Path:
+    return output.absolute() / FOLDER
+
+
+def _newest_first(output: Path) -> list[Path]:
+    found = [path for path in _folder(output).glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)), reverse=True)

@@ -1,0 +1,62 @@
+"""A further node of a trainer group that spans several; run on each but the first, with the same configuration::
+
+    python -m rft_platform.training.join --config rft.yaml --node-rank 1
+
+It waits for the first node, serves as long as the group lives, and waits again: the control plane starts the group when
+it needs one and ends it when it is idle. Ctrl-C ends it.
+"""
+
+import argparse
+import logging
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rft_platform.config.load import load_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.training.launch import TrainerSpec, command
+from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
+
+LOG = logging.getLogger("rft_platform.training.join")
+_PAUSE_S = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve one group after another until interrupted."""
+    parser = argparse.ArgumentParser(prog="rft_platform.training.join", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--node-rank", type=int, required=True, help="1 .. cluster.node_num - 1")
+    parser.add_argument("--once", action="store_true", help="end with the first group")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    line = node_command(load_config(options.config), options.node_rank, Path(tempfile.gettempdir()))
+    while True:
+        LOG.info("waiting for the trainer group: %s", " ".join(line))
+        code = subprocess.run(line, check=False, env=os.environ).returncode
+        LOG.info("the group ended (exit code %d)", code)
+        if options.once:
+            raise SystemExit(code)
+        time.sleep(_PAUSE_S)
+
+
+def node_command(config: RftConfig, node_rank: int, scratch: Path) -> list[str]:
+    """Command line of a further node; UserError where the configuration has no such node."""
+    meeting, settings = wanted_rendezvous(config), config.trainer
+    if not 0 < node_rank < meeting.nodes:
+        raise UserError(
+            f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num} and trainer.rendezvous.endpoint "
+            f"{meeting.endpoint!r} the further nodes are 1 to {meeting.nodes - 1}"
+        )
+    spec = TrainerSpec(
+        scratch, scratch, settings.nproc, settings.threads, settings.dtype, "auto", settings.idle_timeout_s,
+        wanted_layout(config), meeting,
+    )  # fmt: skip
+    return command(spec, node_rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""How a trainer group is started: one process, or torchrun with several ranks on one node or on several. No torch here.
+
+On several nodes the first (``node_rank`` 0) is the one that the control plane runs on: it has rank 0, the lease and the
+port that takes commands. The others are started by hand or by a job scheduler (``join.py``) and meet it at its
+``endpoint``. All nodes must see the checkpoints and the rounds under the same paths.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rft_platform.errors import UserError
+from rft_platform.training.layout import Layout
+
+START_TIMEOUT_S = 180.0
+_WORKER = "rft_platform.training.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the nodes of a group meet."""
+
+    nodes: int = 1
+    endpoint: str = ""  # ``host:port`` on the first node, a port that is free there
+    timeout_s: float = 900.0  # how long a node waits for the others
+
+    def __post_init__(self) -> None:
+        host, _, port = self.endpoint.rpartition(":")
+        if self.nodes > 1 and not (host and port.isdigit()):
+            raise UserError(
+                f"a trainer group on {self.nodes} nodes meets at a host and port of the first one; "
+                f"trainer.rendezvous.endpoint is {self.endpoint!r}: give HOST:PORT"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSpec:
+    """What group is wanted, and where its lease and log lie."""
+
+    leases: Path
+    logs: Path
+    nproc: int  # ranks a node
+    threads: int
+    dtype: str
+    device: str
+    idle_timeout_s: float
+    layout: Layout = field(default_factory=Layout)
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
+
+    @property
+    def lease(self) -> Path:
+        """The lease file."""
+        return self.leases / "trainer.json"
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of all ranks of this node."""
+        return self.logs / "trainer.log"
+
+    @property
+    def ranks(self) -> int:
+        """All ranks of the group."""
+        return self.nproc * self.rendezvous.nodes
+
+    @property
+    def start_timeout_s(self) -> float:
+        """How long the group may take to start."""
+        return START_TIMEOUT_S + (self.rendezvous.timeout_s if self.rendezvous.nodes > 1 else 0.0)
+
+
+def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
+    """Command line of one node. A single rank needs no launcher: torchrun would add 1.8 s and a second process."""
+    options = {
+        "--lease": spec.lease.absolute(), "--idle-timeout": spec.idle_timeout_s, "--threads": spec.threads,
+        "--dtype": spec.dtype, "--device": spec.device, "--reduce-dtype": spec.layout.reduce_dtype,
+    }  # fmt: skip
+    flags = {
+        "--cpu-offload": spec.layout.cpu_offload,
+        "--gradient-checkpointing": spec.layout.gradient_checkpointing,
+        "--compile": spec.layout.compile,
+    }
+    arguments = [str(part) for option in options.items() for part in option]
+    arguments += [flag for flag, wanted in flags.items() if wanted]
+    return [sys.executable, "-m", *_launcher(spec, node_rank), _WORKER, *arguments]
+
+
+def _launcher(spec: TrainerSpec, node_rank: int) -> list[str]:
+    meeting, ranks = spec.rendezvous, f"--nproc-per-node={spec.nproc}"
+    if spec.ranks == 1:
+        return []
+    if meeting.nodes == 1:
+        return ["torch.distributed.run", "--standalone", ranks, "-m"]
+    host, _, port = meeting.endpoint.rpartition(":")
+    where = [f"--nnodes={meeting.nodes}", f"--node-rank={node_rank}", f"--master-addr={host}", f"--master-port={port}"]
+    return ["torch.distributed.run", *where, f"--rdzv-conf=timeout={meeting.timeout_s:.0f}", ranks, "-m"]

@@ -1,0 +1,184 @@
+"""From rows to trajectories and back: token advantages of a training's rows, made before its first step.
+
+The rows of a run, sorted by step, are one trajectory of trained tokens. Rows of a task are on one rank and in one step,
+so no run is ever cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from rft_platform.algorithms.kl import kl_estimator
+from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.algorithms.token_advantages.registry import (
+    Trajectories,
+    check_token_advantage,
+    compute_token_advantages,
+)
+from rft_platform.errors import NonFiniteError, UserError
+from rft_platform.training.protocol import AlgorithmSpec, KlPenaltySpec
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.rows import TrainingRows
+from rft_platform.training.samples import Sample
+
+_NAMED = 5  # row ids that an error message names
+
+
+@dataclass(slots=True)
+class TokenAdvantages:
+    """What the rows were given, as metrics, and the KL coefficient of the next training."""
+
+    metrics: dict[str, float]
+    kl_control: KlControl | None
+
+
+def give_token_advantages(
+    rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, ranks: Ranks
+) -> TokenAdvantages:
+    """Set ``advantage`` (and ``returns``) of the rows ``mine``, which this rank trains, token by token.
+
+    Every rank must call it. ``control`` is how far an adaptive KL penalty had come. Raises UserError where the rows are
+    no rollouts or the algorithm's parts do not fit, NonFiniteError for rewards that are not finite.
+    """
+    name = algorithm.token_advantage
+    assert name is not None
+    layout = _Layout.of(rows, mine)
+    tokens = _trajectories(rows, layout, algorithm, ranks)
+    metrics: dict[str, float] = {}
+    penalty = algorithm.kl_penalty
+    if penalty is not None:
+        control = _start(control, penalty)
+        kl = _divergence(layout, algorithm, penalty)
+        tokens.reward[:] -= control.coef * kl
+        count, total = _sum(ranks, np.array([np.sum(tokens.share), kl @ tokens.share])).tolist()
+        metrics |= {"kl_penalty": total / max(count, 1.0), "kl_coef": control.coef}
+        if penalty.target is not None:
+            control = control.adapted(metrics["kl_penalty"], count, penalty.target, penalty.horizon)
+    out = compute_token_advantages(name, algorithm.token_advantage_args, tokens, lambda values: _sum(ranks, values))
+    layout.spread("advantage", out.advantage)
+    if out.returns is not None:
+        layout.spread("returns", out.returns)
+    elif algorithm.critic is not None:
+        raise UserError(f"token advantage {name!r} asks for a critic, but gives it no returns to learn from")
+    return TokenAdvantages(metrics, control if penalty is not None else None)
+
+
+def check_token_parts(algorithm: AlgorithmSpec) -> None:
+    """UserError where token advantage, critic and KL penalty are unknown or do not fit each other."""
+    name, penalty = algorithm.token_advantage, algorithm.kl_penalty
+    if penalty is not None:
+        kl_estimator(penalty.estimator)
+        if name is None:
+            raise UserError("a KL penalty in the reward needs a token advantage (gae, reinforce_plus_plus): name one")
+    uses_critic = name is not None and check_token_advantage(name, algorithm.token_advantage_args).critic
+    if uses_critic and algorithm.critic is None:
+        raise UserError(f"token advantage {name!r} needs a critic: give its settings")
+    if algorithm.critic is not None and not uses_critic:
+        raise UserError(f"token advantage {name!r} uses no critic: leave the critic out, or use 'gae'")
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Rows sorted by run and step, and where their trained tokens are."""
+
+    samples: list[Sample]
+    order: np.ndarray  # int64 [n], indices of the rows
+    first_row: np.ndarray  # int64 [R + 1], rows of run r: first_row[r]:first_row[r + 1]
+    first_token: np.ndarray  # int64 [n + 1], tokens of each row
+
+    @classmethod
+    def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
+        if not {"run", "step", "reward"} <= rows.facts.keys():
+            raise UserError("token advantages are made of rollouts: these rows have no runs and no rewards")
+        run, group = rows.facts["run"][mine], rows.group[mine]
+        order = mine[np.lexsort((rows.facts["step"][mine], run, group))]
+        new = (np.diff(rows.facts["run"][order]) != 0) | (np.diff(rows.group[order]) != 0)
+        starts = np.append(0, np.flatnonzero(new) + 1) if len(order) else np.zeros(0, np.int64)
+        samples = [rows.samples[row] for row in order]
+        counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+        first_token = np.append(0, np.cumsum(counts, dtype=np.int64))
+        return cls(samples, order, np.append(starts, len(order)), first_token)
+
+    def column(self, name: str) -> np.ndarray:
+        """A per-token field of the samples, float64 [N]; UserError where a row has none."""
+        missing = [sample.row_id for sample in self.samples if getattr(sample, name) is None]
+        if missing:
+            raise UserError(
+                f"{len(missing)} rows have no {name} ({', '.join(missing[:_NAMED])}): the token advantage or the KL "
+                "penalty needs them; train on rollouts, and name the models that it asks for"
+            )
+        parts = [getattr(sample, name)[sample.loss_mask] for sample in self.samples]
+        return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
+
+    def spread(self, name: str, values: np.ndarray) -> None:
+        """Give every sample its part of ``values`` [N], float32, 0 on the tokens that are not trained."""
+        for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
+            given = np.zeros(len(sample.token_ids), np.float32)
+            given[sample.loss_mask] = values[first:end]
+            setattr(sample, name, given)
+
+
+def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec, ranks: Ranks) -> Trajectories:
+    name = algorithm.token_advantage
+    assert name is not None
+    entry = check_token_advantage(name, algorithm.token_advantage_args)
+    last = layout.order[layout.first_row[1:] - 1]
+    outcome = rows.facts["reward"][last].astype(np.float64) if entry.rewards else np.zeros(len(last))
+    _check_rewards(outcome, [rows.samples[row] for row in last])
+    start = layout.first_token[layout.first_row]
+    reward = np.zeros(layout.first_token[-1])
+    acts = np.diff(start) > 0
+    reward[start[1:][acts] - 1] = outcome[acts]
+    holders = _holders(len(rows.samples), layout.order, ranks)
+    return Trajectories(
+        start=start,
+        group=np.unique(rows.group[last], return_inverse=True)[1],
+        outcome=outcome,
+        reward=reward,
+        logp=layout.column(_own_logprobs(algorithm)),
+        teacher_logp=layout.column("teacher_logprobs") if entry.teacher else None,
+        value=layout.column("old_values") if entry.critic else None,
+        share=np.repeat(1.0 / holders[layout.order], np.diff(layout.first_token)),
+    )
+
+
+def _own_logprobs(algorithm: AlgorithmSpec) -> str:
+    """The field with the log-probs of the policy that the ratio is to."""
+    return "old_logprobs" if algorithm.correction == "decoupled" else "behaviour_logprobs"
+
+
+def _holders(count: int, mine: np.ndarray, ranks: Ranks) -> np.ndarray:
+    """How many ranks train each row, float64 [count]: with several epochs more than one may."""
+    held = np.zeros(count)
+    held[mine] = 1.0
+    return _sum(ranks, held)
+
+
+def _sum(ranks: Ranks, values: np.ndarray) -> np.ndarray:
+    total: np.ndarray = ranks.reduce(torch.from_numpy(values.copy()), "sum").numpy()
+    return total
+
+
+def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
+    bad = np.flatnonzero(~np.isfinite(outcome))
+    if len(bad):
+        named = ", ".join(samples[index].row_id for index in bad[:_NAMED])
+        raise NonFiniteError(f"{len(bad)} runs have a reward that is not finite, in rows {named}: check the judge")
+
+
+def _start(control: KlControl | None, penalty: KlPenaltySpec) -> KlControl:
+    """Where an adaptive coefficient had come, unless the request names another beginning."""
+    adaptive = penalty.target is not None and control is not None and control.initial == penalty.coef
+    return control if adaptive and control is not None else KlControl.start(penalty.coef)
+
+
+def _divergence(layout: _Layout, algorithm: AlgorithmSpec, penalty: KlPenaltySpec) -> np.ndarray:
+    """The penalty's estimate of the KL to the reference at every token, float64 [N]."""
+    logp, reference = (
+        torch.from_numpy(layout.column(name)) for name in (_own_logprobs(algorithm), "reference_logprobs")
+    )
+    kl: np.ndarray = kl_estimator(penalty.estimator)(logp, reference).numpy()
+    return kl

@@ -1,0 +1,305 @@
+"""Preference pairs: how they are read, kept together, and trained by DPO with and without an adapter."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rft_platform.errors import TrainingCancelled, UserError
+from rft_platform.training import frozen
+from rft_platform.training.preferences import read_preferences
+from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.samples import Sample
+from rft_platform.training.session import TrainingSession
+
+ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
+DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
+
+
+def write(file: Path, **columns: list[Any]) -> str:
+    pq.write_table(pa.table(columns), file)
+    return str(file)
+
+
+def text_file(folder: Path, rows: list[tuple[str, str, str]] = ROWS) -> str:
+    prompt, chosen, rejected = (list(column) for column in zip(*rows, strict=True))
+    return write(folder / "pairs.parquet", prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+@pytest.fixture
+def dpo_request(tiny_model: Path, tmp_path: Path) -> Callable[..., TrainRequest]:
+    def make(rows: list[tuple[str, str, str]] = ROWS, **fields: Any) -> TrainRequest:
+        settings: dict[str, Any] = {
+            "parent": str(tiny_model), "parent_version": 0, "output": str(tmp_path / "checkpoints"), "algorithm": DPO,
+            "optimizer": OptimizerSpec(lr=1e-3), "preferences": text_file(tmp_path, rows), "train_batch_size": 3,
+            "reference": str(tiny_model), "max_steps": 1,
+        }  # fmt: skip
+        return TrainRequest(**(settings | fields))
+
+    return make
+
+
+def train(session: TrainingSession, request: TrainRequest) -> tuple[Any, list[StepEvent]]:
+    events: list[StepEvent] = []
+    return session.train(request, events.append, lambda: False), events
+
+
+def ids(samples: list[Sample]) -> list[tuple[list[int], list[bool]]]:
+    return [(s.token_ids.tolist(), s.loss_mask.tolist()) for s in samples]
+
+
+def test_pairs_are_groups_that_share_the_tokens_of_their_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    rows = read_preferences(text_file(tmp_path), tiny_model)
+    assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert [s.advantage for s in rows.samples] == [1.0, -1.0] * 6
+    assert [s.row_id for s in rows.samples[:3]] == ["0:chosen", "0:rejected", "1:chosen"]
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    prompt = [{"role": "user", "content": "30+4=?"}]
+    for sample, answer in zip(rows.samples[2:4], ("34", "35"), strict=True):
+        shown = tokenizer.apply_chat_template(prompt, add_generation_prompt=True)["input_ids"]
+        ended = [*tokenizer.encode(answer), tokenizer.eos_token_id]
+        assert sample.token_ids.tolist() == shown + ended
+        assert sample.token_ids[sample.loss_mask].tolist() == ended
+
+
+def messages(role: str, text: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+def test_text_and_messages_and_whole_conversations_are_the_same_pairs(tiny_model: Path, tmp_path: Path) -> None:
+    want = ids(read_preferences(text_file(tmp_path), tiny_model).samples)
+    prompt = [messages("user", p) for p, _, _ in ROWS]
+    good, bad = ([messages("assistant", row[i]) for row in ROWS] for i in (1, 2))
+    dump = [[json.dumps(cell) for cell in column] for column in (prompt, good, bad)]
+    whole = [[json.dumps(p + a) for p, a in zip(prompt, side, strict=True)] for side in (good, bad)]
+    single = [[json.dumps(cell[0]) for cell in side] for side in (good, bad)]
+    files = [
+        write(tmp_path / "nested", prompt=prompt, chosen=good, rejected=bad),
+        write(tmp_path / "json", prompt=dump[0], chosen=dump[1], rejected=dump[2]),
+        write(tmp_path / "mixed", prompt=dump[0], chosen=[row[1] for row in ROWS], rejected=single[1]),
+        write(tmp_path / "implicit", chosen=whole[0], rejected=whole[1]),
+        write(tmp_path / "both", prompt=prompt, chosen=whole[0], rejected=whole[1]),
+    ]
+    for file in files:
+        assert ids(read_preferences(file, tiny_model).samples) == want, file
+
+
+def test_text_that_looks_like_json_is_text(tiny_model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "f", prompt=["[1, 2] or {", '[{"a": 1}]'], chosen=["[1]", "{}"], rejected=["no", "[2]"])
+    rows = read_preferences(file, tiny_model)
+    text = AutoTokenizer.from_pretrained(tiny_model).decode(rows.samples[2].token_ids)
+    assert '[{"a": 1}]' in text and "{}" in text
+
+
+def test_system_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Path) -> None:
+    tools = json.dumps([{"type": "function", "function": {"name": "plus", "description": "adds", "parameters": {}}}])
+    file = write(tmp_path / "f", system=["Be brief."], prompt=["1+1=?"], chosen=["2"], rejected=["3"], tools=[tools])
+    text = AutoTokenizer.from_pretrained(tiny_model).decode(read_preferences(file, tiny_model).samples[1].token_ids)
+    assert "Be brief." in text and "plus" in text and "1+1=?" in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": ["a"], "chosen": ["b"]}, r"columns \['chosen', 'prompt'\]; expected prompt, chosen and rejected"),
+        ({"prompt": ["a", None], "chosen": ["b", "c"], "rejected": ["d", "e"]}, "row 1: its prompt is empty"),
+        ({"prompt": ["a"], "chosen": [messages("user", "b")], "rejected": ["c"]}, "chosen does not end with an"),
+        ({"chosen": ["b"], "rejected": ["c"]}, "row 0: a pair without a prompt"),
+        (
+            {
+                "chosen": [messages("user", "a") + messages("assistant", "b")],
+                "rejected": [messages("user", "x") + messages("assistant", "c")],
+            },
+            "row 0: chosen and rejected differ before their last message",
+        ),
+        ({"prompt": pa.array([], pa.string()), "chosen": [], "rejected": []}, "no pair in it"),
+    ],
+)
+def test_what_is_no_pair_is_refused(tiny_model: Path, tmp_path: Path, columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_preferences(write(tmp_path / "f", **columns), tiny_model)
+
+
+def sequence_logps(model: Any, samples: list[Sample]) -> torch.Tensor:
+    """Sum of the trainable tokens' log-probs of each row, by one plain forward each."""
+    sums = []
+    for sample in samples:
+        tokens = torch.from_numpy(sample.token_ids).long()
+        where = torch.from_numpy(np.flatnonzero(sample.loss_mask))
+        log_softmax = model(input_ids=tokens[None]).logits[0].log_softmax(-1)
+        sums.append(log_softmax[where - 1, tokens[where]].sum())
+    return torch.stack(sums)
+
+
+def dpo_step(folder: Path, reference: Path, samples: list[Sample], lr: float) -> tuple[float, Any]:
+    """Loss and model after one step of plain SGD in float64, straight from the paper's formula with beta 0.1."""
+    load = {"dtype": torch.float64, "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(folder, **load)
+    with torch.no_grad():
+        ref = sequence_logps(AutoModelForCausalLM.from_pretrained(reference, **load), samples)
+    d = (sequence_logps(model, samples) - ref).unflatten(0, (-1, 2))
+    loss = -torch.nn.functional.logsigmoid(0.1 * (d[:, 0] - d[:, 1])).mean()
+    loss.backward()
+    return loss.item(), model
+
+
+def test_loss_and_gradients_are_those_of_the_paper(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = train(session, dpo_request(max_steps=2))  # policy and reference differ from here on
+    gradients: dict[str, torch.Tensor] = {}
+
+    def catch(optimizer: Any, spec: Any, step: int) -> float:
+        assert session.state is not None
+        named = session.state.policy.model.named_parameters()
+        gradients.update({name: p.grad.clone() for name, p in named if p.grad is not None})
+        optimizer.zero_grad()
+        return 0.0
+
+    monkeypatch.setattr("rft_platform.training.run_steps.apply_step", catch)
+    request = dpo_request(
+        parent=first.checkpoint, parent_version=2, train_batch_size=6, output=str(tmp_path / "next"),
+        optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40,
+    )  # fmt: skip
+    _, events = train(session, request)
+    rows = read_preferences(str(request.preferences), Path(first.checkpoint))
+    want, model = dpo_step(Path(first.checkpoint), Path(str(request.reference)), rows.samples, 0.0)
+    assert events[0].metrics["loss"] == pytest.approx(want, abs=1e-5)
+    assert events[0].metrics["packs"] > 1
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(gradients[name].double(), parameter.grad, atol=1e-5, rtol=1e-3)
+
+
+def test_dpo_learns_which_answer_is_preferred(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tiny_model: Path
+) -> None:
+    result, events = train(session, dpo_request(train_batch_size=6, max_steps=25))
+    assert events[0].metrics["loss"] == pytest.approx(np.log(2), abs=1e-5)
+    assert events[-1].metrics["loss"] < 0.2
+    rows = read_preferences(text_file(Path(result.checkpoint).parent), tiny_model)
+    after, before = (
+        sequence_logps(AutoModelForCausalLM.from_pretrained(folder), rows.samples).unflatten(0, (-1, 2))
+        for folder in (result.checkpoint, tiny_model)
+    )
+    moved = (after - before).detach()
+    assert (moved[:, 0] > moved[:, 1]).all()
+
+
+def test_the_stream_of_pairs_goes_on_where_the_parent_stopped(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
+) -> None:
+    straight, _ = train(session, dpo_request(max_steps=4))
+    half, _ = train(session, dpo_request(max_steps=2, output=str(tmp_path / "half")))
+    assert session.state is not None
+    rest, _ = train(
+        session,
+        dpo_request(parent=half.checkpoint, parent_version=2, max_steps=2, output=str(tmp_path / "half")),
+    )
+    assert rest.weights_digest == straight.weights_digest
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4)], ids=["full", "adapter"])
+def test_a_training_that_was_cut_off_ends_equal(
+    session: TrainingSession,
+    dpo_request: Callable[..., TrainRequest],
+    ranks: Any,
+    tmp_path: Path,
+    lora: LoraSpec | None,
+) -> None:
+    request = dpo_request(max_steps=4, save_interval=1, lora=lora)
+    straight, _ = train(session, replace(request, output=str(tmp_path / "straight")))
+    done: list[StepEvent] = []
+    with pytest.raises(TrainingCancelled):
+        session.train(request, done.append, lambda: len(done) == 3)
+    resumed, events = train(TrainingSession(ranks, "float32"), request)
+    assert resumed.weights_digest == straight.weights_digest
+    assert events[:3] == done
+
+
+class Counter:
+    """Rows that were scored for a reference."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        score = frozen.score
+
+        def counted(policy: Any, samples: list[Sample], **options: Any) -> list[np.ndarray]:
+            self.rows.append(len(samples))
+            return score(policy, samples, **options)
+
+        monkeypatch.setattr(frozen, "score", counted)
+
+
+def test_reference_log_probs_are_computed_once(
+    session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter(monkeypatch)
+    loaded: list[Path] = []
+    load = frozen.FrozenModel.model
+    monkeypatch.setattr(frozen.FrozenModel, "model", lambda self, folder: loaded.append(folder) or load(self, folder))
+    first, _ = train(session, dpo_request(max_steps=None, epochs=3))
+    following = dpo_request(parent=first.checkpoint, parent_version=6, output=str(tmp_path / "next"), max_steps=3)
+    train(session, following)
+    assert counter.rows == [12]
+    assert loaded == []  # the reference is what the policy starts from, and later nothing is missing
+    moved = replace(following, reference=first.checkpoint, output=str(tmp_path / "moved"))
+    train(session, moved)
+    assert counter.rows == [12, 12]
+    third = replace(moved, reference=following.reference, output=str(tmp_path / "third"))
+    train(session, third)
+    assert counter.rows == [12, 12, 12]
+    assert loaded == [Path(str(following.reference))]
+
+
+def test_only_blocks_that_are_needed_are_scored_and_to_the_same_bits(
+    ranks: Any, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frozen, "BLOCK", 2)
+    counter = Counter(monkeypatch)
+    session, request = TrainingSession(ranks, "float32"), dpo_request(train_batch_size=2)
+    first, _ = train(session, request)
+    assert counter.rows == [4]
+    following = replace(request, parent=first.checkpoint, parent_version=1, max_steps=2)
+    warm, _ = train(session, following)
+    assert counter.rows == [4, 4, 4]
+    cold, _ = train(TrainingSession(ranks, "float32"), replace(following, output=str(tmp_path / "cold")))
+    assert cold.weights_digest == warm.weights_digest
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16 is sharded by FSDP2 even on one rank
+def test_with_an_adapter_the_reference_is_the_model_under_it(
+    ranks: Any, dpo_request: Callable[..., TrainRequest], dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a second model was loaded")
+
+    monkeypatch.setattr(frozen.FrozenModel, "model", refuse)
+    session = TrainingSession(ranks, dtype)
+    request = dpo_request(lora=LoraSpec(rank=4), max_steps=3, train_batch_size=6, optimizer=OptimizerSpec(lr=1e-2))
+    first, events = train(session, request)
+    assert events[0].metrics["loss"] == pytest.approx(np.log(2), abs=2e-2 if dtype == "bfloat16" else 1e-5)
+    assert all(event.metrics["grad_norm"] > 0.01 for event in events)
+    assert events[-1].metrics["loss"] < events[0].metrics["loss"] - 0.05
+    # From a checkpoint with a trained adapter, in a new session, without a name for the reference: still the base.
+    again = replace(
+        request, parent=first.checkpoint, parent_version=3, reference=None, output=str(tmp_path / "again"), max_steps=1
+    )
+    _, later = train(TrainingSession(ranks, dtype), again)
+    assert later[0].metrics["loss"] < events[0].metrics["loss"] - 0.05
+
+
+def test_what_does_not_fit_pairs_is_refused(session: TrainingSession, dpo_request: Callable[..., TrainRequest]) -> None:
+    with pytest.raises(UserError, match="needs a reference model"):
+        train(session, dpo_request(reference=None))
+    with pytest.raises(UserError, match="'sft' does not compare the rows of a pair"):
+        train(session, dpo_request(algorithm=AlgorithmSpec(policy_loss="sft")))
+    with pytest.raises(UserError, match="takes one of rollouts"):
+        train(session, dpo_request(demonstrations="some.parquet"))

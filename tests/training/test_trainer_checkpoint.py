@@ -1,0 +1,184 @@
+"""Checkpoints: sharded state without pickle, on the way through a training, with and without Hugging Face weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from rft_platform.errors import RftError, StorageError, TrainingCancelled
+from rft_platform.files import read_json
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, StepEvent
+from rft_platform.training.session import TrainingSession
+from rft_platform.training.shards import ShardReader, write_shards
+
+LORA = LoraSpec(rank=4, alpha=8)
+ALLOWED = {".safetensors", ".json", ".jinja", ".md"}  # README.md comes with an adapter
+
+
+def nothing(event: StepEvent) -> None: ...
+
+
+def run(session, request, stop_after: int | None = None):
+    """Train; ``stop_after`` cancels before the step after that one."""
+    seen: list[StepEvent] = []
+    return session.train(request, seen.append, lambda: stop_after is not None and len(seen) >= stop_after), seen
+
+
+def stopped(session, request, after: int) -> None:
+    with pytest.raises(TrainingCancelled):
+        run(session, request, stop_after=after)
+
+
+def tensors(folder: str | Path) -> dict[str, np.ndarray]:
+    """Weights and moments of a checkpoint, the critic's too, and the state of the random generators."""
+    files = sorted(Path(folder).rglob("*.safetensors"))
+    return {f"{file.relative_to(folder)}/{name}": value for file in files for name, value in load_file(file).items()}
+
+
+def largest_difference(one: str | Path, other: str | Path) -> float:
+    a, b = tensors(one), tensors(other)
+    assert a.keys() == b.keys() and a
+    return max(float(np.abs(a[name].astype(np.float64) - b[name]).max()) for name in a)
+
+
+def on_the_way(request) -> list[str]:
+    return sorted(path.name for path in Path(request.output, "intermediate").glob("*"))
+
+
+def test_shards_come_back_and_what_does_not_fit_is_refused(tmp_path) -> None:
+    saved = {"a": torch.randn(5, 3), "b": torch.tensor(7.0), "c": torch.arange(4)}
+    write_shards(tmp_path, "state", saved, 0, 1)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+    found = {name: torch.zeros_like(value) for name, value in saved.items()}
+    ShardReader(tmp_path).read(found)
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    with pytest.raises(StorageError, match="lacks 1 of the 1 tensors of this model, d for one"):
+        ShardReader(tmp_path).read({"d": torch.zeros(1)})
+    with pytest.raises(StorageError, match="other shapes"):
+        ShardReader(tmp_path).read({"a": torch.zeros(5, 4)})
+    (tmp_path / "state.safetensors").write_bytes(b"no header")
+    with pytest.raises(StorageError, match="cannot be read"):
+        ShardReader(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lora": LORA},
+        {"algorithm": AlgorithmSpec(token_advantage="gae", critic=CriticSpec(optimizer=OptimizerSpec(lr=1e-3)))},
+        {"algorithm": AlgorithmSpec(correction="decoupled")},  # old log-probs are the parent's, not the checkpoint's
+    ],
+    ids=["full", "lora", "ppo", "decoupled"],
+)
+def test_going_on_from_the_way_equals_an_undisturbed_run(session, round_request, tmp_path, settings) -> None:
+    request = round_request(epochs=2, save_interval=2, **settings)  # 6 steps
+    stopped(session, request, after=int(np.random.default_rng().integers(2, 6)))
+    (name,) = on_the_way(request)
+    assert name in ("step_2", "step_4")
+    result, events = run(TrainingSession(session.ranks, "float32"), request)
+    assert [event.step for event in events] == [1, 2, 3, 4, 5, 6]
+    straight, _ = run(session, replace(request, output=str(tmp_path / "straight"), save_interval=None))
+    assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
+    assert result.weights_digest == straight.weights_digest
+    assert not Path(request.output, "intermediate").exists()
+
+
+def test_it_does_not_start_again(session, round_request) -> None:
+    request = round_request(epochs=2, save_interval=2)
+    stopped(session, request, after=5)
+    folder = Path(request.output, "intermediate", "step_4")
+    assert {file.suffix for file in folder.rglob("*") if file.is_file()} <= ALLOWED
+    assert not list(folder.glob("*.safetensors")) and (folder / "trainer_state" / "master.safetensors").exists()
+    computed: list[int] = []
+    original = type(session.state.optimizer).step
+    try:
+        type(session.state.optimizer).step = lambda self, *a: (computed.append(1), original(self, *a))[1]
+        run(session, request)
+    finally:
+        type(session.state.optimizer).step = original
+    assert len(computed) == 2
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request, caplog, tmp_path) -> None:
+    request = round_request(epochs=2, save_interval=2, save_hf_checkpoint="always")
+    stopped(session, request, after=5)
+    assert on_the_way(request) == ["step_2", "step_4"]
+    file = Path(request.output, "intermediate", "step_4", "trainer_state", "optimizer.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    result, _ = run(session, request)
+    assert "step_4 is passed over: trainer_state/optimizer.safetensors holds other bytes" in caplog.text
+    straight, _ = run(session, replace(request, output=str(tmp_path / "straight"), save_interval=None))
+    assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
+
+
+def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
+    request = round_request(epochs=2, save_interval=2)
+    stopped(session, request, after=3)
+    other = round_request(epochs=2, seed=3, save_interval=None)
+    result, _ = run(session, other)
+    fresh, _ = run(session, replace(other, output=str(Path(other.output, "fresh"))))
+    assert result.weights_digest == fresh.weights_digest
+
+
+def test_always_leaves_hugging_face_folders_and_keeps_as_many_as_wanted(session, round_request) -> None:
+    from transformers import AutoModelForCausalLM
+
+    request = round_request(epochs=2, save_interval=1, save_hf_checkpoint="always", max_checkpoints_to_keep=2)
+    result, _ = run(session, request)
+    assert on_the_way(request) == ["step_4", "step_5"]
+    loaded = AutoModelForCausalLM.from_pretrained(Path(request.output, "intermediate", "step_5"))
+    final = load_file(Path(result.checkpoint, "model.safetensors"))
+    moved = [float(np.abs(final[name] - p.detach().numpy()).max()) for name, p in loaded.named_parameters()]
+    assert 0 < max(moved) < 0.01  # one step before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_never_leaves_only_state_from_which_training_goes_on_alike(ranks, round_request, tmp_path, dtype) -> None:
+    session = TrainingSession(ranks, dtype)
+    first = round_request(seed=1, save_hf_checkpoint="never")
+    bare, _ = run(session, first)
+    assert not list(Path(bare.checkpoint).glob("*.safetensors"))
+    with safe_open(Path(bare.checkpoint, "trainer_state", "optimizer.safetensors"), "pt") as header:
+        assert ("DCP_SHARDING_INFO" in (header.metadata() or {})) == (dtype == "bfloat16")  # sharded by FSDP
+    full, _ = run(session, replace(first, save_hf_checkpoint="last", output=str(tmp_path / "full")))
+    after = []
+    for result in (bare, full):
+        second = round_request(seed=2, parent=result.checkpoint, parent_version=3)
+        after.append(run(TrainingSession(ranks, dtype), replace(second, output=f"{result.checkpoint}.next"))[0])
+    assert after[0].weights_digest == after[1].weights_digest
+    again, _ = run(session, replace(first, save_hf_checkpoint="last"))  # the weights are wanted after all
+    assert not again.reused and list(Path(again.checkpoint).glob("*.safetensors"))
+
+
+def test_the_position_in_demonstrations_is_that_of_the_step(session, sft_request, tmp_path) -> None:
+    pairs = [(f"{n} plus one is", f"{n + 1}.") for n in range(10)]
+    request = sft_request(pairs, train_batch_size=4, max_steps=6, save_interval=2, save_hf_checkpoint="always")
+    run(session, request)
+    positions = {
+        name: read_json(Path(request.output, "intermediate", name, "trainer_state", "state.json"))["position"]["rows"]
+        for name in on_the_way(request)
+    }
+    assert positions == {"step_2": 8, "step_4": 16}
+
+
+def test_a_write_that_fails_is_told_and_leaves_nothing(session, round_request, monkeypatch) -> None:
+    from rft_platform.training import draft
+
+    def full(*arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    request = round_request(epochs=2, save_interval=2)
+    monkeypatch.setattr(draft, "write_shards", full)
+    with pytest.raises(RftError, match="no space left on the disk"):
+        run(session, request)
+    assert on_the_way(request) == []
+    assert session.state is not None and str(session.state.folder) == request.parent
+    monkeypatch.undo()
+    assert run(session, request)[0].steps == 6

@@ -1,0 +1,110 @@
+"""How models lie on the ranks: layouts change what a step costs, not what it computes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from rft_platform.errors import UserError
+from rft_platform.training.launch import Rendezvous, TrainerSpec, command
+from rft_platform.training.layers import padded_length
+from rft_platform.training.layout import Layout
+from rft_platform.training.model import check_tied, load_policy
+from rft_platform.training.protocol import AlgorithmSpec, LoraSpec
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.samples import demonstration_sample
+from rft_platform.training.step import accumulate_gradients
+
+SFT = AlgorithmSpec(policy_loss="sft")
+
+
+def gradients(folder: Path, ranks: Ranks, budget: int = 4096, **options) -> dict[str, torch.Tensor]:
+    """Of one SFT step over rows that share prompts; float32."""
+    policy = load_policy(folder, ranks, options.pop("dtype", torch.float32), **options)
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(5, 500, 30).tolist() for _ in range(4)]
+    rows = [[*prompts[n % 4], *rng.integers(5, 500, 20 + n).tolist()] for n in range(16)]
+    samples = [demonstration_sample(str(n), ids, np.arange(len(ids)) >= 30) for n, ids in enumerate(rows)]
+    accumulate_gradients(policy, samples, SFT, max_tokens_per_pack=budget)
+    found = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    return {name: g.full_tensor() if isinstance(g, DTensor) else g for name, g in found.items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys() and one
+    for name, gradient in one.items():
+        torch.testing.assert_close(gradient, other[name], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4, alpha=8)], ids=["full", "lora"])
+def test_gradient_checkpointing_gives_the_same_gradients(tiny_model, ranks, lora) -> None:
+    again = replace(ranks, layout=Layout(gradient_checkpointing=True))
+    calls: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda module, args: calls.append(module))
+    try:
+        plain = gradients(tiny_model, ranks, lora=lora)
+        once = sum(type(module).__name__.endswith("MLP") for module in calls)
+        calls.clear()
+        checkpointed = gradients(tiny_model, again, lora=lora)
+        twice = sum(type(module).__name__.endswith("MLP") for module in calls)
+    finally:
+        hook.remove()
+    assert twice == 2 * once
+    assert_same(checkpointed, plain, 1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what torch itself does while it traces
+def test_compiled_layers_give_the_same_gradients(tiny_model, ranks) -> None:
+    compiled = gradients(tiny_model, replace(ranks, layout=Layout(compile=True)))
+    assert_same(compiled, gradients(tiny_model, ranks), 1e-5)
+
+
+def test_packs_are_padded_to_few_lengths() -> None:
+    lengths = [padded_length(tokens) for tokens in range(1, 16385)]
+    assert sorted(set(lengths))[:7] == [512, 640, 768, 896, 1024, 1280, 1536]
+    assert len(set(lengths)) == 1 + 4 * 5
+    for tokens, length in enumerate(lengths, start=1):
+        assert tokens <= length and (length == 512 or length <= 1.25 * tokens)
+
+
+def test_mixed_precision_keeps_float32_masters_and_sums(tiny_model, ranks) -> None:
+    policy = load_policy(tiny_model, ranks, torch.bfloat16)
+    assert all(isinstance(p, DTensor) and p.dtype == torch.float32 for p in policy.parameters())
+    exact, rounded = gradients(tiny_model, ranks), gradients(tiny_model, ranks, dtype=torch.bfloat16)
+    for name, gradient in exact.items():
+        assert rounded[name].dtype == torch.float32
+        assert torch.nn.functional.cosine_similarity(gradient.ravel(), rounded[name].ravel(), dim=0) > 0.98
+
+
+def test_tied_embeddings_stay_one_tensor_and_an_untied_one_is_refused(tiny_model, ranks) -> None:
+    for dtype in (torch.float32, torch.bfloat16):  # unsharded and sharded
+        causal = load_policy(tiny_model, ranks, dtype).causal
+        assert causal.get_input_embeddings().weight is causal.get_output_embeddings().weight
+    causal.lm_head = nn.Linear(8, 8, bias=False)
+    with pytest.raises(UserError, match="ties embedding and LM head"):
+        check_tied(causal, tiny_model)
+
+
+def test_offload_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match="without a GPU turn it off"):
+        Layout(cpu_offload=True).check("cpu")
+
+
+def test_command_lines_of_one_rank_of_one_node_and_of_several(tmp_path) -> None:
+    def line(nproc: int, meeting: Rendezvous, node_rank: int = 0) -> list[str]:
+        layout = Layout("bfloat16", cpu_offload=True)
+        spec = TrainerSpec(tmp_path, tmp_path, nproc, 1, "auto", "auto", 60.0, layout, meeting)
+        return command(spec, node_rank)[1:]
+
+    assert line(1, Rendezvous())[:2] == ["-m", "rft_platform.training.worker"]
+    assert line(1, Rendezvous())[-3:] == ["--reduce-dtype", "bfloat16", "--cpu-offload"]
+    assert "--standalone" in line(8, Rendezvous())
+    second = line(8, Rendezvous(2, "trainer-0:29500"), node_rank=1)
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=trainer-0", "--master-port=29500"} < set(second)
+    with pytest.raises(UserError, match=r"trainer\.rendezvous\.endpoint is 'trainer-0'"):
+        Rendezvous(2, "trainer-0")

@@ -1,0 +1,158 @@
+"""Token advantages of rows that are split over ranks: every run whole, every token counted once."""
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from rft_platform.errors import UserError
+from rft_platform.training.batches import group_steps, share_of_rank
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
+from rft_platform.training.rows import TrainingRows
+from rft_platform.training.samples import Sample
+from rft_platform.training.trajectories import give_token_advantages
+
+SPEC = AlgorithmSpec(
+    token_advantage="gae",
+    token_advantage_args={"gamma": 0.98, "lam": 0.9},
+    critic=CriticSpec(),
+    kl_penalty=KlPenaltySpec(coef=0.2, target=0.05, horizon=100),
+)
+
+
+def make_rows() -> TrainingRows:
+    """Six tasks of three runs of one to three steps, shuffled; some rows have no trained token."""
+    rng = np.random.default_rng(0)
+    samples, group, run, step, reward = [], [], [], [], []
+    for number in range(18):
+        for place in range(1 + number % 3):
+            n = int(rng.integers(3, 9))
+            mask = (np.arange(n) > 0) & (rng.random(n) < 0.6) & (number != 4)
+            columns = rng.normal(size=(3, n)).astype(np.float32)
+            samples.append(
+                Sample(
+                    f"{number}-{place}",
+                    np.arange(n, dtype=np.int32),
+                    mask,
+                    behaviour_logprobs=columns[0],
+                    reference_logprobs=columns[1],
+                    old_values=columns[2],
+                )
+            )
+            group.append(number // 3)
+            run.append(number)
+            step.append(place)
+            reward.append(float(number % 2))
+    order = rng.permutation(len(samples))
+    facts = {"run": np.array(run)[order], "step": np.array(step)[order], "reward": np.array(reward)[order]}
+    return TrainingRows([samples[i] for i in order], np.array(group)[order], "", facts)
+
+
+def naive(rows: TrainingRows) -> dict[str, np.ndarray]:
+    """Whitened advantages of every row's trained tokens, by the definition, one run after the other."""
+    place = {sample.row_id: sample for sample in rows.samples}
+    made: dict[str, np.ndarray] = {}
+    for number in range(18):
+        run = [place[f"{number}-{step}"] for step in range(1 + number % 3)]
+        columns = [
+            np.concatenate([getattr(s, name)[s.loss_mask] for s in run]).astype(np.float64)
+            for name in ("behaviour_logprobs", "reference_logprobs", "old_values")
+        ]
+        reward = -0.2 * (columns[0] - columns[1])
+        advantage, carried, following = np.zeros(len(reward)), 0.0, 0.0
+        if len(reward):
+            reward[-1] += number % 2
+        for t in reversed(range(len(reward))):
+            carried = reward[t] + 0.98 * following - columns[2][t] + 0.98 * 0.9 * carried
+            advantage[t], following = carried, columns[2][t]
+        ends = np.cumsum([np.count_nonzero(s.loss_mask) for s in run])
+        made |= {s.row_id: part for s, part in zip(run, np.split(advantage, ends[:-1]), strict=True)}
+    every = np.concatenate(list(made.values()))
+    return {name: (part - every.mean()) / np.sqrt(every.var(ddof=1) + 1e-8) for name, part in made.items()}
+
+
+def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    return values
+
+
+def check(rows: TrainingRows, mine: np.ndarray, wanted: dict[str, np.ndarray]) -> None:
+    for row in mine:
+        sample = rows.samples[row]
+        assert isinstance(sample.advantage, np.ndarray) and sample.advantage.dtype == np.float32
+        np.testing.assert_allclose(sample.advantage[sample.loss_mask], wanted[sample.row_id], atol=1e-5)
+        assert not sample.advantage[~sample.loss_mask].any()
+
+
+def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
+    rows = make_rows()
+    everything = np.arange(len(rows.samples))
+    made = give_token_advantages(rows, everything, SPEC, None, SimpleNamespace(reduce=one_rank))
+    check(rows, everything, naive(rows))
+    kl = np.concatenate([(s.behaviour_logprobs - s.reference_logprobs)[s.loss_mask] for s in rows.samples])
+    assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
+
+
+def test_two_ranks_that_share_rows_over_two_epochs_equal_one() -> None:
+    """In the second epoch a task may be on the other rank: then both have it, and it still counts once."""
+    rows = make_rows()
+    cost = np.ones(len(rows.samples))
+    steps = list(group_steps(rows.group, 12, seed=1, epochs=2))
+    mine = [
+        np.unique(np.concatenate([share_of_rank(step, rows.group, cost[step], rank, 2) for step in steps]))
+        for rank in range(2)
+    ]
+    assert 0 < len(np.intersect1d(*mine)) < len(rows.samples)
+    for part in mine:  # a run is never cut
+        assert not set(rows.facts["run"][part]) & set(np.delete(rows.facts["run"], part))
+    barrier, given = threading.Barrier(2, timeout=60), dict[int, Tensor]()
+
+    def reduce_of(rank: int) -> Callable[..., Tensor]:
+        def reduce(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+            given[rank] = values
+            barrier.wait()
+            total = given[0] + given[1]
+            barrier.wait()
+            return total
+
+        return reduce
+
+    made: dict[int, Any] = {}
+    parts = [make_rows() for _ in range(2)]
+
+    def work(rank: int) -> None:
+        ranks = SimpleNamespace(reduce=reduce_of(rank))
+        made[rank] = give_token_advantages(parts[rank], mine[rank], SPEC, None, ranks)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = give_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, SimpleNamespace(reduce=one_rank))
+    assert made[0].metrics == made[1].metrics == pytest.approx(alone.metrics)
+    assert made[0].kl_control == made[1].kl_control
+    assert made[0].kl_control.coef == pytest.approx(alone.kl_control.coef) != 0.2
+    for rank in range(2):
+        check(parts[rank], mine[rank], naive(rows))
+
+
+def test_a_rank_without_rows_takes_part() -> None:
+    rows = make_rows()
+    nothing = np.zeros(0, np.int64)
+    made = give_token_advantages(rows, nothing, SPEC, None, SimpleNamespace(reduce=one_rank))
+    assert made.metrics["kl_penalty"] == 0
+
+
+def test_rows_without_what_the_advantage_reads_are_named() -> None:
+    rows = make_rows()
+    rows.samples[3].old_values = None
+    ranks = SimpleNamespace(reduce=one_rank)
+    with pytest.raises(UserError, match=rf"1 rows have no old_values \({rows.samples[3].row_id}\)"):
+        give_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, ranks)
+    plain = TrainingRows(rows.samples, rows.group, "")
+    with pytest.raises(UserError, match="these rows have no runs and no rewards"):
+        give_token_advantages(plain, np.arange(len(rows.samples)), SPEC, None, ranks)

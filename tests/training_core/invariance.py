@@ -1,0 +1,132 @@
+"""Every registered loss with rows that suit it, and a step's loss and gradients; also the program of one gloo rank::
+
+torchrun --nproc-per-node 2 invariance.py MODEL_FOLDER RESULT_FOLDER
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from small_model import VOCABULARY, build_model
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rft_platform.algorithms.losses.registry import LOSSES
+from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.protocol import AlgorithmSpec
+from rft_platform.training.samples import Sample
+from rft_platform.training.step import accumulate_gradients
+
+#: Settings that weight, correct, mask and add to a loss's tokens in every way there is.
+EVERYTHING: dict[str, Any] = {
+    "loss_agg_mode": "seq-mean-token-mean",
+    "beta": 0.05,
+    "entropy_coef": 0.01,
+    "token_mask": (0.1, 5.0),
+    "row_mask": (0.2, 3.0),
+    "correction": "decoupled",
+}
+OF_ROLLOUTS = {"token_mask", "row_mask", "correction"}  # need the log-probs of whoever sampled
+
+
+def build_rows() -> list[Sample]:
+    """Three groups of four below prompts that share a head, of very different lengths, one of them a two-turn run."""
+    rng = np.random.default_rng(1)
+    head = rng.integers(0, VOCABULARY, 5).tolist()
+    rows = []
+    for group in range(3):
+        prompt = [*head, *rng.integers(0, VOCABULARY, 3 + 9 * group).tolist()]
+        for member in range(4):
+            answer = rng.integers(0, VOCABULARY, 1 + (5 * member + 3 * group) % 11).tolist()
+            rows.append(_row(f"{group}-{member}", [*prompt, *answer], len(prompt), group, member, rng))
+    rows[3].token_ids[: len(rows[2].token_ids)] = rows[2].token_ids[: len(rows[3].token_ids)]  # a later turn of its run
+    rows[3].loss_mask[8:9] = True
+    return rows
+
+
+def _row(name: str, ids: list[int], start: int, group: int, member: int, rng: np.random.Generator) -> Sample:
+    count = len(ids)
+
+    def near(level: float) -> np.ndarray:
+        return (level + 0.4 * rng.standard_normal(count)).astype(np.float32)
+
+    return Sample(
+        name, np.array(ids, np.int32), np.arange(count) >= start, near(-3.0), float(rng.normal()),
+        temperature=0.7 if member == 1 else 1.0, weight=0.5 if member == 2 else 1.0, group=group,
+        reference_logprobs=near(-3.1), teacher_logprobs=near(-2.5), old_logprobs=near(-3.0),
+    )  # fmt: skip
+
+
+def rows_for(loss: str) -> list[Sample]:
+    """Rows as the loss wants them: pairs for a loss of whole groups, some demonstrations for one that mixes."""
+    rows = build_rows()
+    if LOSSES.get(loss).whole_groups:
+        for index, row in enumerate(rows):
+            row.group, row.advantage = index // 2, 1.0 - 2.0 * (index % 2)
+    if loss == "mix":
+        for row in rows[::4]:
+            row.expert, row.behaviour_logprobs, row.old_logprobs = True, None, None
+    return rows
+
+
+def specs() -> dict[str, AlgorithmSpec]:
+    """Every loss as it is, and under all settings that it takes."""
+    found = {}
+    for loss in LOSSES.names():
+        mixed, sampled = loss == "mix", LOSSES.get(loss).policy_gradient
+        plain = AlgorithmSpec(policy_loss=loss, expert_weight=0.3 if mixed else None)
+        left_out = OF_ROLLOUTS if not sampled else {"correction"} if mixed else set()
+        found[loss] = plain
+        found[f"{loss}, everything"] = replace(plain, **{k: v for k, v in EVERYTHING.items() if k not in left_out})
+    return found
+
+
+def over_gloo() -> dict[str, AlgorithmSpec]:
+    """Those that real processes compute, too: every loss once."""
+    return {name: spec for name, spec in specs().items() if not name.endswith("everything")}
+
+
+def step(
+    policy: PackedPolicy, rows: Sequence[Sample], spec: AlgorithmSpec, teacher: PackedPolicy, **how: Any
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Metrics and whole gradients of one step; the policy's gradients are dropped."""
+    options = {"max_tokens_per_pack": 10_000} | how
+    reads = {"teacher": teacher} if LOSSES.get(spec.policy_loss).teacher else {}
+    metrics = accumulate_gradients(policy, rows, spec, **options, **reads)
+    gradients = {}
+    for name, parameter in policy.model.named_parameters():
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            gradients[name] = (gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).clone()
+    policy.zero_grad()
+    return metrics, gradients
+
+
+def main() -> None:
+    """One rank: its share of each loss's rows through a sharded policy; rank 0 leaves the whole gradients."""
+    from safetensors.torch import save_file
+
+    from rft_platform.training.model import load_policy
+    from rft_platform.training.ranks import Ranks
+
+    folder, results = Path(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    ranks = Ranks.join("cpu")
+    policy, teacher = load_policy(folder, ranks, torch.float32), PackedPolicy(build_model(seed=1))
+    for index, (name, spec) in enumerate(over_gloo().items()):
+        mine = [row for row in rows_for(spec.policy_loss) if (row.group == 0) == (ranks.rank == 0)]  # uneven on purpose
+        metrics, gradients = step(
+            policy, mine, spec, teacher, max_tokens_per_pack=30, reduce=ranks.reduce, world_size=ranks.world_size
+        )
+        if ranks.is_first:
+            tensors = {name: tensor.contiguous() for name, tensor in gradients.items()}
+            save_file(tensors, results / f"{index}.safetensors", {"spec": name, "loss": repr(metrics["loss"])})
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()
