@@ -8,6 +8,7 @@ from typing import Any
 from rft_platform.files import digest_file, read_json
 
 MANIFEST = "manifest.json"
+THINNED = "thinned.json"  # beside a manifest whose weights were removed to make room
 
 Digest = Callable[[Path], str]
 
@@ -19,6 +20,8 @@ def checkpoint_damage(folder: Path, digest: Digest = digest_file) -> str | None:
     """
     if not folder.is_dir():
         return "is missing"
+    if (folder / THINNED).exists():
+        return "its weights were removed to make room (trainer.max_checkpoints_to_keep)"
     path = folder / MANIFEST
     try:
         files = dict(read_json(path)["files"])

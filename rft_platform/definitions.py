@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from rft_platform.assets import checkpoints, evaluation, experiences, policy, rollouts, tasks
+from rft_platform.assets import checkpoints, evaluation, experiences, offline, offline_data, policy, rollouts, tasks
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
@@ -25,6 +25,12 @@ defs = dg.Definitions(
         rollouts.rollout_batches,
         experiences.judged_experiences,
         checkpoints.policy_checkpoint,
+        offline_data.sft_dataset,
+        offline_data.preference_pairs,
+        offline.teacher_model,
+        offline.sft_checkpoint,
+        offline.dpo_checkpoint,
+        offline.distilled_checkpoint,
         evaluation.evaluation_report,
     ],
     jobs=[*ALL_JOBS, *MAINTENANCE_JOBS],

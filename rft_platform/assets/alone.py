@@ -25,6 +25,7 @@ from rft_platform.resources.trainer import TrainerResource
 #: Assets that write what others of the same round read.
 _EXCLUSIVE = frozenset(
     {"warm_start_checkpoint", "policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint"}
+    | {"sft_dataset", "preference_pairs", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint"}
 )
 _WARM_START = "r0000"
 _PATIENCE_S = 20.0  # the run before may be about to end: its rows are complete some moments earlier

@@ -28,11 +28,13 @@ def policy_checkpoint(
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
     from rft_platform.rounds.register import register
-    from rft_platform.rounds.train import engine_mismatch, train
+    from rft_platform.rounds.run_training import engine_mismatch
+    from rft_platform.rounds.train import lineage, train
 
     opened, number = project.open(), round_of(context)
     result, steps = train(opened, trainer.connect(), number, context.run.run_id)
-    policy = register(opened, registry.connect(), number, result, steps, context.run.run_id)
+    made_of = lineage(opened, number, context.run.run_id)
+    policy = register(opened, registry.connect(), number, result, steps, made_of)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

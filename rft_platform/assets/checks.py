@@ -1,6 +1,6 @@
 """Asset checks: what blocks a round from training, and what a person should look at."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,6 +8,7 @@ import dagster as dg
 
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.rounds.evaluate import RoundEvaluation
+from rft_platform.training.protocol import StepEvent
 
 EXPERIENCE_CHECKS = [
     dg.AssetCheckSpec(
@@ -46,6 +47,17 @@ CHECKPOINT_CHECKS = [
         description="The round made at least one optimiser step.",
     ),
 ]
+
+
+def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
+    """Checks of the weights that an offline training has made; ``offline_results`` gives their results."""
+    return [
+        dg.AssetCheckSpec("weights_changed", asset=asset, description="The training made at least one optimiser step."),
+        dg.AssetCheckSpec(
+            "loss_fell", asset=asset, description="The loss of the last tenth of the steps is below the first tenth's."
+        ),
+    ]
+
 
 EVALUATION_CHECKS = [
     dg.AssetCheckSpec(
@@ -96,6 +108,22 @@ def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheck
             {"mean_abs_delta_logprob": mismatch, "limit": MISMATCH_WARNING},
         ),
         _result("weights_changed", steps > 0, dg.AssetCheckSeverity.WARN, {"optimizer_steps": steps}),
+    ]
+
+
+def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
+    """Results of ``checkpoint_specs``; of a single step nothing can be said about the loss."""
+    losses = [step.metrics["loss"] for step in steps]
+    part = max(1, len(losses) // 10)
+    first, last = (sum(losses[:part]) / part, sum(losses[-part:]) / part) if losses else (0.0, 0.0)
+    return [
+        _result("weights_changed", bool(steps), dg.AssetCheckSeverity.WARN, {"optimizer_steps": len(steps)}),
+        _result(
+            "loss_fell",
+            len(losses) < 2 or last < first,
+            dg.AssetCheckSeverity.WARN,
+            {"first_tenth": first, "last_tenth": last},
+        ),
     ]
 
 

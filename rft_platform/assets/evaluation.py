@@ -22,7 +22,7 @@ class EvaluationConfig(dg.Config):
     group_name="evaluation",
     owners=OWNERS,
     kinds={"report", "mlflow"},
-    deps=["policy_checkpoint", "eval_task_dataset"],
+    deps=["policy_checkpoint", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint", "eval_task_dataset"],
     pool=ENGINE_POOL,
     check_specs=EVALUATION_CHECKS,
 )
@@ -36,9 +36,13 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """The round's policy on held-out tasks, against the champion; the engine serves it from here on."""
     from rft_platform.rounds.evaluate import evaluate_round
+    from rft_platform.rounds.offline_evaluation import evaluate_offline
 
     opened, number = project.open(), round_of(context)
-    summary = evaluate_round(opened, engine.connect(), registry.connect(), number, force=config.force)
+    if opened.offline:
+        summary = evaluate_offline(opened, engine.connect, registry.connect(), number, force=config.force)
+    else:
+        summary = evaluate_round(opened, engine.connect(), registry.connect(), number, force=config.force)
     return dg.MaterializeResult(
         metadata={
             "report": dg.MetadataValue.md(summary.markdown),

@@ -1,5 +1,6 @@
 """Asset of judgement: reward and advantage of every row. Re-runnable with another judge on stored rollouts."""
 
+import math
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -74,7 +75,7 @@ def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
 
 
 def _mean_reward(store: "ExperienceStore", number: int, version: str) -> float:
-    """Mean over the rows that were not dropped."""
-    judged = store.read_judged(number, version, columns=["reward", "dropped_by"])
-    kept = judged.filter(judged["dropped_by"].is_null())["reward"].to_pylist()
-    return sum(kept) / len(kept) if kept else 0.0
+    """Mean over the rows that were judged, those that a filter keeps from training too."""
+    judged = store.read_judged(number, version, columns=["reward"])
+    rewards = [reward for reward in judged["reward"].to_pylist() if math.isfinite(reward)]
+    return sum(rewards) / len(rewards) if rewards else 0.0

@@ -90,16 +90,16 @@ def home_findings(home: Home) -> Iterator[Finding]:
 
 def config_findings(home: Home) -> Iterator[Finding]:
     """Is the project's configuration still valid here."""
-    from rft_platform.algorithms.presets import preset
     from rft_platform.config.checks import check_config
     from rft_platform.config.load import load_config
+    from rft_platform.rounds.algorithm import chosen_algorithm
 
     if not home.config_file.exists():
         yield Finding("project", "ok", "none yet; `rft demo` or `rft run --config FILE` starts one")
         return
     try:
         config = load_config(home.config_file)
-        chosen = preset(config.algorithm.algorithm_type)
+        chosen = chosen_algorithm(config)
         check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     except UserError as error:
         for line in str(error).splitlines():

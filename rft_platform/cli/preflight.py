@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.cli.machine import cpu_count, gpu_count
+from rft_platform.cli.offline_checks import offline_notices, offline_problems
 from rft_platform.cli.starting import check_may_start
 from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
@@ -25,12 +26,12 @@ _DRIVEN_MODES = ("both", "explore", "train")
 
 def check_run(home: Home, config: RftConfig) -> RunPlan:
     """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing."""
-    from rft_platform.algorithms.presets import preset
+    from rft_platform.rounds.algorithm import chosen_algorithm
     from rft_platform.rounds.project import Project
 
     if config.mode not in _DRIVEN_MODES:
         raise UserError(f"mode {config.mode}: `rft run` drives the modes {', '.join(_DRIVEN_MODES)}; set one of them")
-    chosen = preset(config.algorithm.algorithm_type)
+    chosen = chosen_algorithm(config)
     check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     project = Project(home, config)
     problems = list(_problems(project))
@@ -79,9 +80,11 @@ def _problems(project: "Project") -> Iterator[str]:
     """A line for each thing that the run would stumble over."""
     from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rollout.workflow import resolve_workflow
+    from rft_platform.rounds.algorithm import check_algorithm
     from rft_platform.rounds.judge import judge_spec
 
     config, home = project.config, project.home
+    yield from _attempt(check_algorithm, config)
     model, inputs = Path(config.model.model_path), config.buffer.explorer_input
     yield from _attempt(check_may_start, home, config)
     yield from _attempt(check_writable, home)
@@ -91,6 +94,8 @@ def _problems(project: "Project") -> Iterator[str]:
     if inputs.taskset is not None:
         yield from _attempt(lambda: project.tasks)
     yield from _attempt(lambda: project.eval_tasks)
+    if project.offline is not None:
+        yield from offline_problems(project)
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         system_prompt = taskset.format.system_prompt
         yield from _attempt(resolve_workflow, taskset.workflow, taskset.workflow_args, system_prompt)
@@ -101,6 +106,8 @@ def _data_notices(project: "Project") -> Iterator[str]:
     """A line for each dataset with rows that were left out, and for held-out tasks that are also explored."""
     from rft_platform.tasks.leaks import find_leaks
 
+    if project.offline is not None:
+        yield from offline_notices(project)
     explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
     held_out = [dataset for _, dataset in project.eval_tasks]
     for dataset in [*explored, *held_out]:

@@ -67,7 +67,7 @@ def _known_launches(project: "Project") -> "Launches":
 def describe_plan(plan: "Plan", rounds_budget: int) -> str:
     """A plan in one line."""
     if plan.finished:
-        return f"finished: all {rounds_budget} rounds are done"
+        return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
     if plan.failed:
         return f"failed: {plan.failed}"
     launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]

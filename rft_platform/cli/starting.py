@@ -12,6 +12,8 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
     """The configuration with a budget of ``rounds`` rounds in place of its own; None leaves it as it is."""
     if rounds is None:
         return config
+    if config.mode == "train":
+        raise UserError("--rounds: mode train works on what there is, explored rounds or a dataset; leave it out")
     buffer = config.buffer.model_copy(update={"total_steps": rounds * config.synchronizer.sync_interval})
     return config.model_copy(update={"buffer": buffer})
 

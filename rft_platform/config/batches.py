@@ -11,7 +11,42 @@ class PresetFacts(Protocol):
 
     @property
     def advantage(self) -> str | None:
-        """Name of the advantage; None for algorithms that follow no policy gradient."""
+        """Name of the advantage that is made when a round is judged; None where there is none."""
+        ...
+
+    @property
+    def trains_on(self) -> str:
+        """``rollouts``, ``demonstrations`` or ``preferences``."""
+        ...
+
+    @property
+    def token_advantage(self) -> str | None:
+        """Name of the advantage that the trainer makes; None where there is none."""
+        ...
+
+    @property
+    def teacher(self) -> bool:
+        """Whether it learns from a teacher's distribution."""
+        ...
+
+    @property
+    def critic(self) -> bool:
+        """Whether a value model is trained beside the policy."""
+        ...
+
+    @property
+    def experts(self) -> bool:
+        """Whether demonstrations are mixed in among the rollouts."""
+        ...
+
+    @property
+    def loss_agg_mode(self) -> str:
+        """How per-token losses become one."""
+        ...
+
+    @property
+    def overlong_penalty(self) -> float:
+        """Weight of the soft over-long penalty in the reward."""
         ...
 
     @property
@@ -50,7 +85,9 @@ def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = 
     repeat_times = config.algorithm.repeat_times or preset.repeat_times
     batches = config.synchronizer.sync_interval
     experiences = buffer.batch_size * repeat_times * batches
-    train_batch_size = buffer.train_batch_size or buffer.batch_size * repeat_times
+    train_batch_size = buffer.batch_size * repeat_times
+    if buffer.train_batch_size is not None:
+        train_batch_size = buffer.train_batch_size * config.trainer.gradient_accumulation_steps
     steps = -(-experiences // train_batch_size)
     known = buffer.total_steps is not None or task_count is not None
     rounds = config.rounds_budget(task_count) if known else None

@@ -105,13 +105,41 @@ class ReplayBuffer(Section):
     """Seconds before an experience may be served again."""
 
 
+class OfflineFormat(Section):
+    """Which columns of an offline dataset hold what. A prompt or an answer is text, or a list of messages."""
+
+    prompt_type: Literal["messages", "plaintext", "chatpair"] | None = None
+    """``messages``: whole conversations. ``plaintext``: prompt and answers as text. ``chatpair``: both as lists of
+    messages. null: as the columns and their values tell."""
+    messages_key: str = "messages"
+    """Column with a conversation."""
+    tools_key: str | None = None
+    """Column with the tools that the conversation may use; null: ``tools`` where there is such a column."""
+    prompt_key: str = "prompt"
+    response_key: str | None = None
+    """Column with the answer; null: ``response``, or else ``completion``."""
+    chosen_key: str = "chosen"
+    """Column with the better answer of a pair."""
+    rejected_key: str = "rejected"
+    """Column with the worse answer of a pair."""
+    system_prompt: str | None = None
+    """Put before every conversation that brings no system message."""
+
+
 class ExperienceBuffer(Section):
-    """Where explorer and trainer services of one project exchange experiences."""
+    """Where explorer and trainer services of one project exchange experiences; the dataset of an offline training."""
 
     name: str = "experience_buffer"
     storage_type: Literal["sql", "file", "queue"] = "file"
     path: str | None = None
-    """A database URL or a file; default: inside the checkpoint folder of the project."""
+    """A database URL or a file; default: inside the checkpoint folder of the project. Of an offline training (sft, dpo,
+    gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
+    split: str = "train"
+    """Of an offline dataset."""
+    subset_name: str | None = None
+    format: OfflineFormat = OfflineFormat()
+    limit: PositiveInt | None = None
+    """Use the first so many rows of an offline dataset only."""
     replay_buffer: ReplayBuffer = ReplayBuffer()
 
 
@@ -131,6 +159,7 @@ class Buffer(Section):
     total_epochs: PositiveInt = 1
     """Passes over the taskset, where ``total_steps`` is not given."""
     total_steps: PositiveInt | None = None
-    """Explore batches of the whole run; a round is ``synchronizer.sync_interval`` of them."""
+    """Explore batches of the whole run; a round is ``synchronizer.sync_interval`` of them. Of an offline training:
+    optimiser steps, in place of ``total_epochs`` passes."""
     explorer_input: ExplorerInput = ExplorerInput()
     trainer_input: TrainerInput = TrainerInput()

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 
 from rft_platform.config.batches import PresetFacts, batch_plan
+from rft_platform.config.checks_algorithm import algorithm_problems
 from rft_platform.config.checks_local import local_problems
+from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
@@ -22,6 +24,8 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
     problems = [
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
         *_input_problems(config),
+        *offline_problems(config, preset),
+        *algorithm_problems(config, preset),
         *_batch_problems(config, preset),
         *_sampling_problems(config, preset),
         *_schedule_problems(config, preset),
@@ -79,7 +83,7 @@ def _divisor(total: int, near: int) -> int:
 
 
 def _sampling_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
-    if preset.advantage is None or config.mode == "bench":
+    if (preset.advantage is None and preset.token_advantage is None) or config.mode == "bench":
         return
     taskset = config.buffer.explorer_input.taskset
     for name, (is_whole, wanted) in _WHOLE_DISTRIBUTION.items():
@@ -101,18 +105,24 @@ _WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
 
 
 def _schedule_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
-    optimizer = config.algorithm.optimizer
-    needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
-    if needs_end and batch_plan(config, preset).total_steps is None:
-        yield (
-            f"algorithm.optimizer.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
-            "algorithm.optimizer.total_steps, trainer.total_steps or buffer.total_steps"
-        )
-    end = optimizer.total_steps or batch_plan(config, preset).total_steps
-    if end is not None and optimizer.lr_warmup_steps > end:
-        yield f"algorithm.optimizer.lr_warmup_steps {optimizer.lr_warmup_steps} is beyond the {end} steps of the run"
     if len(config.evaluation.schedule.split()) != 5:
         yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
+    if offline_kind(config, preset) is not None:
+        return  # its length follows from its dataset
+    algorithm, steps = config.algorithm, batch_plan(config, preset).total_steps
+    optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
+        {"algorithm.critic": algorithm.critic} if preset.critic else {}
+    )
+    for key, optimizer in optimizers.items():
+        needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
+        if needs_end and steps is None:
+            yield (
+                f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
+                f"{key}.total_steps, trainer.total_steps or buffer.total_steps"
+            )
+        end = optimizer.total_steps or steps
+        if end is not None and optimizer.lr_warmup_steps > end:
+            yield f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} is beyond the {end} steps of the run"
 
 
 def _unbuilt_problems(config: RftConfig) -> Iterator[str]:

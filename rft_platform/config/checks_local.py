@@ -88,3 +88,10 @@ def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iter
     devices, kind = (gpu_count, "GPUs") if gpu_count else (cpu_count, "processors")
     if config.trainer.nproc > devices:
         yield f"trainer.nproc {config.trainer.nproc}: this machine has {devices} {kind}; set it to {devices} or less"
+    if config.trainer.cpu_offload and not gpu_count:
+        yield "trainer.cpu_offload moves parameters from a GPU to the host, and there is no GPU here: set it to false"
+    if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
+        yield (
+            f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "
+            "weights; set it to last"
+        )

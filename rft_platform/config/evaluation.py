@@ -52,5 +52,5 @@ def _as_tuple(value: object) -> object:
 class Monitor(Section):
     """Where step metrics are written."""
 
-    monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow",)
-    """One name or a list."""
+    monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow", "tensorboard")
+    """One name or a list. MLflow always has everything, since it holds the models; ``tensorboard`` adds event files."""

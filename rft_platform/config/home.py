@@ -32,6 +32,11 @@ class Home:
         return self.root / "mlflow"
 
     @property
+    def tensorboard(self) -> Path:
+        """TensorBoard's event files, one folder a project and name."""
+        return self.root / "tensorboard"
+
+    @property
     def leases(self) -> Path:
         """One lease file a long-lived process."""
         return self.root / "leases"

@@ -1,6 +1,7 @@
 """Reading the YAML file: every fault is one clear line that names the key, what was given and what is expected."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def build_config(data: dict[str, Any], source: str = "configuration") -> RftConf
 
 def dump_config(config: RftConfig) -> str:
     """The configuration as YAML with every key written out; it loads back equal."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def config_digest(config: RftConfig) -> str:
@@ -55,6 +56,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts in quotes what the loader would read as a number."""
+
+
+for _class in (_UniqueKeyLoader, _Dumper):  # YAML 1.1 reads 1e-6 as text, everybody else as a number
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -11,6 +11,8 @@ _LOCAL_OR_NAME = [
     ("model", "model_path"),
     ("model", "critic_model_path"),
     ("model", "custom_chat_template"),
+    ("algorithm", "teacher_model_path"),
+    ("algorithm", "experts", "path"),
     ("model", "lora_configs", "*", "path"),
     ("buffer", "explorer_input", "taskset", "path"),
     ("buffer", "explorer_input", "eval_tasksets", "*", "path"),

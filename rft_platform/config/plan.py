@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from rft_platform.config.batches import BatchPlan, PresetFacts, batch_plan
 from rft_platform.config.notices import config_notices
+from rft_platform.config.offline import offline_kind
 from rft_platform.config.schema import RftConfig
 
 
@@ -31,13 +32,14 @@ class RunPlan:
 
 def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, task_count: int | None = None) -> RunPlan:
     """The plan of a configuration on a machine with ``gpu_count`` GPUs."""
-    exploring = config.mode in ("both", "explore", "colocate")
+    exploring, offline = config.mode in ("both", "explore", "colocate"), offline_kind(config, preset)
+    serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
     return RunPlan(
         title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
-        processes=tuple(_processes(config, gpu_count)),
+        processes=tuple(_processes(config, gpu_count, serves)),
         batches=batch_plan(config, preset, task_count) if exploring else None,
-        waits=tuple(_waits(config)),
+        waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
         notices=tuple(config_notices(config, gpu_count)),
     )
 
@@ -54,10 +56,10 @@ def render_plan(plan: RunPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _processes(config: RftConfig, gpu_count: int) -> list[ProcessPlan]:
+def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
     device = "cuda" if gpu_count else "cpu"
     processes = []
-    if config.mode != "train":
+    if serves:
         kind = config.engine.kind
         if kind == "auto":
             kind = "vllm" if gpu_count and importlib.util.find_spec("vllm") else "transformers"
@@ -84,6 +86,17 @@ def _batch_lines(batches: BatchPlan) -> list[str]:
         f"{least}{batches.steps_a_round} optimiser steps a round",
         f"rounds: {rounds}{total}",
     ]
+
+
+def _offline_waits(config: RftConfig) -> list[str]:
+    steps, buffer = config.offline_steps, config.buffer
+    length = f"{buffer.total_epochs} pass(es) over the dataset" if steps is None else f"{steps} optimiser steps"
+    waits = [f"training: {length}, {buffer.train_batch_size} rows a step"]
+    if config.trainer.save_interval:
+        waits.append(f"a checkpoint every {config.trainer.save_interval} steps, from which a killed training goes on")
+    if buffer.explorer_input.eval_tasksets:
+        waits.append("then the base model and the new policy are evaluated")
+    return waits
 
 
 def _waits(config: RftConfig) -> list[str]:

@@ -125,6 +125,12 @@ class RftConfig(Section):
         """Fold keys that name the same setting twice into the one that the platform reads."""
         return _fold_synonyms(data) if isinstance(data, dict) else data
 
+    @property
+    def offline_steps(self) -> int | None:
+        """Optimiser steps of an offline training; None: ``buffer.total_epochs`` passes over its dataset."""
+        given = [steps for steps in (self.buffer.total_steps, self.trainer.total_steps) if steps is not None]
+        return min(given, default=None)
+
     def rounds_budget(self, task_count: int | None = None) -> int:
         """Rounds of the whole run. ``task_count`` is needed where ``buffer.total_steps`` is not given."""
         batches = self.buffer.total_steps

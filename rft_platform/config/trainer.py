@@ -4,6 +4,15 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from rft_platform.config.algorithm_parts import (
+    EntropyLossArgs,
+    Estimator,
+    ExperienceFilters,
+    Experts,
+    KlLossArgs,
+    KlPenaltyArgs,
+    RolloutCorrection,
+)
 from rft_platform.config.buffer import TaskFormat
 from rft_platform.config.section import Section
 
@@ -23,6 +32,16 @@ class Optimizer(Section):
     """End of the decay; default: the optimiser steps of the whole run."""
 
 
+class Critic(Optimizer):
+    """The value model beside the policy (PPO) and the optimizer of its own; steps are counted from its first update."""
+
+    lr: PositiveFloat = 1e-5
+    value_clip: PositiveFloat = 0.2
+    """How far a value may move from the one at the start of a training before its loss stops pulling."""
+    warmup_steps: NonNegativeInt = 0
+    """First optimiser steps in which the critic alone is trained."""
+
+
 class Algorithm(Section):
     """The algorithm by its preset; every other key overrides one of the preset's choices."""
 
@@ -31,39 +50,60 @@ class Algorithm(Section):
     advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
     policy_loss_fn: str | None = None
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
-    kl_loss_fn: str | None = None
-    """Estimator of the KL term of the loss (k1, k2, k3)."""
-    kl_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """``kl_coef`` is the weight beta; at its default of 0 no reference model is loaded."""
-    kl_penalty_fn: str | None = None
-    """Estimator of the KL penalty in the reward."""
-    kl_penalty_fn_args: dict[str, Any] = Field(default_factory=dict)
-    entropy_loss_fn: str | None = None
-    entropy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """``entropy_coef``: weight of the entropy bonus, 0 by default."""
+    kl_loss_fn: Estimator | None = None
+    """Estimator of the KL term of the loss; default k2. As a loss k1 has no gradient in expectation."""
+    kl_loss_fn_args: KlLossArgs = KlLossArgs()
+    kl_penalty_fn: Estimator | None = None
+    """Estimator of the KL penalty in the reward; default k1."""
+    kl_penalty_fn_args: KlPenaltyArgs = KlPenaltyArgs()
+    entropy_loss_fn: Literal["default", "none"] | None = None
+    """``none`` leaves the bonus out whatever its coefficient."""
+    entropy_loss_fn_args: EntropyLossArgs = EntropyLossArgs()
     repeat_times: PositiveInt | None = None
     """Runs of a task (the group size); default: the preset's."""
+    teacher_model_path: str | None = None
+    """The model to learn from (gkd, on_policy_distill): a folder, a Hugging Face name or ``models:/NAME@alias``."""
     optimizer: Optimizer = Optimizer()
-    loss_agg_mode: str = "token-mean"
+    critic: Critic = Critic()
+    loss_agg_mode: str | None = None
+    """How per-token losses become one; default: the preset's."""
+    loss_norm_length: PositiveInt | None = None
+    """Constant that ``seq-mean-token-sum-norm`` divides by; default: ``model.max_response_tokens``."""
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    filters: ExperienceFilters = ExperienceFilters()
+    experts: Experts | None = None
+    plugins: list[str] = Field(default_factory=list)
+    """Modules of yours to import first: they register advantages and losses by decorators."""
 
     @property
     def beta(self) -> float:
         """Weight of the KL term of the loss."""
-        return float(self.kl_loss_fn_args.get("kl_coef", 0.0))
+        return self.kl_loss_fn_args.kl_coef
 
     @property
     def entropy_coef(self) -> float:
         """Weight of the entropy bonus."""
-        return float(self.entropy_loss_fn_args.get("entropy_coef", 0.0))
+        return 0.0 if self.entropy_loss_fn == "none" else self.entropy_loss_fn_args.entropy_coef
+
+
+class Rendezvous(Section):
+    """Where the nodes of a trainer group meet, if it spans the ``node_num`` of ``cluster``."""
+
+    endpoint: str | None = None
+    """``host:port`` on the node of the control plane; without it that node alone trains."""
+    timeout_s: PositiveFloat = 900.0
+    """Seconds a node waits for the others."""
 
 
 class Trainer(Section):
     """The trainer group and its checkpoints."""
 
     save_interval: PositiveInt | None = None
-    """Optimiser steps between checkpoints of the trainer service; a round always publishes one."""
+    """Optimiser steps between checkpoints on the way through a training; it always publishes one at its end."""
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"
+    """Which of them hold Hugging Face weights: that at the end, those on the way too, or (offline training) none."""
     max_checkpoints_to_keep: PositiveInt | None = None
+    """Newest policies whose weights are kept; the champion's always are, manifests too. Default: all."""
     ulysses_sequence_parallel_size: PositiveInt = 1
     max_token_len_per_gpu: PositiveInt = 16384
     """Tokens a packed forward pass may hold."""
@@ -72,8 +112,21 @@ class Trainer(Section):
     total_steps: PositiveInt | None = None
     """Optimiser steps after which training ends."""
     trainer_config: dict[str, Any] = Field(default_factory=dict)
+    gradient_accumulation_steps: PositiveInt = 1
+    """Batches of ``buffer.train_batch_size`` experiences whose gradients make one optimiser step."""
     nproc: PositiveInt = 1
-    """Worker processes: one a GPU."""
+    """Worker processes a node: one a GPU."""
+    rendezvous: Rendezvous = Rendezvous()
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Format of activations and published weights; master weights are float32. ``auto``: bfloat16 on GPUs."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Format of gradients while they are summed over ranks."""
+    cpu_offload: bool = False
+    """Keep parameters, gradients and AdamW's moments in host memory, and on the GPU what a layer needs now."""
+    gradient_checkpointing: bool = False
+    """Compute a layer's activations again in the backward pass: less memory, a third more work."""
+    torch_compile: bool = False
+    """Compile the layers; packs are padded to a few lengths."""
     threads: PositiveInt = 1
     """CPU threads a worker."""
     idle_timeout_s: PositiveFloat = 900.0

@@ -76,7 +76,7 @@ def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str
     return _rows(
         connection,
         "SELECT round, count(*) AS runs, avg(reward) AS mean_reward, coalesce(stddev_samp(reward), 0) AS std_reward "
-        "FROM (SELECT round, run_id, arg_max(reward, step) AS reward FROM judged WHERE reward IS NOT NULL "
+        "FROM (SELECT round, run_id, arg_max(reward, step) AS reward FROM judged WHERE isfinite(reward) "
         "GROUP BY round, run_id) GROUP BY round ORDER BY round",
     )
 
@@ -143,7 +143,7 @@ def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) ->
 class _Files:
     """The files behind the views."""
 
-    rollouts: tuple[list[Path], list[Path]]
+    rollouts: list[list[Path]]
     judgements: list[Path]
     judged: list[Path]
 
@@ -158,15 +158,13 @@ class _Files:
         )
 
 
-def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> tuple[list[Path], list[Path]]:
-    """Rollout files of the current schema, and those of older ones."""
-    current: list[Path] = []
-    older: list[Path] = []
+def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> list[list[Path]]:
+    """Rollout files of the current schema, then those of each older one."""
+    versions: dict[int, list[Path]] = {ROLLOUT_SCHEMA_VERSION: []}
     for folder, contents in ledgers:
         for name in contents.rollouts():
-            is_old = contents.files[name].schema_version < ROLLOUT_SCHEMA_VERSION
-            (older if is_old else current).append(folder / name)
-    return current, older
+            versions.setdefault(contents.files[name].schema_version, []).append(folder / name)
+    return list(versions.values())
 
 
 def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-ROLLOUT_SCHEMA_VERSION = 2  # 2: attempt
+ROLLOUT_SCHEMA_VERSION = 3  # 2: attempt; 3: env_state_hash
 JUDGED_SCHEMA_VERSION = 1
 
 
@@ -50,6 +50,7 @@ class RolloutRow:
     created_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
     attempt: int | None = None  # of the run, from 0: its sampling seed follows from it; None: not recorded then
+    env_state_hash: str | None = None  # of the environment's state that the call answered; None: the workflow told none
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("created_at", pa.float64()),
         ("duration_s", pa.float64()),
         ("attempt", pa.int32()),
+        ("env_state_hash", pa.string()),
     ],
     metadata={RECORD_KEY: b"rollout", VERSION_KEY: str(ROLLOUT_SCHEMA_VERSION).encode()},
 )
@@ -67,7 +68,7 @@ JUDGED_SCHEMA = pa.schema(
 )
 
 #: The schema version that brought a column; files of earlier versions hold nothing for it.
-ADDED_IN = {(b"rollout", "attempt"): 2}
+ADDED_IN = {(b"rollout", "attempt"): 2, (b"rollout", "env_state_hash"): 3}
 
 #: Columns that hold a JSON document as text.
 JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})

@@ -2,7 +2,14 @@
 
 import dagster as dg
 
-JOB_OF_KIND = {"warm_start": "warm_start_job", "explore": "explore_job", "sync": "sync_round_job"}
+JOB_OF_KIND = {
+    "warm_start": "warm_start_job",
+    "explore": "explore_job",
+    "sync": "sync_round_job",
+    "sft": "sft_job",
+    "dpo": "dpo_job",
+    "distill": "distill_job",
+}
 KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
 
 warm_start_job = dg.define_asset_job(
@@ -40,4 +47,26 @@ judge_job = dg.define_asset_job(
     tags={"rft/phase": "judge"},
 )
 
-ALL_JOBS = [warm_start_job, explore_job, sync_round_job, evaluate_job, judge_job]
+sft_job = dg.define_asset_job(
+    "sft_job",
+    selection=["sft_dataset", "sft_checkpoint", "evaluation_report"],
+    description="Supervised fine-tuning on a dataset of demonstrations; the weights are registered and evaluated.",
+    tags={"rft/phase": "sft"},
+)
+
+dpo_job = dg.define_asset_job(
+    "dpo_job",
+    selection=["preference_pairs", "dpo_checkpoint", "evaluation_report"],
+    description="Direct preference optimisation on a dataset of pairs; the weights are registered and evaluated.",
+    tags={"rft/phase": "dpo"},
+)
+
+distill_job = dg.define_asset_job(
+    "distill_job",
+    selection=["sft_dataset", "distilled_checkpoint", "evaluation_report"],
+    description="Distillation of a teacher's distribution on a dataset; the weights are registered and evaluated.",
+    tags={"rft/phase": "distill"},
+)
+
+OFFLINE_JOBS = [sft_job, dpo_job, distill_job]
+ALL_JOBS = [warm_start_job, explore_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job]

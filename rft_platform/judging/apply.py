@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
@@ -14,6 +14,7 @@ from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.faults import user_place
 from rft_platform.judging.compose import JudgeSpec
+from rft_platform.judging.shaping import OVERLONG, Shaping, shape
 from rft_platform.signature import accepted_arguments
 from rft_platform.tasks.task import Task
 
@@ -54,14 +55,16 @@ def judge_runs(
     tasks: Mapping[str, Task],
     judge: JudgeSpec | None,
     *,
+    needs_reward: bool = True,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
     """Judge every run, in order of first appearance.
 
     The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. With
-    no judge the workflow's own reward counts. Judges written with ``async def`` run ``concurrency`` at a time, others
-    one after the other. A judge that fails on a run leaves that run without a reward.
+    no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. Judges written
+    with ``async def`` run ``concurrency`` at a time, others one after the other. A judge that fails on a run leaves
+    that run without a reward.
 
     Raises:
         StorageError: a row belongs to none of the tasks.
@@ -73,7 +76,7 @@ def judge_runs(
         if row.task_id not in tasks:
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
     if judge is None:
-        return [_own_reward(row) for row in last_rows]
+        return [_own_reward(row, needs_reward) for row in last_rows]
     judgements = _wait(_judge_all(last_rows, tasks, judge, concurrency, auxiliary_models))
     failed = [judgement for judgement in judgements if judgement.error]
     if failed and len(failed) == len(judgements):
@@ -93,17 +96,23 @@ def judge_rollouts(
     *,
     advantage_fn: str | None,
     advantage_args: Mapping[str, Any] | None = None,
+    shaping: Shaping | None = None,
+    needs_reward: bool = True,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> JudgedRollouts:
     """Judge every run and give each of its rows the run's reward and its advantage.
 
-    Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set, and take no part in the advantages of
-    their group. ``advantage_fn`` None (algorithms without one) leaves every advantage 0. Raises as ``judge_runs``.
+    Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set; these, and those that ``shaping``
+    leaves out, take no part in the advantages of their group. ``advantage_fn`` None (algorithms without one) leaves
+    every advantage 0. Raises as ``judge_runs``.
     """
-    runs = judge_runs(rows, tasks, judge, concurrency=concurrency, auxiliary_models=auxiliary_models)
+    runs = judge_runs(
+        rows, tasks, judge, needs_reward=needs_reward, concurrency=concurrency, auxiliary_models=auxiliary_models
+    )
+    runs, dropped_by = _shaped(rows, runs, shaping or Shaping())
     by_run = {run.run_id: run for run in runs}
-    kept = [row for row in rows if by_run[row.run_id].error is None]
+    kept = [row for row in rows if row.run_id not in dropped_by]
     advantages = dict.fromkeys((row.row_id for row in rows), 0.0)
     if advantage_fn is not None and kept:
         values = compute_advantages(
@@ -112,14 +121,43 @@ def judge_rollouts(
             [row.group_id for row in kept],
             [row.run_id for row in kept],
             [row.step for row in kept],
+            columns={"env_state_hash": [row.env_state_hash for row in kept]},
             **(advantage_args or {}),
         )
         advantages.update(zip((row.row_id for row in kept), values.tolist(), strict=True))
     version = WORKFLOW_REWARD if judge is None else judge.version
-    return JudgedRollouts([_judged(row, by_run[row.run_id], advantages[row.row_id], version) for row in rows], runs)
+    judged = [
+        _judged(row, by_run[row.run_id], advantages[row.row_id], version, dropped_by.get(row.run_id)) for row in rows
+    ]
+    return JudgedRollouts(judged, runs)
 
 
-def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str) -> JudgedRow:
+def _shaped(
+    rows: Sequence[RolloutRow], runs: list[RunJudgement], shaping: Shaping
+) -> tuple[list[RunJudgement], dict[str, str]]:
+    """The runs with the rewards to learn from, and what keeps a run (by id) from training."""
+    group = {row.run_id: row.group_id for row in rows}
+    length: dict[str, int] = {}
+    for row in rows:
+        length[row.run_id] = max(length.get(row.run_id, 0), len(row.response_ids))
+    sound = [run for run in runs if run.error is None]
+    reward, penalty, dropped = shape(
+        shaping,
+        [run.reward for run in sound],
+        [length[run.run_id] for run in sound],
+        [group[run.run_id] for run in sound],
+    )
+    done = {
+        run.run_id: replace(run, reward=float(total), parts={**run.parts, OVERLONG: float(part)})
+        for run, total, part in zip(sound, reward, penalty, strict=True)
+        if shaping.overlong is not None
+    }
+    dropped_by = {run.run_id: JUDGE_ERROR for run in runs if run.error is not None}
+    dropped_by |= {run.run_id: why for run, why in zip(sound, dropped, strict=True) if why is not None}
+    return [done.get(run.run_id, run) for run in runs], dropped_by
+
+
+def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, dropped_by: str | None) -> JudgedRow:
     return JudgedRow(
         row_id=row.row_id,
         group_id=row.group_id,
@@ -129,7 +167,7 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str) 
         reward_parts=dict(run.parts),
         judge_version=version,
         advantage=advantage,
-        dropped_by=None if run.error is None else JUDGE_ERROR,
+        dropped_by=dropped_by,
     )
 
 
@@ -141,8 +179,10 @@ def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
     return list(last.values())
 
 
-def _own_reward(row: RolloutRow) -> RunJudgement:
+def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
     if row.run_reward is None:
+        if not needs_reward:
+            return RunJudgement(row.run_id, row.task_id, 0.0)
         raise UserError(
             f"task {row.task_id} of taskset {row.taskset!r}: run {row.run_id} has no reward. Give the taskset a judge, "
             "or let its workflow return WorkflowOutput(reward=...)"

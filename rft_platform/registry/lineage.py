@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.errors import UserError
+from rft_platform.errors import DamagedError, UserError
+from rft_platform.files import digest_file, read_json
 from rft_platform.registry.manifests import Manifest, all_manifests, chain, descendants
 from rft_platform.registry.reading import model_name, read_versions
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
+DATASET_NOTE = "dataset.json"  # what a round's folder says of the dataset that was written into it
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id")
 
 
@@ -53,7 +55,8 @@ class TrainingTrace:
     dagster_run_id: str | None
     rollouts: tuple[RowFile, ...] = ()
     judged: RowFile | None = None
-    rows_trained: int = 0  # judged rows that no filter dropped
+    rows_trained: int = 0  # judged rows that no filter dropped; rows of the dataset
+    dataset: RowFile | None = None  # of an offline training
     retired: str = ""  # in words what became of rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # whatever else the lineage holds
 
@@ -213,6 +216,8 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
 def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
     """The fields of a ``TrainingTrace`` that tell of the round's files, as the round's ledger has them now."""
     number, judge = lineage.get("round"), lineage.get("judge_version")
+    if store is not None and number is not None and lineage.get("dataset"):
+        return _dataset_read(lineage, store.round_folder(number), verify)
     if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
         return {"data_unchanged": None}
     contents, folder = store.ledger(number).read(), store.round_folder(number)
@@ -231,6 +236,19 @@ def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", veri
         same = store.digest(number) == lineage.get("data_digest")
         found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
     return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
+
+
+def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:
+    """The fields that tell of an offline training's dataset, as its round's note and its file have it now."""
+    file, digest, note = folder / str(lineage["dataset"]), str(lineage["dataset_sha256"]), folder / DATASET_NOTE
+    known = read_json(note) if note.exists() else {}
+    if known.get("digest") != lineage.get("data_digest"):  # another project of this name, in a folder of its own
+        return {"data_unchanged": None}
+    same = file.exists() and file.stat().st_size == known["bytes"]
+    if verify and not (same and digest_file(file) == digest):
+        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {digest[:16]})")
+    rows = int(lineage["dataset_rows"])
+    return {"data_unchanged": same, "dataset": RowFile(str(file), digest, rows), "rows_trained": rows}
 
 
 def _row_file(path: Path, entry: "FileEntry") -> RowFile:

@@ -63,7 +63,7 @@ class TrainingRun:
         """
         values = [
             (prefix + name, value, number)
-            for name, value in _flatten(metrics, "/")
+            for name, value in flatten(metrics, "/")
             if isinstance(value, int | float) and not isinstance(value, bool)
         ]
         self._log_metrics(values)
@@ -77,7 +77,7 @@ class TrainingRun:
         from mlflow.entities import Param, RunTag
 
         known = self.client.get_run(self.run_id).data.params
-        flat = {metric_name(name): str(value)[:6000] for name, value in _flatten(params, ".")}
+        flat = {metric_name(name): str(value)[:6000] for name, value in flatten(params, ".")}
         new = [Param(name, value) for name, value in flat.items() if name not in known]
         changed = [RunTag(f"changed.{name}", value) for name, value in flat.items() if known.get(name, value) != value]
         for part in _chunks(new, _PARAM_LIMIT):
@@ -112,9 +112,9 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def _flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
         if isinstance(item, Mapping) and item:
-            yield from _flatten(item, separator, f"{prefix}{key}{separator}")
+            yield from flatten(item, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", item

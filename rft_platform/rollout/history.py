@@ -13,7 +13,7 @@ from rft_platform.rollout.identity import derive_seed
 class RecordedCall:
     """One choice of one model call of a run, token for token as the engine sampled it.
 
-    A workflow may set ``reward`` and ``metrics``; all else is a fact.
+    A workflow may set ``reward``, ``metrics`` and ``env_state_hash``; all else is a fact.
     """
 
     order: int  # the call's place among the calls of its run, by the time it was sent
@@ -34,6 +34,7 @@ class RecordedCall:
     duration_s: float
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    env_state_hash: str | None = None  # of the environment's state that the call answers
 
 
 class RunHistory:
@@ -44,6 +45,7 @@ class RunHistory:
         self.model = model
         self.sampling = sampling
         self.client_retries = 0
+        self.env_state_hash: str | None = None  # of the environment's state now, as the workflow told it last
         self.connection_lost = False  # the engine could not be reached at least once
         self._seed = seed
         self._order = count()

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.rollout.env_state import state_hash
 from rft_platform.rollout.history import RecordedCall, RunHistory
 
 if TYPE_CHECKING:
@@ -47,6 +48,13 @@ class ModelHandle:
         answer = await client.chat.completions.create(model=self.model_name, messages=messages, **arguments)
         message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
         return message
+
+    def set_env_state(self, state: Any) -> None:
+        """Tell the state of the environment that the next calls of this run answer: text, bytes or a JSON value.
+
+        Steps of a task's runs that met equal states are compared by the advantage ``gigpo``. Only a digest is kept.
+        """
+        self._history.env_state_hash = state_hash(state)
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[RecordedCall]:
         """The calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""

@@ -117,7 +117,7 @@ class _ChatCall:
 
     def __init__(self, request: Any, history: RunHistory) -> None:
         self._history = history
-        self._order = history.begin_call()
+        self._order, self._env_state_hash = history.begin_call(), history.env_state_hash
         self._created_at, self._started = time(), perf_counter()
         history.client_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
         self._sent, self._asked = chat_wire.prepare(
@@ -186,6 +186,7 @@ class _ChatCall:
                     response=choice.message,
                     created_at=self._created_at,
                     duration_s=duration_s,
+                    env_state_hash=self._env_state_hash,
                 )
                 for choice in choices
             ]

@@ -140,6 +140,7 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         created_at=call.created_at,
         duration_s=call.duration_s,
         attempt=attempt,
+        env_state_hash=call.env_state_hash,
     )
 
 

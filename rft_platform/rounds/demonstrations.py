@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+from rft_platform.config.algorithm_parts import Experts
 from rft_platform.config.trainer import WarmStart
 from rft_platform.errors import UserError
 from rft_platform.files import atomic_path, digest_file, digest_json
 
 
-def write_demonstrations(settings: WarmStart, target: Path) -> str:
+def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str = "warm_start.path") -> str:
     """Write the configured demonstrations to ``target`` (columns prompt, response, system); returns their digest.
+
+    ``key`` is where the configuration names them.
 
     Raises UserError for a dataset that cannot be read, lacks a column, or holds a row without a response.
     """
@@ -26,7 +29,7 @@ def write_demonstrations(settings: WarmStart, target: Path) -> str:
     )
     answers = [task.answer for task in dataset.tasks]
     if None in answers:
-        raise UserError(f"warm_start.path {settings.path}: {answers.count(None)} rows have no response to learn from")
+        raise UserError(f"{key} {settings.path}: {answers.count(None)} rows have no response to learn from")
     columns = {
         "prompt": pa.array([task.prompt for task in dataset.tasks], pa.string()),
         "response": pa.array(answers, pa.string()),

@@ -14,8 +14,10 @@ from rft_platform.registry.models import DIGEST_TAG
 from rft_platform.rounds.curve import EVALUATION, curve_points, evaluation_of, evaluation_of_weights
 from rft_platform.rounds.measure import measure
 from rft_platform.rounds.mend import mending
+from rft_platform.rounds.monitor import monitor_round
 from rft_platform.rounds.policy import Policy, deploy, required
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.thinning import thin_checkpoints
 
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
@@ -60,6 +62,7 @@ def evaluate_round(
         "metrics": outcome.metrics,
     }
     project.store.write_note(round_number, EVALUATION, note)
+    thin_checkpoints(project, registry)
     return outcome
 
 
@@ -93,6 +96,7 @@ def _evaluate(project: Project, engine: PolicyEngine, registry: "ModelRegistry",
     metrics = {**first.summary(), **{name: value for result in results for name, value in result.metrics.items()}}
     run = registry.training_run(project.config.name)
     run.log_round(policy.round, first.summary(), prefix="eval/")
+    monitor_round(project, policy.round, first.summary(), prefix="eval/")
     picture = written.with_name("learning_curve.png")
     for artifact in (written, picture):
         run.log_artifact(artifact, f"round-{policy.round:04d}")

@@ -1,10 +1,10 @@
 """Judgement of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
 
+import math
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from rft_platform.algorithms.presets import preset
 from rft_platform.config.buffer import Taskset
 from rft_platform.errors import StorageError
 from rft_platform.experience.quality import (
@@ -19,6 +19,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
+from rft_platform.rounds.algorithm import chosen_algorithm, shaping_of
 from rft_platform.rounds.mend import refuse_damaged_rows
 from rft_platform.rounds.project import Project
 
@@ -36,15 +37,16 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
-    settings = project.config.algorithm
-    chosen = preset(settings.algorithm_type)
+    chosen = chosen_algorithm(project.config)
     spec = judge_spec(project.taskset, other_judge)
     judged = judge_rollouts(
         rows,
         {task.task_id: task for task in project.tasks.tasks},
         spec,
-        advantage_fn=settings.advantage_fn or chosen.advantage,
-        advantage_args={**chosen.advantage_args, **settings.advantage_fn_args},
+        advantage_fn=chosen.advantage,
+        advantage_args=chosen.advantage_args,
+        shaping=shaping_of(project.config),
+        needs_reward=chosen.needs_reward,
     )
     version = WORKFLOW_REWARD if spec is None else spec.version
     store.write_judged(round_number, version, judged.rows, make_current=False)
@@ -56,7 +58,7 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
         "rows": len(judged.rows),
         "judge_version": version,
         "judge_errors": len(judged.errors),
-        **_reward_summary(judged.rows),
+        **_reward_summary(judged.rows, has_advantage=chosen.advantage is not None),
         "sound": sound,
         "seconds": perf_counter() - started,
     }
@@ -99,9 +101,13 @@ def _last_question(messages: list[dict[str, Any]]) -> str:
     return str(next((message["content"] for message in reversed(messages) if message["role"] == "user"), ""))
 
 
-def _reward_summary(rows: Sequence[JudgedRow]) -> dict[str, float]:
-    """Reward over runs (a run's reward is the same on all its rows), and how many rows carry a signal."""
-    last = {row.run_id: row.reward for row in rows if row.dropped_by is None}
+def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str, float]:
+    """Reward over runs (a run's reward is the same on all its rows), and how many rows carry a signal.
+
+    Runs that a filter keeps from training count in the reward: it says how good the policy is. Where no advantage is
+    made yet every row that is kept may carry a signal.
+    """
+    last = {row.run_id: row.reward for row in rows if math.isfinite(row.reward)}
     rewards = list(last.values())
     return {
         "runs": len(rewards),
@@ -109,5 +115,5 @@ def _reward_summary(rows: Sequence[JudgedRow]) -> dict[str, float]:
         "max_reward": max(rewards, default=0.0),
         "min_reward": min(rewards, default=0.0),
         "dropped_rows": sum(row.dropped_by is not None for row in rows),
-        "rows_with_signal": sum(row.advantage != 0.0 for row in rows),
+        "rows_with_signal": sum(row.dropped_by is None and (row.advantage != 0.0 or not has_advantage) for row in rows),
     }

@@ -65,6 +65,7 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
         experiences_needed=project.experiences_a_round,
         sync_offset=project.config.synchronizer.offset_rounds,
         warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
+        offline=project.offline,
         mode=mode if mode in ("explore", "train") else "both",
         now=time.time() if now is None else now,
         first_retry_s=first_retry_s(),
@@ -102,6 +103,6 @@ def _observe_round(project: Project, launches: Launches, number: int) -> RoundSt
     return RoundState(
         number,
         explore=launches.phase("explore", number, done=sound or synced),
-        sync=launches.phase("sync", number, done=evaluated),
+        sync=launches.phase(project.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )

@@ -30,8 +30,11 @@ def plan_next(state: ProjectState) -> Plan:
 
     Order of a project: the warm start, then for each round exploration and sync. Round k may explore once round
     ``k - 1 - sync_offset`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
-    after another, and so do syncs; with an offset the two overlap.
+    after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
     """
+    if state.offline is not None:
+        training = _round(state, 1).sync
+        return Plan(finished=True) if training.done else _collect([_phase_step(state.offline, 1, training, state)])
     if state.warm_start is not None and not state.warm_start.done:
         return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
     wanted = _last_round(state)

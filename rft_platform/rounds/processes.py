@@ -97,6 +97,7 @@ def vllm_options(config: "RftConfig") -> "VllmOptions":
 def connect_trainer(project: Project) -> "TrainerClient":
     """A trainer group that takes commands."""
     from rft_platform.training.group import find_or_start_trainer
+    from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
 
     settings, home = project.config.trainer, project.home
     return find_or_start_trainer(
@@ -104,7 +105,10 @@ def connect_trainer(project: Project) -> "TrainerClient":
         home.logs,
         nproc=settings.nproc,
         threads=settings.threads,
+        dtype=settings.dtype,
         idle_timeout_s=settings.idle_timeout_s,
+        layout=wanted_layout(project.config),
+        rendezvous=wanted_rendezvous(project.config),
     )
 
 
@@ -128,17 +132,24 @@ def _registry(uri: str, artifacts: Path | None, project: str, model_name: str) -
 
 def base_model_folder(project: Project) -> Path:
     """The folder of the base model: as named, downloaded from the hub, or looked up in the registry."""
-    name = project.config.model.model_path
+    unread = published(project.store, 0) is None  # later everything starts from the policy that came of it
+    return model_folder(project, project.config.model.model_path, "model.model_path", verify=unread)
+
+
+def model_folder(project: Project, name: str, key: str, *, verify: bool = True) -> Path:
+    """The folder of the model that ``key`` of the configuration names; ``verify`` reads a registered one's files.
+
+    Raises UserError for a name that is no folder and no model of hub or registry.
+    """
     if name.startswith("models:/"):
-        unread = published(project.store, 0) is None  # later everything starts from the policy that came of it
-        return connect_registry(project).resolve(name, verify=unread).folder
+        return connect_registry(project).resolve(name, verify=verify).folder
     folder = Path(name)
     if folder.is_dir():
         return folder
-    return _from_hub(name)
+    return _from_hub(name, key)
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, key: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -147,6 +158,6 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
-            f"model.model_path {name!r} is neither a folder nor a model of the Hugging Face hub that can be "
+            f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "
             f"fetched from here ({error.__class__.__name__}): give a folder with config.json, weights and tokenizer"
         ) from error

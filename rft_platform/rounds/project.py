@@ -9,9 +9,11 @@ from rft_platform.algorithms.presets import preset
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.algorithm import chosen_algorithm
 
 if TYPE_CHECKING:
     from rft_platform.tasks.dataset import TaskDataset
@@ -69,10 +71,15 @@ class Project:
         return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
 
     @property
+    def offline(self) -> OfflineKind | None:
+        """Which offline training the project is; None: it works in rounds on what it explores."""
+        return offline_kind(self.config, preset(self.config.algorithm.algorithm_type))
+
+    @property
     def repeat_times(self) -> int:
         """Runs of a task: as configured, else the preset's."""
         settings = self.config.algorithm
-        return settings.repeat_times or preset(settings.algorithm_type).repeat_times
+        return settings.repeat_times or chosen_algorithm(self.config).repeat_times
 
     @property
     def experiences_a_round(self) -> int:
@@ -82,11 +89,16 @@ class Project:
     @property
     def train_batch_size(self) -> int:
         """Experiences an optimiser step."""
-        return self.config.buffer.train_batch_size or self.config.buffer.batch_size * self.repeat_times
+        given = self.config.buffer.train_batch_size
+        if given is None:
+            return self.config.buffer.batch_size * self.repeat_times
+        return given * self.config.trainer.gradient_accumulation_steps
 
     @cached_property
     def rounds_budget(self) -> int:
-        """Rounds of the whole run."""
+        """Rounds of the whole run; an offline training is one."""
+        if self.offline is not None:
+            return 1
         steps = self.config.buffer.total_steps
         return self.config.rounds_budget(None if steps else len(self.tasks.tasks))
 
@@ -98,11 +110,11 @@ def _load_config_once(file: Path, _changed_ns: int) -> RftConfig:
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":
     """Read the dataset that a taskset names; a dataset that did not change is read once a process."""
-    return _load_once(taskset.model_dump_json(), _stamps(Path(taskset.path)))
+    return _load_once(taskset.model_dump_json(), stamps(Path(taskset.path)))
 
 
 @lru_cache(maxsize=16)
-def _load_once(taskset_json: str, stamps: tuple[tuple[str, int, int], ...]) -> "TaskDataset":
+def _load_once(taskset_json: str, _stamps: tuple[tuple[str, int, int], ...]) -> "TaskDataset":
     from rft_platform.tasks.dataset import load_tasks
 
     taskset = Taskset.model_validate_json(taskset_json)
@@ -117,7 +129,7 @@ def _load_once(taskset_json: str, stamps: tuple[tuple[str, int, int], ...]) -> "
     )
 
 
-def _stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+def stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of change of the files behind a path; empty for a name of the hub."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
     return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)

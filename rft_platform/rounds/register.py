@@ -1,13 +1,13 @@
 """Registration of a round's checkpoint: step metrics and a model version in MLflow, tagged with what made it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rft_platform.rounds.monitor import monitor_round, monitor_steps
 from rft_platform.rounds.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.train import lineage
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
@@ -20,21 +20,24 @@ def register(
     round_number: int,
     result: TrainResult,
     steps: Sequence[StepEvent],
-    orchestrator_run: str,
+    made_of: Mapping[str, Any],
 ) -> Policy:
     """Log the round's steps and register its checkpoint; returns the published policy with its model version.
 
-    A no-op round registers nothing: its policy is its parent's, version and all.
+    ``made_of`` is the training's lineage, and becomes the version's tags. A no-op round registers nothing: its policy
+    is its parent's, version and all.
     """
     policy = published(project.store, round_number)
     assert policy is not None, "train publishes the policy"
-    made_of = lineage(project, round_number, orchestrator_run)
     run = registry.training_run(project.config.name, {"rft.config_digest": made_of["config_digest"]})
-    run.log_round(round_number, project.store.read_note(round_number, "judge") or {}, prefix="round/")
+    judged = project.store.read_note(round_number, "judge") or {}
+    run.log_round(round_number, judged, prefix="round/")
+    monitor_round(project, round_number, judged, prefix="round/")
     if result.steps == 0:
         registered = replace(policy, model_version=parent_of(project.store, round_number).model_version)
     else:
         run.log_steps(steps)
+        monitor_steps(project, round_number, steps)
         tags = {**made_of, "weights_digest": result.weights_digest}
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
         registered = replace(policy, model_version=str(version))

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.rounds import round_key
 
-ActionKind = Literal["warm_start", "explore", "sync"]
+ActionKind = Literal["warm_start", "explore", "sync"] | OfflineKind
 
 RETRY_GROWTH = 4.0
 LONGEST_RETRY_WAIT_S = 300.0
@@ -44,6 +45,7 @@ class ProjectState:
     sync_offset: int = 0  # rounds that exploration may run ahead of training
     warm_start: PhaseState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train"] = "both"
+    offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
     max_failures: int = 4  # the first launch and three retries
     first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
     now: float = 0.0  # seconds on the clock that the ends of failed launches were taken from

@@ -1,32 +1,35 @@
 """Training of a round: from its judged experiences to a published checkpoint."""
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, replace
-from time import perf_counter
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.algorithms.presets import preset
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import Optimizer
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.rounds import round_key
-from rft_platform.inference.canary import Canary
-from rft_platform.progress import report
-from rft_platform.rounds.mend import mending, refuse_damaged_rows
-from rft_platform.rounds.policy import Policy, parent_of, publish, published, required
+from rft_platform.rounds.algorithm import chosen_algorithm, loaded_digest, spec_of
+from rft_platform.rounds.demonstrations import write_demonstrations
+from rft_platform.rounds.mend import refuse_damaged_rows
+from rft_platform.rounds.policy import Policy, parent_of, required
+from rft_platform.rounds.processes import model_folder
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
-from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
+from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
+from rft_platform.training.protocol import (
+    AlgorithmSpec,
+    CriticSpec,
+    LoraSpec,
+    OptimizerSpec,
+    StepEvent,
+    TrainRequest,
+    TrainResult,
+)
 
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
-NOTE = "train"
-
-#: Metrics worth watching while a round trains.
-_WATCHED = ("loss", "grad_norm", "entropy")
 _CANARY_ROWS = 8
 
 
@@ -39,50 +42,19 @@ def train(
     orchestrator's name for this run, kept in the lineage.
     """
     store = project.store
-    if published(store, round_number + 1) is not None:
-        raise UserError(
-            f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
-            "change what those came from; judge it anew to compare, or start a project of another name"
-        )
+    refuse_with_successor(store, round_number)
     parent = parent_of(store, round_number)
-    steps: list[StepEvent] = []
-    total = steps_a_round(project)
-
-    def on_step(event: StepEvent) -> None:
-        steps.append(event)
-        done = event.step - parent.policy_version
-        watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
-        report(f"{round_key(round_number)} training", done, max(total, done), **watched)
-
     refuse_damaged_rows(project, round_number, rests_on="judge")
     request = train_request(project, parent, round_number, run_id)
-    with ExitStack() as weights:
-        for policy in (parent, *([required(store, 0)] if request.reference else [])):
-            weights.enter_context(mending(project, policy))
-        result = trainer.train(request, on_step)
-    started = perf_counter()
-    policy = Policy(
-        folder=result.checkpoint,
-        policy_version=result.policy_version,
-        weights_digest=result.weights_digest,
+    training = Training(
+        request=request,
+        parent=parent,
         round=round_number,
-        canary=parent.canary if result.steps == 0 else take_canary(project, trainer, round_number),
+        total_steps=steps_a_round(project),
+        reads=(parent, *([required(store, 0)] if request.reference else [])),
+        canary_sequences=partial(_canary_sequences, project, round_number),
     )
-    result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
-    events = [asdict(event) for event in steps]
-    note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
-    store.write_note(round_number, NOTE, note)
-    publish(store, policy)
-    return result, steps
-
-
-def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
-    """Mean |delta log-prob| in nats between the engine that sampled and the trainer, for the very same weights.
-
-    Only the first step tells, and only where the round explored with its parent: later the policy has moved on.
-    """
-    first = steps[0].metrics if steps else {}
-    return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None
+    return run_training(project, trainer, training)
 
 
 def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:
@@ -95,12 +67,12 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
     if judged is None:
         key = round_key(round_number)
         raise StorageError(f"{key} has no judgement in force, which its training reads: launch judge_job for {key}")
-    lora = config.model.lora_configs[0] if config.model.lora_configs else None
+    algorithm = algorithm_spec(project)
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
         output=str(project.checkpoints),
-        algorithm=algorithm_spec(project),
+        algorithm=algorithm,
         optimizer=optimizer_spec(
             config.algorithm.optimizer, project.rounds_budget * steps_a_round(project), config.trainer.grad_clip
         ),
@@ -110,10 +82,52 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
         seed=config.seed + round_number,
         fresh_optimizer=parent.policy_version == 0,
-        lora=None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules)),
-        reference=required(store, 0).folder if config.algorithm.beta else None,
+        lora=lora_spec(project),
+        reference=reference_folder(project, algorithm),
+        teacher=teacher_folder(project),
+        demonstrations=experts_file(project, algorithm),
+        expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
+        save_interval=config.trainer.save_interval,
+        save_hf_checkpoint=config.trainer.save_hf_checkpoint,
+        max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
         lineage=lineage(project, round_number, run_id),
     )
+
+
+def reference_folder(project: Project, algorithm: AlgorithmSpec) -> str | None:
+    """The starting policy's folder where the algorithm measures a distance to it; None where it does not."""
+    always = chosen_algorithm(project.config).reference == "always"
+    needed = always or algorithm.beta or algorithm.kl_penalty is not None
+    return required(project.store, 0).folder if needed else None
+
+
+def teacher_folder(project: Project) -> str | None:
+    """The teacher's folder where the algorithm learns from one; UserError where the configuration names none."""
+    settings = project.config.algorithm
+    if not chosen_algorithm(project.config).teacher:
+        return None
+    if settings.teacher_model_path is None:
+        raise UserError(f"algorithm.teacher_model_path is not set: {settings.algorithm_type} learns from a teacher")
+    return str(model_folder(project, settings.teacher_model_path, "algorithm.teacher_model_path"))
+
+
+def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
+    """The demonstrations that are mixed in among the rollouts; None where the algorithm takes none.
+
+    The same file for every round; a round's part of it follows from its data position.
+    """
+    experts = project.config.algorithm.experts
+    if algorithm.expert_weight is None or experts is None:
+        return None
+    target = project.store.round_folder(0) / "experts.parquet"
+    write_demonstrations(experts, target, key="algorithm.experts.path")
+    return str(target)
+
+
+def lora_spec(project: Project) -> LoraSpec | None:
+    """The adapter to train; None: the full weights."""
+    lora = project.config.model.lora_configs[0] if project.config.model.lora_configs else None
+    return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
 
 
 def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
@@ -130,19 +144,24 @@ def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
         "config_digest": config_digest(config),
         "code_version": code_version(),
         "dagster_run_id": run_id,
+        **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
     }
 
 
 def algorithm_spec(project: Project) -> AlgorithmSpec:
     """The preset's choices, overridden by what the configuration says."""
-    settings = project.config.algorithm
-    return AlgorithmSpec(
-        policy_loss=settings.policy_loss_fn or preset(settings.algorithm_type).policy_loss,
-        policy_loss_args=settings.policy_loss_fn_args,
-        loss_agg_mode=settings.loss_agg_mode,
-        beta=settings.beta,
-        kl_loss=settings.kl_loss_fn or "k2",
-        entropy_coef=settings.entropy_coef,
+    spec = spec_of(project.config)
+    return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
+
+
+def critic_spec(project: Project) -> CriticSpec:
+    """The critic as configured; its schedule counts its own updates, as many as the run has steps."""
+    settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
+    return CriticSpec(
+        folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
+        optimizer=optimizer_spec(settings, project.rounds_budget * steps_a_round(project)),
+        value_clip=settings.value_clip,
+        warmup_steps=settings.warmup_steps,
     )
 
 
@@ -165,11 +184,10 @@ def steps_a_round(project: Project) -> int:
     return math.ceil(project.experiences_a_round / project.train_batch_size)
 
 
-def take_canary(project: Project, trainer: "TrainerClient", round_number: int) -> Canary:
-    """What the weights that the trainer now holds answer on a few sequences of the round."""
+def _canary_sequences(project: Project, round_number: int) -> list[list[int]]:
+    """A few whole sequences of the round."""
     columns = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids"]).slice(0, _CANARY_ROWS)
-    sequences = [[*row["prompt_ids"], *row["response_ids"]] for row in columns.to_pylist()]
-    return Canary(sequences, trainer.score(sequences))
+    return [[*row["prompt_ids"], *row["response_ids"]] for row in columns.to_pylist()]
 
 
 def _targets(modules: str | list[str]) -> str | tuple[str, ...]:

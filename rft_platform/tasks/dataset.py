@@ -1,7 +1,7 @@
 """Loading a taskset: rows become tasks, faulty rows are left out and reported, the content gets a digest."""
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -9,8 +9,8 @@ from typing import Any
 
 from rft_platform.errors import UserError
 from rft_platform.files import digest_json
-from rft_platform.tasks.hub import is_hub_name, read_hub
-from rft_platform.tasks.readers import NumberedRow, read_rows, split_files
+from rft_platform.tasks.readers import NumberedRow
+from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.task import Task
 
 LISTED = 10  # line numbers that a report names
@@ -70,26 +70,14 @@ def load_tasks(
     Raises:
         UserError: nothing there, unreadable rows, an unknown column, or no task left.
     """
-    report, rows = _collect(path, _numbered_rows(path, split, subset_name), prompt_key, response_key)
+    numbered = ((number, row) for _, number, row in located_rows(path, split, subset_name))
+    report, rows = _collect(path, numbered, prompt_key, response_key)
     taskset = name or _default_name(path, split)
     tasks = tuple(_task(taskset, row, prompt_key, response_key) for row in islice(rows, limit))
     digest = digest_json(
         {"tasks": [task.task_id for task in tasks], "prompt_key": prompt_key, "response_key": response_key}
     )
     return TaskDataset(tasks, digest, report)
-
-
-def _numbered_rows(path: str, split: str, subset_name: str | None) -> Iterator[NumberedRow]:
-    local = Path(path).expanduser()
-    if local.is_dir():
-        for file in split_files(local, split, subset_name):
-            yield from read_rows(file)
-    elif local.is_file() or local.suffix.lower() in (".jsonl", ".json", ".csv", ".parquet"):
-        yield from read_rows(local)
-    elif is_hub_name(path):
-        yield from read_hub(path, split, subset_name)
-    else:
-        raise UserError(f"{path}: no such file or folder, and not the name of a Hugging Face dataset")
 
 
 def _collect(
@@ -104,7 +92,7 @@ def _collect(
     for number, row in numbered:
         total += 1
         columns.update(dict.fromkeys(row))
-        if any(_is_empty(row.get(key)) for key in keys):
+        if any(is_empty(row.get(key)) for key in keys):
             empty.append(number)
         elif (identity := _task_id(row)) in kept:
             duplicates.append(number)
@@ -135,7 +123,8 @@ def _require(report: DatasetReport, keys: list[str], kept: int) -> None:
         raise UserError(f"{report.source}: all {report.rows} rows lack a value of {' or '.join(keys)}")
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
+    """Whether a cell holds nothing that could be asked or learned."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 

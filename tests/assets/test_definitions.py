@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import dagster as dg
+import pytest
 
 from rft_platform.definitions import defs
 
@@ -28,6 +29,22 @@ def test_graph_sorts_and_the_round_runs_left_to_right():
     assert [name for name in order if name in CHAIN] == CHAIN
     assert order.index("warm_start_checkpoint") < order.index("policy_snapshot")
     assert order.index("base_model") < order.index("warm_start_checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "weights"),
+    [
+        ("sft_dataset", "sft_checkpoint"),
+        ("preference_pairs", "dpo_checkpoint"),
+        ("sft_dataset", "distilled_checkpoint"),
+    ],
+)
+def test_offline_weights_come_of_a_dataset_and_are_evaluated(dataset, weights):
+    graph = defs.resolve_asset_graph()
+    node = graph.get(dg.AssetKey(weights))
+    assert {key.to_user_string() for key in node.parent_keys} >= {"base_model", dataset}
+    assert dg.AssetKey("evaluation_report") in node.child_keys
+    assert node.pools == {"trainer"}
 
 
 def test_every_asset_tells_what_it_is():
@@ -60,7 +77,9 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
     repository = defs.get_repository_def()
     jobs = {job.name: job for job in repository.get_all_jobs() if not job.name.startswith("__")}
     upkeep = {"compact_job", "retention_job"}
-    assert set(jobs) == {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"} | upkeep
+    offline = {"sft_job", "dpo_job", "distill_job"}
+    rounds = {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"}
+    assert set(jobs) == rounds | offline | upkeep
     assert all(job.description for job in jobs.values())
     assert all(sensor.description for sensor in repository.sensor_defs)
     planned = {"next_round_sensor", "experience_threshold_sensor"}

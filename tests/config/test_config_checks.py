@@ -84,7 +84,7 @@ def test_a_short_batch_is_no_fault_where_runs_give_many_experiences(make_config:
 
 
 def test_supervised_training_takes_any_sampling(make_config: MakeConfig) -> None:
-    assert problems(make_config(model__top_p=0.5, model__temperature=0), PRESETS["sft"]) == []
+    assert problems(make_config(model__top_p=0.5, model__temperature=0), PRESETS["rft"]) == []
 
 
 def test_a_taskset_can_override_the_model_sampling(make_config: MakeConfig) -> None:

@@ -312,6 +312,18 @@ def test_any_dump_loads_back_equal(lr: float, batch: int, prompt: str, interval:
     assert build_config(yaml.safe_load(dump_config(config))) == config
 
 
+def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "rft.yaml"
+    file.write_text(
+        "project: '1e5'\nname: 1e5th\nalgorithm: {advantage_fn_args: {eps: 1e-6, low: -2E+3, text: '3e-4'}}\n"
+    )
+    config = load_config(file)
+    assert config.algorithm.advantage_fn_args == {"eps": 1e-6, "low": -2000.0, "text": "3e-4"}
+    assert (config.project, config.name) == ("1e5", "1e5th")
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
 def test_the_digest_is_of_the_content() -> None:
     plain, spelt = build_config({}), build_config({"seed": 42, "model": {"top_p": 1}})
     assert config_digest(plain) == config_digest(spelt)

@@ -92,3 +92,14 @@ def test_trace_goes_back_to_the_rows_and_forward_to_the_versions(finished):
 def test_a_second_run_finds_nothing_to_do(finished):
     again = finished.rft("run", "--config", str(finished.config))
     assert "finished" in again.stdout.lower() or "done" in again.stdout.lower()
+
+
+def test_every_step_and_evaluation_is_in_tensorboard(finished):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = (finished.home / "tensorboard").iterdir()
+    events = EventAccumulator(str(folder)).Reload()
+    trained = [event["step"] for number in (1, 2) for event in finished.note(number, "train")["step_events"]]
+    for name in ("loss", "mfu", "mismatch_k3", "zero_variance_groups", "flops_share"):
+        assert [event.step for event in events.Scalars(f"train/{name}")] == trained
+    assert [event.step for event in events.Scalars("eval/greedy_pass")][-2:] == [1, 2]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.errors import StorageError
@@ -38,6 +39,29 @@ def test_rewards_by_round(store: ExperienceStore) -> None:
     ]
     unjudged = connect(store).execute("SELECT count(*) FROM experiences WHERE reward IS NULL").fetchall()
     assert unjudged == [(4,)]
+
+
+def test_runs_that_the_judge_failed_on_have_no_reward_and_filtered_ones_have(store: ExperienceStore) -> None:
+    rows = judged(rollouts(), reward=1.0)
+    rows[0].reward, rows[0].dropped_by = float("nan"), "judge_error"
+    rows[1].reward, rows[1].dropped_by = 0.0, "zero_variance"
+    store.write_rollouts(1, 0, rollouts())
+    store.write_judged(1, "exact@1", rows)
+    (found,) = mean_reward_by_round(connect(store))
+    assert (found["runs"], found["mean_reward"]) == (3, 2 / 3)
+
+
+def test_files_of_three_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:
+    for batch, version in enumerate((3, 2, 1)):
+        file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s"))
+        table = pq.read_table(file).drop_columns([c for c, v in (("attempt", 2), ("env_state_hash", 3)) if version < v])
+        metadata = {**table.schema.metadata, b"rft.schema_version": str(version).encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), file)
+    (store.round_folder(1) / "files.json").unlink()  # it gets a ledger of what lies there
+    with connect(store) as connection:
+        query = "SELECT count(*), count(attempt), count(env_state_hash) FROM rollouts"
+        assert connection.execute(query).fetchall() == [(12, 8, 4)]
+    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 4 + [None] * 8
 
 
 def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:

@@ -66,6 +66,31 @@ def test_class_style_workflow_returns_its_experiences(engine: FakeEngine) -> Non
     assert (row.step, row.run_reward, row.messages[0]["content"]) == (0, 0.25, "question 0")
 
 
+def test_steps_know_the_state_of_the_environment_that_they_answered(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        question = [{"role": "user", "content": task["question"]}]
+        await model.chat(question)
+        for state in ({"door": "shut", "at": [0, 1]}, {"at": [0, 1], "door": "shut"}, "open", None):
+            model.set_env_state(state)
+            await model.chat(question)
+        return WorkflowOutput(reward=1.0)
+
+    rows = explore(engine, workflow, count=1, repeat_times=2).rows
+    hashes = [row.env_state_hash for row in rows[:5]]
+    assert [hashes[i] is None for i in range(5)] == [True, False, False, False, True]
+    assert hashes[1] == hashes[2] != hashes[3]
+    assert [row.env_state_hash for row in rows[5:]] == hashes  # equal states of another run
+
+
+def test_a_state_that_cannot_be_compared_is_the_users_error(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        model.set_env_state(object())
+        return WorkflowOutput(reward=1.0)
+
+    with pytest.raises(UserCodeError, match="give text, bytes or a JSON value"):
+        explore(engine, workflow, max_retries=0)
+
+
 @dataclass
 class Flaky:
     """Fails by plan: ``plan[question]`` says in what way, and how many attempts fail before one succeeds."""

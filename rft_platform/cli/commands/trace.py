@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rft_platform.registry.lineage import CheckpointRef, CheckpointTrace, RowTrace
+    from rft_platform.registry.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.rounds.project import Project
 
 _SHOWN = 10  # trainings of a chain that are printed unless more are asked for
@@ -80,6 +80,9 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "weights": training.weights_digest,
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
+                "dataset": _dataset(training),
+                "from": _source(training.more),
+                "teacher": training.more.get("teacher"),
                 "retired": training.retired or None,
                 "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
                 "data": _data(training.data_digest, training.data_unchanged),
@@ -144,6 +147,22 @@ def _data(digest: str | None, unchanged: bool | None) -> str | None:
         return None
     state = {True: "the round still has it", False: "the files have CHANGED since", None: "not compared"}[unchanged]
     return f"{digest}  ({state})"
+
+
+def _dataset(training: "TrainingTrace") -> str | None:
+    """The rows of an offline training; of one of another project, what that calls them."""
+    if training.dataset is not None:
+        return f"{training.dataset.path}  {training.dataset.rows:,} rows"
+    told = training.more
+    if "dataset" not in told:
+        return None
+    return f"{told['dataset']} of {told.get('project')}/{told.get('name')}  {told.get('dataset_rows', 0):,} rows"
+
+
+def _source(lineage: dict[str, Any]) -> str | None:
+    """Where a dataset was read from, and the digest of what stood there; None for a training without one."""
+    digest, source = lineage.get("source_sha256"), lineage.get("source")
+    return f"{source}  (sha256 {digest[:16]})" if source and digest else source
 
 
 def _print_pairs(console: "Console", pairs: dict[str, Any]) -> None:

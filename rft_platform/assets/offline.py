@@ -1,0 +1,111 @@
+"""Assets of offline training: weights taught by demonstrations, by preferences, or by a teacher."""
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from rft_platform.assets.checks import checkpoint_specs, offline_results
+from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
+from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.offline_data import preference_pairs, sft_dataset
+from rft_platform.assets.policy import base_model
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources.trainer import TrainerResource
+
+if TYPE_CHECKING:
+    from rft_platform.config.offline import OfflineKind
+
+teacher_model = dg.AssetSpec(
+    "teacher_model",
+    description="The model that a distillation learns from: a folder, a hub name, or a version of the registry.",
+    group_name="policy",
+    owners=OWNERS,
+    kinds={"huggingface"},
+)
+
+_KINDS = {"pytorch", "safetensors", "mlflow"}
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="training",
+    owners=OWNERS,
+    kinds=_KINDS,
+    deps=[base_model, sft_dataset],
+    pool=TRAINER_POOL,
+    check_specs=checkpoint_specs("sft_checkpoint"),
+)
+@reports_faults
+def sft_checkpoint(
+    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
+) -> dg.MaterializeResult:
+    """Weights after supervised fine-tuning on demonstrations, registered as a model version."""
+    return _train(context, "sft", project, trainer, registry)
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="training",
+    owners=OWNERS,
+    kinds=_KINDS,
+    deps=[base_model, preference_pairs],
+    pool=TRAINER_POOL,
+    check_specs=checkpoint_specs("dpo_checkpoint"),
+)
+@reports_faults
+def dpo_checkpoint(
+    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
+) -> dg.MaterializeResult:
+    """Weights after direct preference optimisation against the base model, registered as a model version."""
+    return _train(context, "dpo", project, trainer, registry)
+
+
+@dg.asset(
+    partitions_def=rft_rounds,
+    group_name="training",
+    owners=OWNERS,
+    kinds=_KINDS,
+    deps=[base_model, teacher_model, sft_dataset],
+    pool=TRAINER_POOL,
+    check_specs=checkpoint_specs("distilled_checkpoint"),
+)
+@reports_faults
+def distilled_checkpoint(
+    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
+) -> dg.MaterializeResult:
+    """Weights after learning the teacher's distribution on a dataset, registered as a model version."""
+    return _train(context, "distill", project, trainer, registry)
+
+
+def _train(
+    context: dg.AssetExecutionContext,
+    kind: "OfflineKind",
+    project: ProjectResource,
+    trainer: TrainerResource,
+    registry: RegistryResource,
+) -> dg.MaterializeResult:
+    from rft_platform.rounds.offline import check_kind, offline_lineage, start_training, train_offline
+    from rft_platform.rounds.offline_data import required_dataset
+    from rft_platform.rounds.register import register
+
+    opened, number, run_id = project.open(), round_of(context), context.run.run_id
+    check_kind(opened, kind, number)
+    start_training(opened)
+    result, steps = train_offline(opened, trainer.connect(), kind, number, run_id)
+    made_of = offline_lineage(opened, required_dataset(opened, number), run_id)
+    policy = register(opened, registry.connect(), number, result, steps, made_of)
+    return dg.MaterializeResult(
+        metadata={
+            "checkpoint": path(policy.folder),
+            "policy_version": policy.policy_version,
+            "model_version": policy.model_version or "not registered",
+            "optimizer_steps": result.steps,
+            "dataset_rows": made_of["dataset_rows"],
+            "data_digest": made_of["data_digest"],
+            **numbers(result.metrics),
+            **{f"seconds/{name}": value for name, value in result.seconds.items()},
+        },
+        data_version=dg.DataVersion(policy.weights_digest),
+        check_results=offline_results(steps),
+    )

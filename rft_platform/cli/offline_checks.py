@@ -1,0 +1,78 @@
+"""What can be found wrong with an offline training before it starts: its dataset, its models, a length that changed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.errors import UserError
+from rft_platform.files import read_json
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+_TOKENIZER = "tokenizer_config.json"
+
+
+def offline_problems(project: "Project") -> Iterator[str]:
+    """A line for each thing that the training would stumble over. Reads the whole dataset."""
+    from rft_platform.inference.launcher import check_model_folder
+    from rft_platform.rounds.offline_data import load_dataset
+
+    config = project.config
+    try:
+        load_dataset(project)
+    except UserError as error:
+        yield str(error)
+    model = Path(config.model.model_path)
+    if model.is_dir() and config.model.custom_chat_template is None and not has_chat_template(model):
+        yield f"model.model_path {model}: its tokenizer has no chat template, which conversations are rendered with"
+    teacher = config.algorithm.teacher_model_path
+    if teacher is not None and Path(teacher).is_dir():
+        try:
+            check_model_folder(Path(teacher))
+        except UserError as error:
+            yield f"algorithm.teacher_model_path: {error}"
+    yield from _length_problems(project)
+
+
+def offline_notices(project: "Project") -> Iterator[str]:
+    """Lines on rows that were left out, and on held-out tasks that the dataset asks."""
+    from rft_platform.rounds.offline import offline_steps
+    from rft_platform.rounds.offline_data import load_dataset
+    from rft_platform.rounds.offline_leaks import leaked_tasks
+
+    dataset = load_dataset(project)
+    steps = offline_steps(project, len(dataset.rows))
+    yield f"{dataset.report.source}: {len(dataset.rows):,} rows, {steps:,} optimiser steps"
+    if said := dataset.report.left_out():
+        yield f"{dataset.report.source}: {said}"
+    leaks = leaked_tasks(project, dataset)
+    if leaks:
+        held_out = sum(len(tasks.tasks) for _, tasks in project.eval_tasks)
+        yield f"{dataset.report.source}: {len(leaks)} of {held_out} held-out tasks are asked in it"
+
+
+def has_chat_template(model: Path) -> bool:
+    """Whether the tokenizer in a model folder brings a chat template."""
+    if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
+        return True
+    file = model / _TOKENIZER
+    return file.exists() and bool(read_json(file).get("chat_template"))
+
+
+def _length_problems(project: "Project") -> Iterator[str]:
+    """A training that is complete is not made longer: another one starts from its weights."""
+    from rft_platform.rounds.offline import ROUND, offline_steps
+    from rft_platform.rounds.offline_data import read_dataset
+    from rft_platform.rounds.run_training import NOTE
+
+    trained, dataset = project.store.read_note(ROUND, NOTE), read_dataset(project, ROUND)
+    if trained is None or dataset is None:
+        return
+    wanted = offline_steps(project, dataset.rows)
+    if trained["steps"] not in (0, wanted):
+        yield (
+            f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings now "
+            f"ask for {wanted}: set them back, or start a project of another name with model_path "
+            f"models:/{project.model_name}@candidate"
+        )

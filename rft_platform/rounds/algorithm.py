@@ -1,0 +1,120 @@
+"""The algorithm of a project: its preset with what the configuration puts in place of it, for judge and trainer."""
+
+from dataclasses import replace
+
+from rft_platform.algorithms.choice import choose
+from rft_platform.algorithms.plugins import import_plugins, plugins_digest
+from rft_platform.algorithms.presets import Preset
+from rft_platform.config.algorithm_parts import RolloutCorrection
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.judging.shaping import Overlong, Shaping
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
+
+_PLAIN = RolloutCorrection()
+_CACHE_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
+
+
+def chosen_algorithm(config: RftConfig) -> Preset:
+    """What is in force; plugins are imported first. UserError for names and options that do not exist."""
+    settings = config.algorithm
+    import_plugins(settings.plugins)
+    chosen = choose(
+        settings.algorithm_type,
+        advantage=settings.advantage_fn,
+        advantage_args=settings.advantage_fn_args,
+        policy_loss=settings.policy_loss_fn,
+        policy_loss_args=settings.policy_loss_fn_args,
+        loss_agg_mode=settings.loss_agg_mode,
+    )
+    given = settings.filters
+    return replace(
+        chosen,
+        drop_zero_variance=chosen.drop_zero_variance if given.zero_variance is None else given.zero_variance,
+        reward_threshold=chosen.reward_threshold if given.reward_threshold is None else given.reward_threshold,
+        overlong_penalty=chosen.overlong_penalty if given.overlong.weight is None else given.overlong.weight,
+    )
+
+
+def loaded_digest(config: RftConfig) -> str | None:
+    """Identity of the plugins' code; None without plugins."""
+    import_plugins(config.algorithm.plugins)
+    return plugins_digest(config.algorithm.plugins)
+
+
+def shaping_of(config: RftConfig) -> Shaping:
+    """What is done with the rewards of a round before its advantages."""
+    chosen, given = chosen_algorithm(config), config.algorithm.filters.overlong
+    longest = given.max_length or config.model.response_limit
+    cache = given.cache_length or max(1, longest // _CACHE_SHARE)
+    overlong = Overlong(chosen.overlong_penalty, longest, cache) if chosen.overlong_penalty else None
+    return Shaping(overlong, chosen.drop_zero_variance, chosen.reward_threshold)
+
+
+def spec_of(config: RftConfig) -> AlgorithmSpec:
+    """What the trainer is told of the algorithm."""
+    settings, chosen = config.algorithm, chosen_algorithm(config)
+    correction, penalty = settings.rollout_correction, settings.kl_penalty_fn_args
+    averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
+    return AlgorithmSpec(
+        policy_loss=chosen.policy_loss,
+        policy_loss_args=dict(chosen.policy_loss_args),
+        loss_agg_mode=chosen.loss_agg_mode,
+        loss_norm_length=settings.loss_norm_length or (config.model.response_limit if averaged else None),
+        beta=settings.beta,
+        kl_loss=settings.kl_loss_fn or "k2",
+        entropy_coef=settings.entropy_coef,
+        token_mask=correction.token_mask,
+        row_mask=correction.sequence_mask,
+        correction=correction.mode,
+        weight_cap=correction.weight_cap,
+        token_advantage=chosen.token_advantage,
+        token_advantage_args=dict(chosen.token_advantage_args),
+        kl_penalty=KlPenaltySpec(settings.kl_penalty_fn or "k1", penalty.kl_coef, penalty.target, penalty.horizon)
+        if penalty.kl_coef
+        else None,
+        critic=CriticSpec() if chosen.critic else None,
+        expert_weight=settings.experts.weight if chosen.experts and settings.experts else None,
+        plugins=tuple(settings.plugins),
+    )
+
+
+def check_algorithm(config: RftConfig) -> None:
+    """Raise UserError where a part of the algorithm does not exist, does not fit the others, or would do nothing.
+
+    A preset fits itself. Where parts are replaced losses are looked up by name, which imports torch.
+    """
+    settings = config.algorithm
+    replaced = (settings.advantage_fn, settings.policy_loss_fn, settings.policy_loss_fn_args, settings.plugins)
+    if not any(replaced) and settings.rollout_correction == _PLAIN:
+        return
+    from rft_platform.algorithms.losses.registry import bind
+
+    chosen, spec = chosen_algorithm(config), spec_of(config)
+    loss = bind(spec.policy_loss, spec.policy_loss_args)
+    problems = []
+    if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} follows advantages and {settings.algorithm_type} makes none: "
+            "set algorithm.advantage_fn"
+        )
+    if settings.advantage_fn is not None and not loss.policy_gradient:
+        problems.append(
+            f"algorithm.advantage_fn {settings.advantage_fn}: the loss {spec.policy_loss} reads no advantage; "
+            "leave it out"
+        )
+    if loss.whole_groups and chosen.trains_on != "preferences":
+        problems.append(f"algorithm.policy_loss_fn {spec.policy_loss} compares pairs: set algorithm_type: dpo")
+    correction = settings.rollout_correction
+    weighted = correction.mode == "decoupled" or loss.correction == "weight" or spec.beta > 0
+    if correction.weight_cap != _PLAIN.weight_cap and not weighted:
+        problems.append(
+            f"algorithm.rollout_correction.weight_cap has no effect on the loss {spec.policy_loss} in mode bypass: its "
+            "own ratio corrects; set mode: decoupled, or leave it out"
+        )
+    if correction != _PLAIN and not loss.policy_gradient:
+        problems.append(
+            f"algorithm.rollout_correction: the loss {spec.policy_loss} uses no log-probs of the engine; leave it out"
+        )
+    if problems:
+        raise UserError("\n".join(problems))

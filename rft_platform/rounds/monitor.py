@@ -1,0 +1,29 @@
+"""Where a project's numbers go beside MLflow: TensorBoard, where ``monitor.monitor_type`` names it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_platform.experience.rounds import round_key
+from rft_platform.registry.tensorboard import TensorBoardRun
+from rft_platform.rounds.project import Project
+from rft_platform.training.protocol import StepEvent
+
+
+def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent]) -> None:
+    """Write the metrics of a round's optimiser steps; again for a round that is trained again."""
+    run = _tensorboard(project)
+    if run is not None and steps:
+        run.log_steps(f"{round_key(round_number)}-train", steps)
+
+
+def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any], prefix: str) -> None:
+    """Write what is known of a round, the round being the x axis; ``prefix`` (``eval/``) names the phase."""
+    run = _tensorboard(project)
+    if run is not None and metrics:
+        run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
+
+
+def _tensorboard(project: Project) -> TensorBoardRun | None:
+    if "tensorboard" not in project.config.monitor.monitor_type:
+        return None
+    return TensorBoardRun(project.home.tensorboard, f"{project.config.project}-{project.config.name}")

@@ -1,0 +1,173 @@
+"""Offline training: demonstrations, preference pairs or a teacher's distribution lead from a base model to a policy.
+
+To plan, store and registry it is the only round of its project: its dataset, its training, its policy and its
+evaluation stand in ``r0001`` as those of any round do.
+"""
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.config.load import config_digest
+from rft_platform.config.offline import OfflineKind
+from rft_platform.errors import UserError
+from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.offline_data import DatasetFile, required_dataset
+from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.processes import base_model_folder, connect_registry, connect_trainer
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.provenance import code_version
+from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
+from rft_platform.rounds.train import algorithm_spec, lora_spec, optimizer_spec, reference_folder, teacher_folder
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.weights import digest_weights
+
+if TYPE_CHECKING:
+    from rft_platform.training.group import TrainerClient
+
+ROUND = 1
+_CANARY_ROWS = 8
+_CANARY_TOKENS = 48  # of a row: enough to tell weights apart, within the limit of any model
+
+
+def train_offline(
+    project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, run_id: str
+) -> tuple[TrainResult, list[StepEvent]]:
+    """Train on the round's dataset and publish the policy. Killed and asked again, it comes to the same weights.
+
+    Raises UserError for another kind of training than the project is, StorageError where the dataset is not there.
+    """
+    check_kind(project, kind, round_number)
+    refuse_with_successor(project.store, round_number)
+    dataset = required_dataset(project, round_number)
+    parent = starting_policy(project)
+    request = offline_request(project, dataset, parent, run_id)
+    training = Training(
+        request=request,
+        parent=parent,
+        round=round_number,
+        total_steps=offline_steps(project, dataset.rows),
+        reads=(parent,),
+        canary_sequences=partial(_canary_sequences, Path(dataset.path), Path(parent.folder)),
+    )
+    return run_training(project, trainer, training)
+
+
+def check_kind(project: Project, kind: OfflineKind, round_number: int) -> None:
+    """Raise UserError unless this training is the one that the project is."""
+    if project.offline != kind or round_number != ROUND:
+        here = f"{project.offline}_job for {round_key(ROUND)}" if project.offline else "the jobs of rounds"
+        raise UserError(
+            f"{kind}_job for {round_key(round_number)}: the project {project.config.project}/{project.config.name} "
+            f"runs {here} (mode {project.config.mode}, algorithm_type {project.config.algorithm.algorithm_type})"
+        )
+
+
+def start_training(project: Project) -> None:
+    """Start trainer and registry side by side: each takes seconds, most of them imports."""
+    with ThreadPoolExecutor(1) as pool:
+        registry = pool.submit(connect_registry(project).prepare)
+        connect_trainer(project)
+        registry.result()
+
+
+def starting_policy(project: Project) -> Policy:
+    """The base model as policy version 0; published on first use."""
+    known = published(project.store, 0)
+    if known is not None:
+        return known
+    folder = base_model_folder(project)
+    policy = Policy(str(folder), 0, digest_weights(folder), round=0)
+    publish(project.store, policy)
+    return policy
+
+
+def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_id: str) -> TrainRequest:
+    """What the trainer is asked for: the same for the same dataset and configuration."""
+    config, algorithm = project.config, algorithm_spec(project)
+    pairs = project.offline == "dpo"
+    return TrainRequest(
+        parent=parent.folder,
+        parent_version=parent.policy_version,
+        output=str(project.checkpoints),
+        algorithm=algorithm,
+        optimizer=optimizer_spec(
+            config.algorithm.optimizer, offline_steps(project, dataset.rows), config.trainer.grad_clip
+        ),
+        demonstrations=None if pairs else dataset.path,
+        preferences=dataset.path if pairs else None,
+        train_batch_size=project.train_batch_size,
+        max_steps=config.offline_steps,
+        epochs=config.buffer.total_epochs,
+        max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+        seed=config.seed,
+        fresh_optimizer=True,
+        lora=lora_spec(project),
+        reference=reference_folder(project, algorithm),
+        teacher=teacher_folder(project),
+        save_interval=config.trainer.save_interval,
+        save_hf_checkpoint=config.trainer.save_hf_checkpoint,
+        max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
+        lineage=offline_lineage(project, dataset, run_id),
+    )
+
+
+def offline_steps(project: Project, rows: int) -> int:
+    """Optimiser steps of a training on so many rows."""
+    config = project.config
+    return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.train_batch_size)
+
+
+def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict[str, Any]:
+    """What made the weights: kept in the checkpoint's manifest and in the tags of its model version."""
+    config = project.config
+    teacher = {"teacher": config.algorithm.teacher_model_path} if project.offline == "distill" else {}
+    return {
+        "round": ROUND,
+        "project": config.project,
+        "name": config.name,
+        "base_model": config.model.model_path,
+        "algorithm": config.algorithm.algorithm_type,
+        **teacher,
+        "dataset": Path(dataset.path).name,
+        "dataset_rows": dataset.rows,
+        "dataset_sha256": dataset.sha256,
+        "data_digest": dataset.digest,
+        "source": dataset.source,
+        "source_sha256": dataset.source_digest,
+        "config_digest": config_digest(config),
+        "code_version": code_version(),
+        "dagster_run_id": run_id,
+    }
+
+
+def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
+    """The beginnings of a few rows as token ids; any sequence would do to compare weights."""
+    import json
+
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(dataset) as file:
+        table = next(file.iter_batches(_CANARY_ROWS)).to_pydict()
+    names = [name for name in ("messages", "prompt", "chosen") if name in table]
+    texts = [
+        " ".join(str(message["content"]) for name in names for message in json.loads(table[name][row]))
+        for row in range(len(table[names[0]]))
+    ]
+    sequences = [ids[:_CANARY_TOKENS] for ids in _encode(model, texts)]
+    return [ids for ids in sequences if len(ids) > 1]
+
+
+def _encode(model: Path, texts: list[str]) -> list[list[int]]:
+    """Token ids of texts; the tokenizer's own file is read where there is one: transformers takes seconds to import."""
+    file = model / "tokenizer.json"
+    if file.exists():
+        from tokenizers import Tokenizer
+
+        encoded = Tokenizer.from_file(str(file)).encode_batch(texts, add_special_tokens=False)
+        return [each.ids for each in encoded]
+    from rft_platform.inference.serving.tokenizer import PolicyTokenizer
+
+    return PolicyTokenizer(model).encode(texts)

@@ -1,0 +1,91 @@
+"""A training request run to its end: steps watched, weights compared, the policy published, its note left."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from rft_platform.errors import UserError
+from rft_platform.experience.rounds import round_key
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.canary import Canary
+from rft_platform.progress import report
+from rft_platform.rounds.mend import mending
+from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.project import Project
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+
+if TYPE_CHECKING:
+    from rft_platform.training.group import TrainerClient
+
+NOTE = "train"
+
+#: Metrics worth watching while a round trains.
+_WATCHED = ("loss", "grad_norm", "entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What is trained, as the control plane knows it."""
+
+    request: TrainRequest
+    parent: Policy
+    round: int
+    total_steps: int  # optimiser steps that are expected, for the progress line
+    reads: tuple[Policy, ...]  # policies whose weights the trainer reads: a damaged one among them is mended
+    canary_sequences: Callable[[], list[list[int]]]  # token ids that the new weights are asked about
+
+
+def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
+    """Run the optimiser steps and publish the policy they lead to; its parent's where no row has a gradient."""
+    store, parent, key = project.store, training.parent, round_key(training.round)
+    steps: list[StepEvent] = []
+
+    def on_step(event: StepEvent) -> None:
+        steps.append(event)
+        done = event.step - parent.policy_version
+        watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
+        report(f"{key} training", done, max(training.total_steps, done), **watched)
+
+    with ExitStack() as weights:
+        for policy in training.reads:
+            weights.enter_context(mending(project, policy))
+        result = trainer.train(training.request, on_step)
+    started = perf_counter()
+    policy = Policy(
+        folder=result.checkpoint,
+        policy_version=result.policy_version,
+        weights_digest=result.weights_digest,
+        round=training.round,
+        canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
+    )
+    result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
+    events = [asdict(event) for event in steps]
+    note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    store.write_note(training.round, NOTE, note)
+    publish(store, policy)
+    return result, steps
+
+
+def refuse_with_successor(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError where the next round was trained from this one's weights."""
+    if published(store, round_number + 1) is not None:
+        raise UserError(
+            f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
+            "change what those came from; judge it anew to compare, or start a project of another name"
+        )
+
+
+def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
+    """Mean |delta log-prob| in nats between the engine that sampled and the trainer, for the very same weights.
+
+    Only the first step tells, and only where the round explored with its parent: later the policy has moved on.
+    """
+    first = steps[0].metrics if steps else {}
+    return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None
+
+
+def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | None:
+    """What the weights that the trainer now holds answer; None where there is nothing to ask."""
+    return Canary(sequences, trainer.score(sequences)) if sequences else None

@@ -1,0 +1,70 @@
+"""Old checkpoints reduced to what lineage needs, where ``trainer.max_checkpoints_to_keep`` says how many stay whole.
+
+The manifest, the measurements of each step and a note of what was removed stay, so that later weights can be traced
+through them. Kept whole are the newest policies, the champion and the one a rollback would bring back, the policy the
+project started from, and those that a round which is not trained yet explores with.
+"""
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.checkpoint_files import MANIFEST, THINNED
+from rft_platform.files import write_json
+from rft_platform.registry.models import PREVIOUS_TAG
+from rft_platform.rounds.policy import SNAPSHOT, published, snapshot_of
+from rft_platform.rounds.project import Project
+
+if TYPE_CHECKING:
+    from rft_platform.registry.models import ModelRegistry
+
+LOG = logging.getLogger(__name__)
+_STEPS = "steps.json"
+
+
+def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
+    """Remove the weights of policies beyond the limit; their folders. Without a limit nothing is removed."""
+    limit = project.config.trainer.max_checkpoints_to_keep
+    if limit is None:
+        return []
+    store = project.store
+    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number)) is not None]
+    folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
+    kept = {*folders[-limit:], *_champions(registry), *_in_use(project)}
+    old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints]
+    return [folder for folder in old if _thin(folder)]
+
+
+def _champions(registry: "ModelRegistry") -> set[Path]:
+    champion = registry.champion()
+    if champion is None:
+        return set()
+    before = champion.tags.get(PREVIOUS_TAG)
+    previous = [] if before is None else [v for v in registry.versions() if str(v.version) == str(before)]
+    return {version.folder for version in (champion, *previous)}
+
+
+def _in_use(project: Project) -> set[Path]:
+    """The starting policy, and what untrained rounds explore with."""
+    store, start = project.store, published(project.store, 0)
+    exploring = [n for n in store.rounds() if published(store, n) is None and store.has_note(n, SNAPSHOT)]
+    used = {Path(snapshot_of(store, number).folder) for number in exploring}
+    return used if start is None else used | {Path(start.folder)}
+
+
+def _thin(folder: Path) -> bool:
+    """Reduce one folder; False where nothing was left to remove. One that was interrupted is completed."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    gone = [path for path in folder.iterdir() if path.name not in (MANIFEST, _STEPS, THINNED)]
+    if not gone:
+        return False
+    why = "trainer.max_checkpoints_to_keep"
+    if not (folder / THINNED).exists():
+        write_json(folder / THINNED, {"removed_by": why, "removed_at": time.time()})
+    for path in gone:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    LOG.info("removed the weights of %s (%s); its manifest stays", folder, why)
+    return True

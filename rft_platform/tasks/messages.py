@@ -1,0 +1,85 @@
+"""Cells of a dataset as chat messages: text, a list of messages, or such a list as JSON; every fault is named."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rft_platform.errors import UserError
+
+Message = dict[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = None) -> list[Message]:
+    """A prompt or an answer as messages; text becomes one message of ``role``.
+
+    ``prompt_type`` as in the configuration: ``plaintext`` takes text alone, ``chatpair`` lists alone (also as JSON).
+    Raises UserError beginning with ``where`` for anything else.
+    """
+    if isinstance(value, str) and prompt_type != "chatpair":
+        return [{"role": role, "content": value}]
+    if prompt_type == "plaintext":
+        raise UserError(f"{where}: expected text (prompt_type plaintext), got {type(value).__name__}")
+    return conversation(value, where)
+
+
+def conversation(value: Any, where: str) -> list[Message]:
+    """A list of messages, given as such or as JSON text; UserError beginning with ``where`` for anything else."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            raise UserError(f"{where}: expected a list of messages, got the text {value[:40]!r}") from None
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: expected a list of messages, got {_shown(value)}")
+    return [_message(message, f"{where}[{index}]") for index, message in enumerate(value)]
+
+
+def learned(messages: Sequence[Message]) -> list[int]:
+    """Places of the messages that are imitated: the assistant's, but for those whose ``weight`` is 0."""
+    return [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1)]
+
+
+def as_context(messages: Sequence[Message]) -> list[Message]:
+    """The messages with ``weight`` 0 on the assistant's: they are read, not imitated."""
+    return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in messages]
+
+
+def with_system(messages: list[Message], prompt: str | None) -> list[Message]:
+    """The conversation with ``prompt`` as its system message, where it brings none of its own."""
+    if not prompt or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": prompt}, *messages]
+
+
+def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
+    """The JSON schemas of a conversation's tools, given as a list or as JSON text; None where there are none."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{where}: not valid JSON: {error.msg}") from None
+    if not value:
+        return None
+    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
+        raise UserError(f"{where}: expected a list of JSON schemas, got {_shown(value)}")
+    return value
+
+
+def _message(message: Any, where: str) -> Message:
+    if not isinstance(message, dict):
+        raise UserError(f"{where}: expected a message with role and content, got {_shown(message)}")
+    if message.get("role") not in ROLES:
+        raise UserError(f"{where}: role {message.get('role')!r}; expected one of {', '.join(ROLES)}")
+    kept = {name: value for name, value in message.items() if value is not None}  # Parquet fills columns with nulls
+    content = kept.setdefault("content", "")
+    if not isinstance(content, str | list):
+        raise UserError(f"{where}: content is {_shown(content)}; expected text")
+    if kept["role"] == "assistant" and not content and not kept.get("tool_calls"):
+        raise UserError(f"{where}: an assistant message without content or tool_calls: there is nothing to learn")
+    return kept
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value in (None, []) else f"{type(value).__name__} {str(value)[:40]!r}"

@@ -1,0 +1,39 @@
+"""Where a dataset's rows lie: a file, the files of a split below a folder, or a dataset of the Hugging Face hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.errors import UserError
+from rft_platform.tasks.hub import is_hub_name, read_hub
+from rft_platform.tasks.readers import read_rows, split_files
+
+#: A row, the file (or dataset) it stands in, and its line there; see ``readers.NumberedRow``.
+LocatedRow = tuple[str, int, dict[str, Any]]
+
+
+def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
+    """The files behind a dataset's path, in the order in which they are read; none for a dataset of the hub.
+
+    Raises UserError for a path that is none of these.
+    """
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return split_files(local, split, subset_name)
+    if local.is_file() or local.suffix.lower() in DATA_SUFFIXES:
+        return [local]
+    if is_hub_name(path):
+        return []
+    raise UserError(f"{path}: no such file or folder, and not the name of a Hugging Face dataset")
+
+
+def located_rows(path: str, split: str, subset_name: str | None) -> Iterator[LocatedRow]:
+    """Every row of a dataset in order, with where it stands."""
+    files = source_files(path, split, subset_name)
+    for file in files:
+        for number, row in read_rows(file):
+            yield file.name, number, row
+    if not files:
+        for number, row in read_hub(path, split, subset_name):
+            yield path, number, row

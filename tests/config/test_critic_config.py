@@ -1,0 +1,55 @@
+"""Keys of the critic: what they come to, and where they are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rft_platform.algorithms.presets import PRESETS
+from rft_platform.config.checks import check_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.config.trainer import Critic
+from rft_platform.errors import UserError
+from rft_platform.rounds.algorithm import chosen_algorithm, spec_of
+
+MakeConfig = Callable[..., RftConfig]
+
+
+def problems(config: RftConfig) -> list[str]:
+    try:
+        check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
+    except UserError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_ppo_has_a_critic_with_settings_of_its_own(make_config: MakeConfig) -> None:
+    config = make_config(algorithm__algorithm_type="ppo", algorithm__critic={"lr": 3e-5, "warmup_steps": 2})
+    assert problems(config) == []
+    assert config.algorithm.critic == Critic(lr=3e-5, warmup_steps=2, value_clip=0.2)
+    spec = spec_of(config)
+    assert spec.critic is not None and spec.token_advantage == "gae"
+
+
+def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> None:
+    config = make_config(algorithm__advantage_fn="gae", algorithm__advantage_fn_args={"lam": 0.95, "whiten": False})
+    spec = spec_of(config)
+    assert spec.critic is not None and spec.token_advantage_args == {"lam": 0.95, "whiten": False}
+    assert PRESETS["grpo"].critic is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"algorithm__critic": {"lr": 3e-5}}, "algorithm.critic: grpo has no critic"),
+        ({"model__critic_model_path": "owner/model"}, "model.critic_model_path: grpo has no critic"),
+        ({"algorithm__critic": {"lr_scheduler_type": "linear"}, "algorithm__algorithm_type": "ppo",
+          "buffer__total_steps": None}, "algorithm.critic.lr_scheduler_type linear needs the end of the run"),
+        ({"algorithm__critic": {"lr_warmup_steps": 99}, "algorithm__algorithm_type": "ppo"},
+         "algorithm.critic.lr_warmup_steps 99 is beyond the 3 steps"),
+    ],
+)  # fmt: skip
+def test_what_would_have_no_effect_is_refused(make_config: MakeConfig, settings: dict[str, Any], expected: str) -> None:
+    found = problems(make_config(**settings))
+    assert len(found) == 1
+    assert expected in found[0]

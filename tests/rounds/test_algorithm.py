@@ -1,0 +1,239 @@
+"""From section ``algorithm`` of the configuration to judge and trainer: every key arrives or is refused."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.algorithms.presets import PRESETS
+from rft_platform.algorithms.registry import REGISTRIES
+from rft_platform.config.checks import check_config
+from rft_platform.config.load import build_config, dump_config, load_config
+from rft_platform.config.notices import config_notices
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.judging.shaping import Overlong, Shaping
+from rft_platform.rounds.algorithm import check_algorithm, chosen_algorithm, shaping_of, spec_of
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
+
+Configure = Callable[..., RftConfig]
+
+
+@pytest.fixture
+def configure(tmp_path: Path) -> Configure:
+    """A valid configuration with these keys in section ``algorithm`` and ``model``."""
+    model, data = tmp_path / "model", tmp_path / "train.jsonl"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    data.write_text('{"question": "1+1", "answer": "2"}\n')
+
+    def make(algorithm_type: str = "grpo", *, model_keys: dict[str, Any] | None = None, **keys: Any) -> RftConfig:
+        return build_config(
+            {
+                "model": {"model_path": str(model), **(model_keys or {})},
+                "algorithm": {"algorithm_type": algorithm_type, **keys},
+                "buffer": {"batch_size": 4, "total_steps": 3, "explorer_input": {"taskset": {"path": str(data)}}},
+            }
+        )
+
+    return make
+
+
+def problems(config: RftConfig) -> str:
+    """What is wrong with a configuration, all checks together."""
+    try:
+        check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
+        check_algorithm(config)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_every_preset_that_explores_is_sound_and_told_to_the_trainer(configure: Configure, tmp_path: Path) -> None:
+    teacher = {"teacher_model_path": str(tmp_path / "model")}
+    experts = {"experts": {"path": str(tmp_path / "train.jsonl")}}
+    for name, preset in PRESETS.items():
+        if preset.trains_on != "rollouts":
+            assert "mode: train" in problems(configure(name))
+            continue
+        config = configure(name, **(teacher if preset.teacher else {}), **(experts if preset.experts else {}))
+        assert problems(config) == "", name
+        spec = spec_of(config)
+        assert (spec.policy_loss, spec.loss_agg_mode) == (preset.policy_loss, preset.loss_agg_mode)
+        assert spec.token_advantage == preset.token_advantage
+        assert (spec.critic == CriticSpec()) == preset.critic
+        assert (spec.expert_weight is not None) == preset.experts
+
+
+def test_every_key_reaches_the_trainer(configure: Configure) -> None:
+    config = configure(
+        "reinforce++",
+        policy_loss_fn="cispo",
+        policy_loss_fn_args={"clip_high": 0.5},
+        advantage_fn_args={"gamma": 0.9},
+        kl_loss_fn="k3",
+        kl_loss_fn_args={"kl_coef": 0.05},
+        kl_penalty_fn="k2",
+        kl_penalty_fn_args={"kl_coef": 0.01, "target": 0.1, "horizon": 500},
+        entropy_loss_fn_args={"entropy_coef": 0.002},
+        loss_agg_mode="seq-mean-token-sum-norm",
+        loss_norm_length=77,
+        rollout_correction={"mode": "decoupled", "weight_cap": 3, "token_mask": [0.5, 5], "sequence_mask": [0.9, 1.1]},
+    )
+    assert problems(config) == ""
+    assert spec_of(config) == AlgorithmSpec(
+        policy_loss="cispo",
+        policy_loss_args={"clip_high": 0.5},
+        loss_agg_mode="seq-mean-token-sum-norm",
+        beta=0.05,
+        entropy_coef=0.002,
+        kl_loss="k3",
+        loss_norm_length=77,
+        token_mask=(0.5, 5.0),
+        row_mask=(0.9, 1.1),
+        correction="decoupled",
+        weight_cap=3.0,
+        token_advantage="reinforce_plus_plus",
+        token_advantage_args={"gamma": 0.9},
+        kl_penalty=KlPenaltySpec("k2", 0.01, 0.1, 500.0),
+    )
+
+
+def test_a_written_out_configuration_means_the_same(configure: Configure, tmp_path: Path) -> None:
+    for name in ("grpo", "dapo", "rft"):
+        config = configure(name)
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(dump_config(config))
+        again = load_config(file)
+        assert (again, problems(again), spec_of(again)) == (config, "", spec_of(config))
+
+
+def test_the_constant_length_is_that_of_the_longest_response(configure: Configure) -> None:
+    assert spec_of(configure("dr_grpo", model_keys={"max_response_tokens": 96})).loss_norm_length == 96
+    assert spec_of(configure("dr_grpo", model_keys={"max_model_len": 300})).loss_norm_length == 150
+    assert spec_of(configure("grpo", model_keys={"max_response_tokens": 96})).loss_norm_length is None
+
+
+def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
+    limit = {"max_response_tokens": 100}
+    assert shaping_of(configure("grpo", model_keys=limit)) == Shaping()
+    assert shaping_of(configure("dapo", model_keys=limit)) == Shaping(Overlong(1.0, 100, 20), drop_zero_variance=True)
+    assert shaping_of(configure("rft")) == Shaping(reward_threshold=1.0)
+    changed = configure(
+        "dapo",
+        filters={
+            "zero_variance": False,
+            "reward_threshold": -0.5,
+            "overlong": {"weight": 0.5, "max_length": 60, "cache_length": 7},
+        },
+    )
+    assert shaping_of(changed) == Shaping(Overlong(0.5, 60, 7), reward_threshold=-0.5)
+    assert shaping_of(configure("dapo", filters={"overlong": {"weight": 0}})) == Shaping(drop_zero_variance=True)
+    with_grpo = configure("grpo", filters={"zero_variance": True, "reward_threshold": 0.25})
+    assert shaping_of(with_grpo) == Shaping(drop_zero_variance=True, reward_threshold=0.25)
+
+
+def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
+    given = {"entropy_loss_fn_args": {"entropy_coef": 0.1}}
+    assert spec_of(configure(entropy_loss_fn="default", **given)).entropy_coef == 0.1
+    assert spec_of(configure(entropy_loss_fn="none", **given)).entropy_coef == 0.0
+
+
+@pytest.mark.parametrize(
+    ("algorithm_type", "keys", "expected"),
+    [
+        ("mix", {}, "algorithm.experts is not set"),
+        ("grpo", {"experts": {"path": "demonstrations.jsonl"}}, "takes no demonstrations"),
+        ("gkd", {}, "algorithm.teacher_model_path is not set"),
+        ("on_policy_distill", {}, "algorithm.teacher_model_path is not set"),
+        ("grpo", {"teacher_model_path": "big"}, "has no teacher"),
+        ("grpo", {"kl_penalty_fn_args": {"kl_coef": 0.1}}, "one advantage a row"),
+        ("grpo", {"loss_norm_length": 10}, "divides by no constant"),
+        ("grpo", {"filters": {"overlong": {"max_length": 10}}}, "its weight is 0"),
+        ("dapo", {"filters": {"overlong": {"cache_length": 5000}}}, "cache_length 5000 is more than"),
+        ("sft", {"filters": {"reward_threshold": 1.0}}, "which nobody judged"),
+        ("grpo", {"policy_loss_fn": "ppoo"}, "did you mean 'ppo'"),
+        ("grpo", {"policy_loss_fn_args": {"clip_hi": 0.3}}, "did you mean 'clip_high'"),
+        ("grpo", {"policy_loss_fn": "dpo"}, "compares pairs"),
+        ("rft", {"policy_loss_fn": "ppo"}, "set algorithm.advantage_fn"),
+        ("rft", {"advantage_fn": "grpo"}, "reads no advantage"),
+        ("grpo", {"rollout_correction": {"weight_cap": 3}}, "has no effect on the loss ppo in mode bypass"),
+        ("rft", {"rollout_correction": {"token_mask": [0.5, 5]}}, "uses no log-probs of the engine"),
+        ("grpo", {"repeat_times": 1}, "learns nothing from one; set it to 8"),
+        ("ppo", {"advantage_fn": "rloo", "repeat_times": 1}, "learns nothing from one"),
+    ],
+)
+def test_a_key_without_effect_is_refused(
+    configure: Configure, algorithm_type: str, keys: dict[str, Any], expected: str
+) -> None:
+    assert expected in problems(configure(algorithm_type, **keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"kl_loss_fn": "k4"}, "algorithm.kl_loss_fn: got 'k4'"),
+        ({"kl_loss_fn_args": {"kl_coeff": 0.1}}, "did you mean algorithm.kl_loss_fn_args.kl_coef"),
+        ({"kl_penalty_fn_args": {"target": -1}}, "algorithm.kl_penalty_fn_args.target"),
+        ({"entropy_loss_fn_args": {"coef": 1}}, "unknown key algorithm.entropy_loss_fn_args.coef"),
+        ({"rollout_correction": {"mode": "both"}}, "'bypass' or 'decoupled'"),
+        ({"rollout_correction": {"token_mask": [5, 0.5]}}, "low < high"),
+        ({"filters": {"overlong": {"max_length": 5, "cache_length": 6}}}, "is more than max_length 5"),
+        ({"experts": {"path": "x.jsonl", "weight": 1.0}}, "algorithm.experts.weight"),
+    ],
+)
+def test_a_malformed_key_is_named(configure: Configure, keys: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError) as error:
+        configure(**keys)
+    assert expected in str(error.value)
+
+
+def test_weights_are_capped_where_there_are_weights(configure: Configure) -> None:
+    cap = {"weight_cap": 3.0}
+    for keys in (
+        {"rollout_correction": {**cap, "mode": "decoupled"}},
+        {"rollout_correction": cap, "policy_loss_fn": "reinforce"},
+        {"rollout_correction": cap, "kl_loss_fn_args": {"kl_coef": 0.1}},
+    ):
+        assert problems(configure(**keys)) == ""
+
+
+def test_what_is_allowed_but_pointless_is_said(configure: Configure) -> None:
+    said = config_notices(configure(kl_loss_fn="k1", kl_loss_fn_args={"kl_coef": 0.1}))
+    assert any("k1 has no gradient" in line for line in said)
+    said = config_notices(configure("ppo", kl_penalty_fn="k1"))
+    assert any("kl_penalty_fn has no effect" in line for line in said)
+
+
+def test_sampling_of_algorithms_with_token_advantages_is_checked_too(configure: Configure) -> None:
+    assert "model.top_p is 0.9" in problems(configure("ppo", model_keys={"top_p": 0.9}))
+    assert problems(configure("rft", model_keys={"top_p": 0.9})) == ""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a module that registers the loss ``my_loss``."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "my_rft_losses.py").write_text(
+        "from rft_platform.algorithms.losses.registry import TokenLoss, loss\n"
+        "@loss('my_loss')\n"
+        "def my_loss(tokens, *, power: float = 2.0):\n"
+        "    return TokenLoss(-tokens.advantage * tokens.logp * power)\n"
+    )
+    yield "my_rft_losses"
+    sys.modules.pop("my_rft_losses", None)
+    for registry in REGISTRIES:
+        registry.forget("my_rft_losses")
+
+
+def test_a_plugins_loss_can_be_configured(configure: Configure, plugin: str) -> None:
+    keys = {"policy_loss_fn": "my_loss", "policy_loss_fn_args": {"power": 3.0}}
+    assert "unknown policy_loss_fn 'my_loss'" in problems(configure(**keys))
+    config = configure(**keys, plugins=[plugin])
+    assert problems(config) == ""
+    assert spec_of(config).plugins == (plugin,)
+    with pytest.raises(UserError, match="cannot be imported"):
+        spec_of(configure(plugins=["no_such_plugin"]))

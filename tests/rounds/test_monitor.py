@@ -1,0 +1,38 @@
+"""A project's numbers in TensorBoard, where the configuration wants them there."""
+
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.rounds.monitor import monitor_round, monitor_steps
+from rft_platform.rounds.project import Project
+from rft_platform.training.protocol import StepEvent
+
+
+def project(folder: Path, **monitor) -> Project:
+    return Project(Home(folder), build_config({"project": "sums", "name": "one", "monitor": monitor}))
+
+
+def test_steps_and_evaluations_of_rounds_become_curves(tmp_path: Path) -> None:
+    opened = project(tmp_path)
+    for round_number in (1, 2):
+        first = 2 * round_number - 1
+        steps = [StepEvent(step, {"loss": 1 / step, "mfu": 0.5}) for step in (first, first + 1)]
+        monitor_steps(opened, round_number, steps)
+        monitor_round(opened, round_number, {"greedy_pass": round_number / 4, "taskset": "sums"}, prefix="eval/")
+    monitor_steps(opened, 3, [])  # a no-op leaves nothing
+    folder = tmp_path / "tensorboard" / "sums-one"
+    assert len(list(folder.iterdir())) == 4
+    events = EventAccumulator(str(folder)).Reload()
+    losses = events.Scalars("train/loss")
+    assert [e.step for e in losses] == [1, 2, 3, 4]
+    assert [e.value for e in losses] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert [(e.step, e.value) for e in events.Scalars("eval/greedy_pass")] == [(1, 0.25), (2, 0.5)]
+
+
+def test_mlflow_alone_leaves_no_event_file(tmp_path: Path) -> None:
+    monitor_steps(project(tmp_path, monitor_type="mlflow"), 1, [StepEvent(1, {"loss": 1.0})])
+    assert not (tmp_path / "tensorboard").exists()

@@ -1,0 +1,114 @@
+"""Old checkpoints lose their weights, never the ones that somebody needs, and never their manifests."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage
+from rft_platform.config.home import Home
+from rft_platform.files import digest_file, write_json, write_text
+from rft_platform.registry.manifests import chain
+from rft_platform.registry.models import PREVIOUS_TAG, RegisteredModel
+from rft_platform.rounds.policy import Policy, publish, take_snapshot
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.thinning import thin_checkpoints
+
+
+class Registry:
+    """What thinning asks of a registry."""
+
+    def __init__(self, *versions: RegisteredModel) -> None:
+        self._versions = list(versions)
+
+    def champion(self) -> RegisteredModel | None:
+        """The last one."""
+        return self._versions[-1] if self._versions else None
+
+    def versions(self) -> list[RegisteredModel]:
+        """All of them."""
+        return self._versions
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Six rounds trained, of which the third was a no-op; the sixth may go."""
+    home = Home(tmp_path / "home")
+    settings = {"trainer": {"max_checkpoints_to_keep": 2}, "model": {"model_path": "base"}}
+    write_text(home.config_file, yaml.safe_dump({**settings, "project": "p", "name": "n"}))
+    opened = Project.open(home)
+    for number in range(7):
+        folder = checkpoint(opened, number)
+        if number != 3:
+            make(folder, number)
+        publish(opened.store, Policy(str(folder), number, "w", round=number))
+    return opened
+
+
+def checkpoint(project: Project, number: int) -> Path:
+    return project.checkpoints / f"global_step_{2 if number == 3 else number}"
+
+
+def make(folder: Path, number: int) -> None:
+    (folder / "trainer_state").mkdir(parents=True)
+    for name in ("model.safetensors", "trainer_state/optimizer.safetensors"):
+        (folder / name).write_bytes(bytes([number]) * 100)
+    files = {n: {"size": 100, "sha256": digest_file(folder / n)} for n in ("model.safetensors",)}
+    parent = folder.with_name(f"global_step_{number - 1 - (number == 4)}")
+    write_json(
+        folder / MANIFEST,
+        {
+            "files": files, "parent": str(parent), "policy_version": number, "parent_version": number - 1,
+            "weights_digest": "w", "lineage": {"round": number},
+        },
+    )  # fmt: skip
+
+
+def whole(project: Project) -> list[int]:
+    return [n for n in (0, 1, 2, 4, 5, 6) if checkpoint_damage(checkpoint(project, n)) is None]
+
+
+def test_the_newest_and_the_first_stay_whole_and_lineage_goes_through_the_others(project: Project) -> None:
+    removed = thin_checkpoints(project, Registry())  # type: ignore[arg-type]
+    assert [path.name for path in removed] == ["global_step_1", "global_step_2", "global_step_4"]
+    assert whole(project) == [0, 5, 6]
+    assert sorted(path.name for path in checkpoint(project, 4).iterdir()) == [MANIFEST, "thinned.json"]
+    assert [manifest.policy_version for manifest in chain(checkpoint(project, 6))] == [6, 5, 4, 2, 1, 0]
+    why = checkpoint_damage(checkpoint(project, 4))
+    assert why is not None and "trainer.max_checkpoints_to_keep" in why
+    assert thin_checkpoints(project, Registry()) == []  # type: ignore[arg-type]
+
+
+def test_the_champion_and_the_one_before_it_stay(project: Project) -> None:
+    before = RegisteredModel("m", 1, checkpoint(project, 1))
+    champion = RegisteredModel("m", 2, checkpoint(project, 2), tags={PREVIOUS_TAG: "1"})
+    thin_checkpoints(project, Registry(before, champion))  # type: ignore[arg-type]
+    assert whole(project) == [0, 1, 2, 5, 6]
+
+
+def test_what_a_round_explores_with_stays(project: Project) -> None:
+    project.store.write_note(7, "snapshot", {**vars_of(project, 4)})
+    assert take_snapshot(project.store, 7, 0).folder == str(checkpoint(project, 4))
+    thin_checkpoints(project, Registry())  # type: ignore[arg-type]
+    assert whole(project) == [0, 4, 5, 6]
+
+
+def vars_of(project: Project, number: int) -> dict:
+    from dataclasses import asdict
+
+    return asdict(Policy(str(checkpoint(project, number)), number, "w", round=number))
+
+
+def test_without_a_limit_nothing_is_removed(project: Project) -> None:
+    settings = project.config.trainer.model_copy(update={"max_checkpoints_to_keep": None})
+    free = replace(project, config=project.config.model_copy(update={"trainer": settings}))
+    assert thin_checkpoints(free, Registry()) == []  # type: ignore[arg-type]
+    assert whole(project) == [0, 1, 2, 4, 5, 6]
+
+
+def test_an_interrupted_removal_is_completed(project: Project) -> None:
+    write_json(checkpoint(project, 1) / "thinned.json", {})
+    (checkpoint(project, 1) / "model.safetensors").unlink()
+    thin_checkpoints(project, Registry())  # type: ignore[arg-type]
+    assert not (checkpoint(project, 1) / "trainer_state").exists()

@@ -1,0 +1,136 @@
+"""Offline datasets: what becomes of every form of a row, and how each fault is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.tasks.columns import Columns
+from rft_platform.tasks.offline import OfflineDataset, load_conversations, load_pairs
+
+USER, GOOD, BAD = (
+    {"role": "user", "content": "1+1=?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "assistant", "content": "3"},
+)
+
+
+def write(file: Path, rows: list[dict[str, Any]]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def conversations(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
+    return load_conversations(write(folder / "train.jsonl", rows), Columns(**columns))
+
+
+def pairs(folder: Path, rows: list[dict[str, Any]], **columns: Any) -> OfflineDataset:
+    return load_pairs(write(folder / "train.jsonl", rows), Columns(**columns))
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"messages": [USER, GOOD]}, {}),
+        ({"messages": json.dumps([USER, GOOD])}, {}),
+        ({"chat": [USER, GOOD]}, {"messages": "chat"}),
+        ({"prompt": "1+1=?", "response": "2"}, {}),
+        ({"prompt": "1+1=?", "completion": "2"}, {}),
+        ({"prompt": [USER], "completion": [GOOD]}, {}),
+        ({"prompt": json.dumps([USER]), "completion": json.dumps([GOOD])}, {"prompt_type": "chatpair"}),
+        ({"question": "1+1=?", "answer": "2"}, {"prompt": "question", "response": "answer"}),
+        ({"prompt": "1+1=?", "response": "2", "messages": [USER, BAD]}, {"prompt_type": "plaintext"}),
+    ],
+)
+def test_every_form_of_a_demonstration_is_the_same_conversation(tmp_path, row, columns):
+    found = conversations(tmp_path, [row], **columns)
+    assert found.rows == ({"messages": [USER, GOOD]},)
+    assert found.places == (("train.jsonl", 1),)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        ({"prompt": "1+1=?", "chosen": "2", "rejected": "3"}, {}),
+        ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, {}),
+        ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}),
+        ({"prompt": "1+1=?", "chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}),
+        ({"q": "1+1=?", "yes": "2", "no": "3"}, {"prompt": "q", "chosen": "yes", "rejected": "no"}),
+    ],
+)
+def test_every_form_of_a_pair_is_the_same_pair(tmp_path, row, columns):
+    assert pairs(tmp_path, [row], **columns).rows == ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},)
+
+
+def test_answers_within_a_prompt_are_context(tmp_path):
+    (row,) = conversations(tmp_path, [{"prompt": [USER, BAD, USER], "completion": "2"}]).rows
+    assert [message.get("weight", 1) for message in row["messages"]] == [1, 0, 1, 1]
+
+
+def test_the_system_prompt_stands_first_unless_the_row_brings_one(tmp_path):
+    own = {"role": "system", "content": "own"}
+    rows = [{"messages": [USER, GOOD]}, {"messages": [own, USER, GOOD]}]
+    found = conversations(tmp_path, rows, system_prompt="given").rows
+    assert [row["messages"][0]["content"] for row in found] == ["given", "own"]
+
+
+def test_tools_are_kept(tmp_path):
+    tool = {"type": "function", "function": {"name": "calculator"}}
+    rows = [{"messages": [USER, GOOD], "tools": [tool]}, {"messages": [USER, BAD], "tools": None}]
+    found = conversations(tmp_path, rows).rows
+    assert found[0]["tools"] == [tool] and "tools" not in found[1]
+
+
+def test_nested_parquet_columns_lose_the_nulls_that_parquet_adds(tmp_path):
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}
+    pq.write_table(pa.table({"messages": [[USER, called, GOOD]]}), tmp_path / "train.parquet")
+    (row,) = load_conversations(str(tmp_path), Columns()).rows
+    assert row["messages"][0] == USER and row["messages"][1]["tool_calls"] == [{"id": "1"}]
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path):
+    pair = {"prompt": "1+1=?", "chosen": "2", "rejected": "3"}
+    found = pairs(tmp_path, [pair, pair, {**pair, "chosen": " "}, {**pair, "rejected": "2"}])
+    report = found.report
+    assert (len(found.rows), report.rows, report.duplicates, report.empty, report.equal) == (1, 4, 1, 1, 1)
+    assert report.duplicate_rows == ("train.jsonl:2",) and report.empty_rows == ("train.jsonl:3",)
+    assert "1 duplicate, 1 empty, 1 undecided" in report.left_out()
+
+
+def test_the_digest_is_of_content_and_order(tmp_path):
+    one, two = {"prompt": "a", "response": "b"}, {"prompt": "c", "response": "d"}
+    digest = conversations(tmp_path, [one, two]).digest
+    assert conversations(tmp_path, [{**one, "note": "not trained on"}, two]).digest == digest
+    assert conversations(tmp_path, [two, one]).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("load", "row", "columns", "said"),
+    [
+        (conversations, {"text": "x"}, {}, "its columns are 'text'; expected 'messages', or 'prompt' with 'response'"),
+        (conversations, {"mesages": []}, {}, "did you mean 'mesages' for 'messages'"),
+        (conversations, {"prompt": "x"}, {"prompt_type": "plaintext"}, "(prompt_type plaintext)"),
+        (pairs, {"prompt": "x", "choosen": "y"}, {}, "'prompt', 'choosen'; expected 'prompt', 'chosen', 'rejected'"),
+        (conversations, {"messages": [USER]}, {}, "train.jsonl:1, messages: no assistant message to learn from"),
+        (conversations, {"messages": "hello"}, {}, "expected a list of messages, got the text 'hello'"),
+        (conversations, {"messages": [{"role": "bot", "content": "x"}]}, {}, "role 'bot'; expected one of system"),
+        (conversations, {"messages": [USER, {"role": "assistant"}]}, {}, "nothing to learn"),
+        (conversations, {"prompt": [USER, GOOD], "response": "x"}, {}, "prompt: ends with an assistant message"),
+        (conversations, {"prompt": "x", "response": [USER]}, {}, "another role than assistant"),
+        (pairs, {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "y"}, BAD]}, {}, "begin with the same"),
+        (conversations, {"prompt": " ", "response": "x"}, {}, "none of its 1 rows can be trained on"),
+    ],
+)
+def test_faults_are_named(tmp_path, load, row, columns, said):
+    with pytest.raises(UserError) as raised:
+        load(tmp_path, [row], **columns)
+    assert said in str(raised.value)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="the dataset is empty"):
+        conversations(tmp_path, [])
