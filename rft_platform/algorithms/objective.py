@@ -7,6 +7,8 @@ one importance ratio is counted for each token:
 |---|---|---|---|
 | bypass (no pi_old is computed) | rho = pi / mu | weight min(pi / mu, cap) | rho = pi / mu |
 | decoupled | rho = pi / pi_old, weight min(pi_old / mu, cap) | weight min(pi_old / mu, cap) | as on the left |
+
+The masks look at the mismatch of trainer and engine: pi / mu, decoupled pi_old / mu.
 """
 
 from collections.abc import Mapping
@@ -33,8 +35,8 @@ class Objective:
     beta: float = 0.0
     kl: str = "k2"
     entropy_coef: float = 0.0
-    token_mask: Bounds | None = None  # ratio bounds; tokens outside are left out of the policy loss
-    row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
+    token_mask: Bounds | None = None  # bounds of the ratio to mu; tokens outside are left out of the policy loss
+    row_mask: Bounds | None = None  # bounds of a row's geometric mean of it
     correction: Literal["bypass", "decoupled"] = "bypass"
     weight_cap: float = 2.0
 
@@ -95,12 +97,14 @@ class Objective:
 
     def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.behaviour_logp is not None
+        logp = tokens.logp if self.correction == "bypass" else tokens.old_logp
+        assert logp is not None
         if self.token_mask is not None:
-            keep = token_mask(tokens.logp, tokens.behaviour_logp, *self.token_mask)
+            keep = token_mask(logp, tokens.behaviour_logp, *self.token_mask)
             out.metrics["token_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
         if self.row_mask is not None:
-            keep = row_mask(tokens.logp, tokens.behaviour_logp, tokens.row, tokens.rows, *self.row_mask)
+            keep = row_mask(logp, tokens.behaviour_logp, tokens.row, tokens.rows, *self.row_mask)
             out.metrics["row_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
 

@@ -81,6 +81,15 @@ def test_masks_remove_tokens_and_rows_from_the_policy_loss() -> None:
     assert int(out.metrics["row_masked"]) == 2
 
 
+def test_decoupled_masks_look_at_the_trainer_that_began_not_at_its_progress() -> None:
+    tokens = batch([6.0, 6.0], [-1.0] * 2, row=[0, 1])
+    assert tokens.behaviour_logp is not None
+    tokens.old_logp = torch.stack([tokens.behaviour_logp[0], tokens.logp.detach()[1]])  # only the second is far from mu
+    out = Objective.build("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0), correction="decoupled")(tokens)
+    assert (out.loss != 0).tolist() == [True, False]
+    assert int(out.metrics["token_masked"]) == 1
+
+
 def test_row_mask_does_not_drift_with_length() -> None:
     ratio, rows = [1.05] * 1000, [0] * 1000
     tokens = batch(ratio, [1.0] * 1000, rows)
