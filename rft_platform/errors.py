@@ -4,9 +4,13 @@ Every message names what was given, what was expected and what to do about it. `
 exception into one of these.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
+
+#: Names (of rows, parameters, files) that a message spells out.
+NAMED = 5
 
 #: What a person reads below the cause of a failure that the plan repeats by itself.
 _REPEATED = "the plan repeats it by itself, a few times and ever later"
@@ -127,3 +131,8 @@ class RegistryError(RftError):
     fault = "registry"
     retryable = True
     hint = f"{_REPEATED}; a checkpoint that was published is taken as it is and registered then"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of ``names`` for a message, and that there are more."""
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "") if names else "none"

@@ -1,7 +1,7 @@
 """Progress of long work, told once for everyone: the CLI's live view, Dagster's event log, plain lines.
 
 Whoever works calls ``report``; whoever shows listens to the logger ``rft_platform.progress`` and reads
-``record.progress``. Nothing is printed here.
+``record.progress`` and ``record.told``. Nothing is printed here.
 """
 
 import logging
@@ -25,6 +25,11 @@ class Progress:
     def __str__(self) -> str:
         numbers = "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
         return f"{self.what}: {self.done}/{self.total}{numbers}"
+
+
+def tell(line: str) -> None:
+    """Tell something that happened on the way, once, in a line of its own."""
+    LOGGER.info("%s", line, extra={"told": line})
 
 
 def report(what: str, done: int, total: int, **numbers: float) -> None:

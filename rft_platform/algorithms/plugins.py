@@ -1,6 +1,7 @@
 """The user's own modules: imported before names are looked up, they register advantages and losses by decorators.
 
-A module is imported anew where its file has changed, in a trainer that outlives many rounds too.
+A module is imported anew where its file has changed, in a trainer that outlives many rounds too; a package, and all
+modules below it, where a file of any of them has.
 """
 
 import importlib
@@ -14,7 +15,7 @@ from rft_platform.errors import UserError
 from rft_platform.faults import user_place
 from rft_platform.files import digest_file, digest_json
 
-_imported: dict[str, str] = {}  # digest of each plugin's file when it was imported
+_imported: dict[str, str] = {}  # digest of each plugin's files when it was imported
 
 
 def import_plugins(names: Iterable[str]) -> None:
@@ -28,7 +29,8 @@ def import_plugins(names: Iterable[str]) -> None:
             continue
         _forget(name)
         try:
-            module = importlib.import_module(name) if module is None else importlib.reload(module)
+            importlib.invalidate_caches()  # a module that was just written may not be among those known
+            module = importlib.import_module(name)
         except Exception as error:  # user code: whatever it raises
             _forget(name)
             place = user_place(error)
@@ -46,11 +48,20 @@ def plugins_digest(names: Iterable[str]) -> str | None:
 
 
 def _forget(name: str) -> None:
+    """As if ``name`` and the modules below it had never been imported; what half an import left is gone too."""
     for registry in REGISTRIES:
         registry.forget(name)
+    for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
+        del sys.modules[module]
     _imported.pop(name, None)
 
 
 def _digest(module: ModuleType) -> str:
+    """Of the module's file, or of all Python files of the package; wherever it is installed."""
+    found: dict[str, str] = {}
+    for folder in map(Path, getattr(module, "__path__", ())):
+        found |= {file.relative_to(folder).as_posix(): digest_file(file) for file in folder.rglob("*.py")}
     file = getattr(module, "__file__", None)
-    return digest_file(Path(file)) if file and Path(file).is_file() else ""
+    if not found and file and Path(file).is_file():
+        found = {Path(file).name: digest_file(Path(file))}
+    return digest_json(found)

@@ -5,13 +5,15 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rft_platform.errors import UserError
 
 Entry = TypeVar("Entry")
+#: A number from 0 to 1.
+Share = Annotated[float, Field(ge=0, le=1)]
 
 #: Every registry there is.
 REGISTRIES: "list[Registry[Any]]" = []
@@ -38,8 +40,8 @@ class Registry(Generic[Entry]):
         self._modules[name] = module
 
     def forget(self, module: str) -> None:
-        """Drop the entries that ``module`` made."""
-        for name in [name for name, origin in self._modules.items() if origin == module]:
+        """Drop the entries that ``module`` and the modules below it made."""
+        for name in [name for name, origin in self._modules.items() if f"{origin}.".startswith(f"{module}.")]:
             del self._entries[name], self._modules[name]
 
     def get(self, name: str) -> Entry:
@@ -71,7 +73,8 @@ def check_arguments(
 ) -> None:
     """UserError when ``given`` names a keyword-only argument that ``function`` does not have, or has a wrong value.
 
-    A value is wrong where its type is not the annotated one. ``hidden`` are arguments that the platform itself gives.
+    A value is wrong where its type is not the annotated one, or where it is beyond the annotation's bounds. ``hidden``
+    are arguments that the platform itself gives.
     """
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
@@ -88,7 +91,7 @@ def check_arguments(
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
-        return get_type_hints(function)
+        return get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # a user's function may name types that are not there at run time
         return {}
 

@@ -80,6 +80,9 @@ class ProgressHandler(logging.Handler):
         if progress is not None:
             self.print_news()
             self._view.update(progress)
+        told: str | None = getattr(record, "told", None)
+        if told is not None:
+            self._view.say(told)
 
     def print_news(self) -> None:
         """Show what is new."""

@@ -46,6 +46,7 @@ def offline_notices(project: "Project") -> Iterator[str]:
     yield f"{dataset.report.source}: {len(dataset.rows):,} rows, {steps:,} optimiser steps"
     if said := dataset.report.left_out():
         yield f"{dataset.report.source}: {said}"
+    yield from _too_long(project, dataset.report.source)
     leaks = leaked_tasks(project, dataset)
     if leaks:
         held_out = sum(len(tasks.tasks) for _, tasks in project.eval_tasks)
@@ -60,6 +61,16 @@ def has_chat_template(model: Path) -> bool:
     return file.exists() and bool(read_json(file).get("chat_template"))
 
 
+def _too_long(project: "Project", source: str) -> Iterator[str]:
+    """A line on the rows that the training left out for their length; before it they have not been counted."""
+    from rft_platform.rounds.offline import ROUND
+    from rft_platform.rounds.run_training import NOTE
+
+    trained = project.store.read_note(ROUND, NOTE) or {}
+    if count := int(trained.get("metrics", {}).get("rows_too_long", 0)):
+        yield f"{source}: {count:,} rows longer than max_model_len left out"
+
+
 def _length_problems(project: "Project") -> Iterator[str]:
     """A training that is complete is not made longer: another one starts from its weights."""
     from rft_platform.rounds.offline import ROUND, offline_steps
@@ -69,7 +80,8 @@ def _length_problems(project: "Project") -> Iterator[str]:
     trained, dataset = project.store.read_note(ROUND, NOTE), read_dataset(project, ROUND)
     if trained is None or dataset is None:
         return
-    wanted = offline_steps(project, dataset.rows)
+    too_long = int(trained.get("metrics", {}).get("rows_too_long", 0))
+    wanted = offline_steps(project, dataset.rows - too_long)
     if trained["steps"] not in (0, wanted):
         yield (
             f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings now "

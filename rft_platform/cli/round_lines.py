@@ -27,6 +27,7 @@ class RoundLine:
     model_version: str | None = None
     champion: bool = False
     checkpoint: str | None = None
+    nothing_trained: str | None = None  # in words, of a round without an optimiser step: why
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
 
     def to_json(self) -> dict[str, Any]:
@@ -63,5 +64,18 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         model_version=policy.get("model_version"),
         champion=evaluated.get("promoted", False),
         checkpoint=policy.get("folder"),
+        nothing_trained=nothing_trained(trained),
         seconds=time_split(explored, judged, trained, evaluated, wall_s),
     )
+
+
+def nothing_trained(trained: dict[str, Any]) -> str | None:
+    """Why the training that left this note made no optimiser step, in words; None where it made one, or is to come."""
+    if trained.get("steps") != 0:
+        return None
+    metrics = trained.get("metrics", {})
+    rows, dropped = (int(metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
+    why = [f"all {rows:,} rows have advantage 0"] if rows else []
+    if dropped:
+        why.append(f"filters left out {dropped:,} rows" if rows else f"filters left out all {dropped:,} rows")
+    return f"nothing trained: {', '.join(why) or 'there were no rows'}"

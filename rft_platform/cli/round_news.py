@@ -37,7 +37,8 @@ def describe_round(line: RoundLine) -> str:
     }
     said = "  ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
     name = round_key(line.round) if line.round else "start"
-    return f"{name}  {said}{'  champion' if line.champion else ''}"
+    ends = ("champion" if line.champion else None, line.nothing_trained)
+    return "  ".join([name, said, *filter(None, ends)])
 
 
 def _said(value: float | None, form: str, prefix: str = "") -> str | None:

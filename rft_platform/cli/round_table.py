@@ -1,6 +1,7 @@
 """The table of rounds, and what comes next, for people."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_platform.cli.round_lines import RoundLine, round_lines
@@ -20,7 +21,11 @@ _SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
 
 def print_rounds(project: "Project", console: "Console") -> None:
     """Print the table of all rounds, and what the plan says is next."""
-    console.print(rounds_table(round_lines(project)), width=max(console.width, _TABLE_WIDTH), crop=False)
+    lines = round_lines(project)
+    console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
+    for line in lines:
+        if line.nothing_trained:
+            console.print(f"{_name(line)}: {line.nothing_trained}", markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
 
 
@@ -47,8 +52,15 @@ def what_is_next(project: "Project") -> str:
     from rft_platform.rounds.observe import observe
     from rft_platform.rounds.plan import plan_next
 
-    said = describe_plan(plan_next(observe(project, _known_launches(project))), project.rounds_budget)
-    return f"a driver is at work; {said}" if driver_is_running(project.home) else said
+    known, is_driven = _known_launches(project), driver_is_running(project.home)
+    cut = [] if is_driven else sorted(known.interrupted)
+    said = describe_plan(
+        plan_next(observe(project, replace(known, running=known.running - set(cut)))), project.rounds_budget
+    )
+    if cut:
+        names = ", ".join(_launch_name(*launch) for launch in cut)
+        said = f"interrupted: {names}, its process is gone; rft run goes on from there; {said}"
+    return f"a driver is at work; {said}" if is_driven else said
 
 
 def _known_launches(project: "Project") -> "Launches":
@@ -80,11 +92,15 @@ def _launch_name(kind: str, number: int) -> str:
     return kind.replace("_", " ") if kind == "warm_start" else f"{round_key(number)} {kind}"
 
 
-def _cells(line: RoundLine) -> list[str]:
+def _name(line: RoundLine) -> str:
     from rft_platform.experience.rounds import round_key
 
+    return round_key(line.round) if line.round else "start"
+
+
+def _cells(line: RoundLine) -> list[str]:
     return [
-        round_key(line.round) if line.round else "start",
+        _name(line),
         _number(line.reward, ".3f"),
         _percent(line.pass_rate_sampled),
         _percent(line.pass_rate_greedy),

@@ -30,6 +30,11 @@ class PresetFacts(Protocol):
         ...
 
     @property
+    def needs_reward(self) -> bool:
+        """Whether it learns from rewards."""
+        ...
+
+    @property
     def critic(self) -> bool:
         """Whether a value model is trained beside the policy."""
         ...

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rft_platform.errors import NAMED
 from rft_platform.experience.columns import list_lengths
 
 #: Columns that ``check_rollouts`` reads.
@@ -21,8 +22,6 @@ ROLLOUT_COLUMNS = [
 ]
 #: Columns that ``check_judged`` reads.
 JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage", "dropped_by"]
-
-_NAMED = 5  # offenders named in a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def check_rollouts(table: pa.Table, repeat_times: int) -> RolloutQuality:
         bad_logprobs=_named(ids, _rows_with_bad_logprob(table["logprobs"])),
         duplicate_rows=_duplicates(ids),
         empty_responses=_named(ids, lengths == 0),
-        incomplete_groups=tuple(sorted(runs["group_id"].filter(incomplete).to_pylist())[:_NAMED]),
+        incomplete_groups=tuple(sorted(runs["group_id"].filter(incomplete).to_pylist())[:NAMED]),
         policy_versions=tuple(sorted(pc.unique(table["policy_version"]).to_pylist())),
         truncated_share=_share(table["truncated"]),
     )
@@ -87,7 +86,7 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,
-        non_finite=tuple(ids.filter(unusable).slice(0, _NAMED).to_pylist()),
+        non_finite=tuple(ids.filter(unusable).slice(0, NAMED).to_pylist()),
         unjudged=_missing(wanted, ids),
         orphans=_missing(ids, wanted),
         dropped_share=_share(pc.is_valid(judged["dropped_by"])),
@@ -114,18 +113,18 @@ def _rows_with_bad_logprob(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _named(ids: pa.ChunkedArray, offending: np.ndarray) -> tuple[str, ...]:
-    return tuple(ids[int(index)].as_py() for index in np.flatnonzero(offending)[:_NAMED])
+    return tuple(ids[int(index)].as_py() for index in np.flatnonzero(offending)[:NAMED])
 
 
 def _duplicates(ids: pa.ChunkedArray) -> tuple[str, ...]:
     counts = pc.value_counts(ids)
     repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-    return tuple(repeated.slice(0, _NAMED).to_pylist())
+    return tuple(repeated.slice(0, NAMED).to_pylist())
 
 
 def _missing(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> tuple[str, ...]:
     absent = ids.filter(pc.invert(pc.is_in(ids, value_set=known.combine_chunks())))
-    return tuple(absent.slice(0, _NAMED).to_pylist())
+    return tuple(absent.slice(0, NAMED).to_pylist())
 
 
 def _share(flags: pa.ChunkedArray) -> float:

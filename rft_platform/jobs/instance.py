@@ -38,11 +38,17 @@ def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
             statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
         )
     )
-    orphans = [run for run in open_runs if (driver := driver_of(run)) is not None and not driver_is_alive(driver)]
+    orphans = [run for run in open_runs if is_orphaned(run)]
     for run in orphans:
         instance.report_run_failed(run, "The process that drove this run ended before the run did.")
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
     return [run.run_id for run in orphans]
+
+
+def is_orphaned(run: dg.DagsterRun) -> bool:
+    """Whether a driver's process ran it and is gone."""
+    driver = driver_of(run)
+    return driver is not None and not driver_is_alive(driver)
 
 
 def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:

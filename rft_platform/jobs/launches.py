@@ -6,6 +6,7 @@ import dagster as dg
 
 from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.experience.rounds import round_number
+from rft_platform.jobs.instance import is_orphaned
 from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
 from rft_platform.rounds.observe import Failures, Launches
 
@@ -48,11 +49,12 @@ def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
         for key, records in failed.items()
     }
     ended = Counter(_key(record.dagster_run) for records in (succeeded, *failed.values()) for record in records)
-    running = instance.get_runs(dg.RunsFilter(statuses=_RUNNING))
+    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if run.job_name in KIND_OF_JOB]
     return Launches(
-        running=frozenset(_key(run) for run in running if run.job_name in KIND_OF_JOB),
+        running=frozenset(map(_key, running)),
         failures={key: _failures(records) for key, records in since.items() if records},
         ended=dict(ended),
+        interrupted=frozenset(map(_key, filter(is_orphaned, running))),
     )
 
 

@@ -1,6 +1,7 @@
 """What happens to rewards before advantages are made of them: the soft over-long penalty, and rows left out.
 
-Order: the judge's rewards decide which groups have no variance; then the penalty is added; then the threshold holds.
+Order: the judge's rewards decide which groups have no variance; then the penalty is added; then the threshold of
+rewards holds; then, among the runs that are left, that of a group's standard deviation.
 """
 
 from collections.abc import Sequence
@@ -8,10 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rft_platform.algorithms.advantages.grpo import spread
 from rft_platform.errors import UserError
 
 ZERO_VARIANCE = "zero_variance"  #: ``dropped_by`` of the rows of groups whose runs all have the same reward
 REWARD_THRESHOLD = "reward_threshold"  #: ``dropped_by`` of the rows of runs with too low a reward
+STD_THRESHOLD = "std_threshold"  #: ``dropped_by`` of the rows of groups whose runs' rewards differ too little
 OVERLONG = "overlong"  #: the penalty's part of the reward
 
 
@@ -43,6 +46,7 @@ class Shaping:
     overlong: Overlong | None = None
     drop_zero_variance: bool = False
     reward_threshold: float | None = None
+    std_threshold: float | None = None
 
 
 def shape(
@@ -63,6 +67,11 @@ def shape(
     if shaping.reward_threshold is not None:
         low_R = shaped_R < shaping.reward_threshold
         dropped = [why or (REWARD_THRESHOLD if low else None) for why, low in zip(dropped, low_R, strict=True)]
+    left_R = np.array([why is None for why in dropped], bool)
+    if shaping.std_threshold is not None and left_R.any():
+        group_R = np.unique(np.asarray(group)[left_R], return_inverse=True)[1]
+        for run in np.flatnonzero(left_R)[spread(shaped_R[left_R], group_R) <= shaping.std_threshold]:
+            dropped[run] = STD_THRESHOLD
     return shaped_R, penalty_R, dropped
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.choice import choose
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import Preset
@@ -48,7 +49,13 @@ def shaping_of(config: RftConfig) -> Shaping:
     longest = given.max_length or config.model.response_limit
     cache = given.cache_length or max(1, longest // _CACHE_SHARE)
     overlong = Overlong(chosen.overlong_penalty, longest, cache) if chosen.overlong_penalty else None
-    return Shaping(overlong, chosen.drop_zero_variance, chosen.reward_threshold)
+    return Shaping(overlong, chosen.drop_zero_variance, chosen.reward_threshold, _std_threshold(chosen))
+
+
+def _std_threshold(chosen: Preset) -> float | None:
+    """The standard deviation at or below which the advantage in force leaves a group out; None where it has none."""
+    option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
+    return chosen.advantage_args.get(option) if option else None
 
 
 def spec_of(config: RftConfig) -> AlgorithmSpec:
@@ -102,6 +109,21 @@ def check_algorithm(config: RftConfig) -> None:
         problems.append(
             f"algorithm.advantage_fn {settings.advantage_fn}: the loss {spec.policy_loss} reads no advantage; "
             "leave it out"
+        )
+    if spec.expert_weight is not None and not loss.experts:
+        problems.append(
+            f"algorithm.experts: the loss {spec.policy_loss} learns nothing from demonstrations among rollouts; leave "
+            "out algorithm.policy_loss_fn, which is mix then, or set another algorithm_type without experts"
+        )
+    if loss.teacher and not chosen.teacher:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} learns from a teacher, and {settings.algorithm_type} has "
+            "none: set algorithm_type: gkd"
+        )
+    if chosen.teacher and chosen.token_advantage is None and not loss.teacher:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} learns nothing from the teacher of "
+            f"{settings.algorithm_type}: leave it out, or set an algorithm_type without a teacher"
         )
     if loss.whole_groups and chosen.trains_on != "preferences":
         problems.append(f"algorithm.policy_loss_fn {spec.policy_loss} compares pairs: set algorithm_type: dpo")

@@ -35,6 +35,7 @@ class Launches:
     running: frozenset[tuple[str, int]] = frozenset()
     failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
     ended: dict[tuple[str, int], int] = field(default_factory=dict)
+    interrupted: frozenset[tuple[str, int]] = frozenset()  # those of ``running`` whose driver's process is gone
 
     def phase(self, kind: str, number: int, done: bool) -> PhaseState:
         """One phase as the plan wants to see it."""

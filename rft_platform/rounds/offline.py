@@ -14,6 +14,7 @@ from rft_platform.config.load import config_digest
 from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.algorithm import loaded_digest
 from rft_platform.rounds.offline_data import DatasetFile, required_dataset
 from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.processes import base_model_folder, connect_registry, connect_trainer
@@ -102,6 +103,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_
         max_steps=config.offline_steps,
         epochs=config.buffer.total_epochs,
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+        max_tokens_per_row=config.model.max_model_len,
         seed=config.seed,
         fresh_optimizer=True,
         lora=lora_spec(project),
@@ -140,6 +142,7 @@ def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict
         "config_digest": config_digest(config),
         "code_version": code_version(),
         "dagster_run_id": run_id,
+        **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
     }
 
 

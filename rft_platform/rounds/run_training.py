@@ -1,5 +1,6 @@
 """A training request run to its end: steps watched, weights compared, the policy published, its note left."""
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -10,7 +11,7 @@ from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.progress import report
+from rft_platform.progress import report, tell
 from rft_platform.rounds.mend import mending
 from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.project import Project
@@ -19,6 +20,7 @@ from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
+LOG = logging.getLogger(__name__)
 NOTE = "train"
 
 #: Metrics worth watching while a round trains.
@@ -43,6 +45,8 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     steps: list[StepEvent] = []
 
     def on_step(event: StepEvent) -> None:
+        if steps and steps[-1].told_again and not event.told_again:
+            tell(f"{key} training: going on after step {steps[-1].step}")
         steps.append(event)
         done = event.step - parent.policy_version
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
@@ -52,7 +56,9 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         for policy in training.reads:
             weights.enter_context(mending(project, policy))
         result = trainer.train(training.request, on_step)
-    started = perf_counter()
+    started, steps = perf_counter(), [replace(event, told_again=False) for event in steps]
+    if too_long := int(result.metrics.get("rows_too_long", 0)):
+        LOG.warning("%s: %d rows longer than max_model_len left out of the training", key, too_long)
     policy = Policy(
         folder=result.checkpoint,
         policy_version=result.policy_version,

@@ -1,5 +1,6 @@
 """The starting policy (round 0): the base model, taught by demonstrations first where the configuration says so."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from rft_platform.weights import digest_weights
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
+LOG = logging.getLogger(__name__)
 NOTE = LEGS = "warm_start"
 _CANARY_TASKS = 8
 
@@ -95,6 +97,9 @@ class WarmStartCourse:
     def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
         """Train ``steps`` more steps from where the course stands, and look at the held-out tasks."""
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer))
+        too_long = int(result.metrics.get("rows_too_long", 0))
+        if too_long and not self.step:
+            LOG.warning("warm start: %d demonstrations longer than max_model_len left out", too_long)
         before, self.folder = self.folder, result.checkpoint
         if self.step:
             _keep_manifest_only(Path(before))
@@ -118,6 +123,7 @@ class WarmStartCourse:
             train_batch_size=self.settings.batch_size,
             max_steps=steps,
             max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
+            max_tokens_per_row=config.model.max_model_len,
             seed=config.seed,
             lineage={
                 "round": 0,

@@ -1,6 +1,7 @@
 """Cells of a dataset as chat messages: text, a list of messages, or such a list as JSON; every fault is named."""
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,16 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = None) -> list[Message]:
-    """A prompt or an answer as messages; text becomes one message of ``role``.
+    """A prompt or an answer as messages; text becomes one message of ``role``, and a number is its text.
 
     ``prompt_type`` as in the configuration: ``plaintext`` takes text alone, ``chatpair`` lists alone (also as JSON).
     Raises UserError beginning with ``where`` for anything else.
     """
-    if isinstance(value, str) and prompt_type != "chatpair":
-        return [{"role": role, "content": value}]
+    if prompt_type != "chatpair":
+        if isinstance(value, str | int | float) and not isinstance(value, bool):
+            return [{"role": role, "content": str(value)}]
+        if prompt_type is None and not isinstance(value, list):
+            raise UserError(f"{where}: expected text or a list of messages, got {_shown(value)}")
     if prompt_type == "plaintext":
         raise UserError(f"{where}: expected text (prompt_type plaintext), got {type(value).__name__}")
     return conversation(value, where)
@@ -36,9 +40,23 @@ def conversation(value: Any, where: str) -> list[Message]:
     return [_message(message, f"{where}[{index}]") for index, message in enumerate(value)]
 
 
-def learned(messages: Sequence[Message]) -> list[int]:
+def learned(messages: Sequence[Message], where: str = "messages") -> list[int]:
     """Places of the messages that are imitated: the assistant's, but for those whose ``weight`` is 0."""
-    return [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1)]
+    return [
+        i
+        for i, message in enumerate(messages)
+        if message["role"] == "assistant" and weight_of(message, f"{where}[{i}]") > 0
+    ]
+
+
+def weight_of(message: Message, where: str) -> float:
+    """Factor of the loss on a message, 1 where it gives none; UserError for what is not a number from 0 on."""
+    weight = message.get("weight")
+    if weight is None:
+        return 1.0
+    if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise UserError(f"{where}: weight is {weight!r}; expected a number from 0 on, by which the loss is multiplied")
+    return float(weight)
 
 
 def as_context(messages: Sequence[Message]) -> list[Message]:
@@ -78,6 +96,7 @@ def _message(message: Any, where: str) -> Message:
         raise UserError(f"{where}: content is {_shown(content)}; expected text")
     if kept["role"] == "assistant" and not content and not kept.get("tool_calls"):
         raise UserError(f"{where}: an assistant message without content or tool_calls: there is nothing to learn")
+    weight_of(kept, where)
     return kept
 
 

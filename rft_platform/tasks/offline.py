@@ -33,9 +33,19 @@ class OfflineReport:
 
     def left_out(self) -> str:
         """In words what was left out; empty where nothing was."""
-        counts = {"duplicate": self.duplicates, "empty": self.empty, "undecided (chosen equals rejected)": self.equal}
-        said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        said = ", ".join(f"{count:,} {name}" for name, count, _ in self._kinds() if count)
         return f"left out {said} of {self.rows:,} rows" if said else ""
+
+    def examples(self) -> str:
+        """In words what was left out, with the first places of each kind."""
+        return "; ".join(f"{count:,} {name} (first: {', '.join(at[:3])})" for name, count, at in self._kinds() if count)
+
+    def _kinds(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
+        return (
+            ("duplicate", self.duplicates, self.duplicate_rows),
+            ("empty", self.empty, self.empty_rows),
+            ("undecided (chosen equals rejected)", self.equal, self.equal_rows),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +96,9 @@ def _load(
     sorting = _Sorting()
     kept = list(islice(sorting.kept(located, make), limit))
     if not kept:
-        raise UserError(f"{path}: none of its {len(located):,} rows can be trained on: {sorting.report(path, found)}")
+        raise UserError(
+            f"{path}: none of its {len(located):,} rows can be trained on: {sorting.report(path, found).examples()}"
+        )
     digest = hashlib.sha256()
     for _, row in kept:
         digest.update(digest_json(row).encode())

@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from rft_platform.errors import NAMED
+from rft_platform.training.shards import local_part
 from rft_platform.training.step import Reduce
 
 Probe = Callable[[np.ndarray], bool]
 """``rows -> whether loss and gradient of these alone are finite``; on all ranks alike."""
 
 _PROBES = 64
-_NAMED = 5  # names that a message spells out
 
 
 def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
@@ -25,7 +25,7 @@ def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     parts = [list(units)]
     for _ in range(_PROBES):
-        if not parts or len(found) == _NAMED:
+        if not parts or len(found) == NAMED:
             break
         part = parts.pop()
         if is_finite(np.concatenate(part)):
@@ -41,15 +41,6 @@ def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
 def not_finite(tensors: Iterable[tuple[str, Tensor | None]], reduce: Reduce) -> list[str]:
     """Names of the tensors that hold a NaN or an infinity on any rank; every rank must give the same names."""
     named = list(tensors)
-    bad = [0.0 if value is None or torch.isfinite(_local(value)).all() else 1.0 for _, value in named]
+    bad = [0.0 if value is None or torch.isfinite(local_part(value)).all() else 1.0 for _, value in named]
     anywhere = reduce(torch.tensor(bad, dtype=torch.float64), "max").tolist()
     return [name for (name, _), is_bad in zip(named, anywhere, strict=True) if is_bad]
-
-
-def some(names: Sequence[str]) -> str:
-    """The first few of ``names``, and that there are more."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "") if names else "none"
-
-
-def _local(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -22,16 +22,24 @@ import torch
 from safetensors.torch import load_file
 
 from rft_platform.algorithms.kl_control import KlControl
-from rft_platform.errors import UserError
+from rft_platform.errors import DamagedError, UserError
 from rft_platform.files import read_json
 from rft_platform.training.critic_state import read_critic
-from rft_platform.training.manifest import RANDOM, STATE, TRAINER_STATE, read_manifest, verify
+from rft_platform.training.manifest import (
+    RANDOM,
+    STATE,
+    TRAINER_STATE,
+    Manifest,
+    identify,
+    read_manifest,
+    verified_weights,
+    verify,
+)
 from rft_platform.training.model import load_policy
 from rft_platform.training.optimizer import build_optimizer
 from rft_platform.training.protocol import CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.state import TrainerState, restore_moments, restore_random_state
-from rft_platform.weights import digest_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,8 @@ def load_state(
     critic: CriticSpec | None = None,
 ) -> TrainerState:
     """The state in ``folder``: a checkpoint of ours, whose digests are verified, or any Hugging Face model.
+
+    Under an adapter of ours the base model must hold the weights that the adapter was trained on: DamagedError.
 
     ``version`` is the number of optimiser steps the caller counts behind it. ``fresh`` leaves the optimizer's moments
     behind. A ``critic`` goes on where that of the checkpoint stopped, if it has one.
@@ -86,6 +96,7 @@ def load_state(
         weights_digest=origin["weights_digest"],
         policy_version=version,
         base_model=weights if lora else None,
+        base_digest=(origin["base_digest"] if saved else origin["weights_digest"]) if lora else None,
         lora=lora,
         critic=values,
         kl_control=_read_kl_control(folder) if resumed else None,
@@ -100,8 +111,14 @@ def _inspect(folder: Path) -> dict[str, Any]:
         )
     manifest = read_manifest(folder)
     if manifest is None:
-        digest = digest_weights(folder)
-        return {"digest": digest, "weights_digest": digest, "trained": False, "lora": None, "base_model": None}
+        return {
+            "digest": identify(folder),
+            "weights_digest": verified_weights(folder),
+            "trained": False,
+            "lora": None,
+            "base_model": None,
+            "base_digest": None,
+        }
     verify(folder, manifest)
     return {
         "digest": manifest.state_digest,
@@ -109,7 +126,21 @@ def _inspect(folder: Path) -> dict[str, Any]:
         "trained": True,
         "lora": manifest.lora,
         "base_model": manifest.base_model,
+        "base_digest": _check_base(folder, manifest),
     }
+
+
+def _check_base(folder: Path, manifest: Manifest) -> str | None:
+    """Digest of the full weights under the adapter in ``folder``, compared with what its manifest says of them."""
+    if manifest.base_model is None:
+        return None
+    found = verified_weights(Path(manifest.base_model))
+    if manifest.base_digest not in (None, found):
+        raise DamagedError(
+            f"base model {manifest.base_model}: holds other weights (sha256 {found}) than the adapter in {folder} was "
+            f"trained on (sha256 {manifest.base_digest}); restore them, or train from a model whose weights are whole"
+        )
+    return found
 
 
 def _saved_lora(origin: dict[str, Any]) -> LoraSpec | None:

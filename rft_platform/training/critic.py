@@ -18,6 +18,7 @@ from rft_platform.training.layers import own_memory, prepare_layers
 from rft_platform.training.logprobs import PackTensors, packed_hidden
 from rft_platform.training.model import is_sharded, shard
 from rft_platform.training.optimizer import build_optimizer
+from rft_platform.training.packable import check_packable
 from rft_platform.training.protocol import CriticSpec
 from rft_platform.training.ranks import Ranks
 
@@ -30,6 +31,7 @@ class PackedCritic(nn.Module):
         self.model = model
         self.runs_on: torch.device | None = None
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
+        check_packable(model)
         register_attention()
         model.set_attn_implementation(ATTENTION)
 

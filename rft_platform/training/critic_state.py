@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 from rft_platform.files import read_json, write_json
 from rft_platform.training.critic import Critic, load_critic
+from rft_platform.training.manifest import verified_weights
 from rft_platform.training.optimizer import build_optimizer
 from rft_platform.training.protocol import CriticSpec
 from rft_platform.training.ranks import Ranks
@@ -62,6 +63,8 @@ def read_critic(folder: Path, body: Path, spec: CriticSpec, ranks: Ranks, dtype:
     saved = folder / CRITIC
     found = saved.is_dir()
     source = saved if found else Path(spec.folder).absolute() if spec.folder else body
+    if source not in (saved, body):  # those were verified with the checkpoint
+        ranks.from_first(lambda: verified_weights(source))
     model = load_critic(source, ranks, dtype)
     optimizer = build_optimizer(model.model, spec.optimizer)
     updates = 0

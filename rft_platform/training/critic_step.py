@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rft_platform.algorithms.aggregation import Aggregation
 from rft_platform.algorithms.value_loss import explained_variance, value_loss
-from rft_platform.errors import NonFiniteError
+from rft_platform.errors import NonFiniteError, some
 from rft_platform.training.critic import Critic, PackedCritic
 from rft_platform.training.logprobs import PackTensors
 from rft_platform.training.optimizer import apply_step, clip_gradients
@@ -16,8 +16,6 @@ from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import CriticSpec
 from rft_platform.training.samples import Sample
 from rft_platform.training.step import Reduce, idle_pack, most, one_rank
-
-_NAMED = 5  # row ids that an error message names
 
 
 def give_values(
@@ -120,7 +118,7 @@ def _culprits(samples: Sequence[Sample]) -> str:
     targets = [(sample, sample.old_values, sample.returns) for sample in samples]
     bad = [s.row_id for s, *columns in targets if not all(c is None or np.isfinite(c).all() for c in columns)]
     what = f"{len(bad)} rows have targets that are not finite" if bad else "no row's target stands out among"
-    return f"{what}: {', '.join((bad or [sample.row_id for sample in samples])[:_NAMED])}"
+    return f"{what}: {some(bad or [sample.row_id for sample in samples])}"
 
 
 def _column(samples: Sequence[Sample], name: str) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rft_platform.errors import UserError
+from rft_platform.tasks.messages import learned, weight_of
 from rft_platform.training.conversations import Conversation, Turn, json_cells, read_table, tokenise
 from rft_platform.training.rows import TrainingRows, digest_files
 from rft_platform.training.samples import Sample, demonstration_sample
@@ -18,17 +19,17 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
 
     Columns: ``messages`` and perhaps ``tools`` as JSON, or ``prompt`` and ``response`` and perhaps ``system`` as text.
     Every assistant message whose ``weight`` is not 0 is one sample (its prompt is tokenised as at inference, since
-    templates may render earlier turns otherwise once the conversation goes on); the samples of one conversation are one
-    group.
-    Raises UserError for a missing column, a conversation without an assistant message or end token.
+    templates may render earlier turns otherwise once the conversation goes on); the weight, by default 1, scales its
+    loss. The samples of one conversation are one group.
+    Raises UserError for a missing column, a conversation without an assistant message or end token, a weight that is
+    not a number from 0 on.
     """
     digest = digest_files([path])
     conversations, tools = _read(path)
     places = [
         (row, turn)
         for row, conversation in enumerate(conversations)
-        for turn, message in enumerate(conversation)
-        if message["role"] == "assistant" and message.get("weight", 1)
+        for turn in learned(conversation, f"{path}, row {row}")
     ]
     silent = set(range(len(conversations))) - {row for row, _ in places}
     if silent or not conversations:
@@ -39,7 +40,7 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
         for row, turn in places
     ]
     samples = [
-        answer_sample(f"{row}:{turn}", *ids)
+        replace(answer_sample(f"{row}:{turn}", *ids), weight=weight_of(conversations[row][turn], path))
         for (row, turn), ids in zip(places, tokenise(turns, model_folder), strict=True)
     ]
     return TrainingRows(samples, np.array([row for row, _ in places], np.int64), digest)
@@ -56,7 +57,7 @@ def among_rollouts(rollouts: TrainingRows, experts: TrainingRows, digest: str) -
     shown = [replace(sample, row_id=f"expert-{sample.row_id}", expert=True) for sample in experts.samples]
     start = int(rollouts.group.max()) + 1 if len(rollouts.group) else 0
     group = np.concatenate([rollouts.group, experts.group + start])
-    return TrainingRows([*rollouts.samples, *shown], group, digest, rollouts.facts, rollouts.dropped)
+    return replace(rollouts, samples=[*rollouts.samples, *shown], group=group, digest=digest, too_long=experts.too_long)
 
 
 def _read(path: str) -> tuple[list[Conversation], list[list[dict[str, Any]] | None]]:

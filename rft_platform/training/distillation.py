@@ -5,7 +5,6 @@ gradient by the student's logits is made in the forward, chunk by chunk, as in `
 [tokens, vocabulary] tensor beyond a chunk, and nothing of the teacher is kept but its states at the heads.
 """
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +18,12 @@ from rft_platform.algorithms.losses.registry import PolicyLoss
 from rft_platform.errors import UserError
 from rft_platform.training.logprobs import (
     CHUNK_ELEMENTS,
-    Chunk,
     HeadGradient,
     LMHead,
     PackedPolicy,
     PackTensors,
     logit_gradient,
+    loss_gradient,
 )
 
 #: Besides the student's there are the teacher's distribution, the mixture and a second gradient.
@@ -51,7 +50,8 @@ def distillation_loss(
     """
     if teacher is None:
         raise UserError("distillation needs a teacher: name its folder (algorithm.teacher_model_path)")
-    beta: float = inspect.signature(policy_loss.function).parameters["beta"].default
+    beta = policy_loss.beta
+    assert beta is not None, "a loss of kind teacher is registered with one"
     check_beta(beta)
     with torch.no_grad():
         taught: LMHead = teacher(batch, through=lambda head: head)
@@ -87,11 +87,16 @@ class _DistillationLoss(torch.autograd.Function):
             softmax = log_softmax.exp()
             entropy = -torch.linalg.vecdot(softmax, log_softmax)
             logp = log_softmax[chunk.pair_head, chunk.pair_target]
-            loss, by_logp, by_entropy, by_divergence = _loss_gradient(logp, entropy, divergence, chunk, loss_of)
+            loss, (by_logp, by_entropy, by_divergence) = loss_gradient(
+                loss_of,
+                chunk.tokens,
+                (logp, chunk.token_pair),
+                (entropy, chunk.token_head),
+                (divergence, chunk.token_head),
+            )
             total = total + loss
-            by_logits.mul_(by_divergence[:, None])
+            by_logits.mul_(0.0 if by_divergence is None else by_divergence[:, None])
             if by_logp is not None or by_entropy is not None:
-                by_logp = torch.zeros_like(logp) if by_logp is None else by_logp
                 by_logits += logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy)
             ctx.gradient.add(head, chunk, by_logits)
         return total
@@ -100,23 +105,6 @@ class _DistillationLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
         return *ctx.gradient.scaled(by_loss), None, None, None, None
-
-
-def _loss_gradient(
-    logp: Tensor, entropy: Tensor, divergence: Tensor, chunk: Chunk, loss_of: DivergenceLoss
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """Loss of a chunk's tokens, and its derivative by the pairs' log-probs, the heads' entropies and divergences."""
-    with torch.enable_grad():
-        leaves = [values.detach().requires_grad_() for values in (logp, entropy, divergence)]
-        loss = loss_of(
-            leaves[0].index_select(0, chunk.token_pair),
-            leaves[1].index_select(0, chunk.token_head),
-            chunk.tokens,
-            divergence=leaves[2].index_select(0, chunk.token_head),
-        )
-        by_logp, by_entropy, by_divergence = torch.autograd.grad(loss, leaves, allow_unused=True)
-    by_divergence = torch.zeros_like(divergence) if by_divergence is None else by_divergence
-    return loss.detach(), by_logp, by_entropy, by_divergence
 
 
 def check_vocabulary_size(student: int, teacher: int) -> None:

@@ -10,24 +10,18 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.tensor import DTensor
 
 from rft_platform.files import digest_file, digest_json, read_json, write_json
 from rft_platform.training.checkpoint import Position
 from rft_platform.training.critic_state import CRITIC, MOMENTS, CriticTensors, gather_critic, write_critic
-from rft_platform.training.manifest import MASTER, OPTIMIZER, RANDOM, STATE
+from rft_platform.training.manifest import COMPANIONS, MASTER, OPTIMIZER, RANDOM, STATE
 from rft_platform.training.model import master_weights
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.shards import shard_file, write_shards
+from rft_platform.training.shards import local_part, shard_file, write_shards
 from rft_platform.training.state import TrainerState, gather_weights, moments, random_state
 from rft_platform.weights import digest_weights
 
 _ONE_FILE = "100TB"
-#: Files that go from a model's folder to those of its descendants.
-_COMPANIONS = (
-    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
-    "*.model", "*.jinja", "*.tiktoken",
-)  # fmt: skip
 _AT_ONCE = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
@@ -69,7 +63,7 @@ class Draft:
     def nbytes(self) -> int:
         """Least size in bytes of what this rank writes."""
         published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
-        own = sum(_local(value).nbytes for tensors in self.shards.values() for value in tensors.values())
+        own = sum(local_part(value).nbytes for tensors in self.shards.values() for value in tensors.values())
         return published + own + (0 if self.critic is None else self.critic.nbytes)
 
     def make_folders(self, folder: Path) -> None:
@@ -132,10 +126,6 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(staged)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
     from peft import get_peft_model_state_dict
 
@@ -145,7 +135,7 @@ def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None
 
 
 def _copy_companions(source: Path, target: Path) -> None:
-    for pattern in _COMPANIONS:
+    for pattern in COMPANIONS:
         for file in source.glob(pattern):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)

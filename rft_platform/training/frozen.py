@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.manifest import identify
+from rft_platform.training.manifest import identify, verified_weights
 from rft_platform.training.model import load_policy
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows
@@ -29,10 +29,14 @@ class FrozenModel:
         self._held: tuple[str, PackedPolicy] | None = None
 
     def model(self, folder: Path) -> PackedPolicy:
-        """The model in ``folder``; another one that was held before is dropped."""
+        """The model in ``folder``; another one that was held before is dropped.
+
+        Raises DamagedError where it is a checkpoint of ours that is not what was written.
+        """
         digest: str = self._ranks.from_first(lambda: identify(folder))
         if self._held is None or self._held[0] != digest:
             self._held = None
+            self._ranks.from_first(lambda: verified_weights(folder))
             policy = load_policy(folder, self._ranks, self._dtype)
             policy.requires_grad_(False)
             self._held = (digest, policy)

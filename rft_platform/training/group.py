@@ -141,7 +141,7 @@ class TrainerClient:
         """Send a command and return its last event; its error is raised."""
         for event in self._events(message):
             if event["event"] == "step" and on_step is not None:
-                on_step(StepEvent(event["step"], event["metrics"]))
+                on_step(StepEvent(event["step"], event["metrics"], event.get("told_again", False)))
             last = event
         if last["event"] == "error":
             raise_error(last)

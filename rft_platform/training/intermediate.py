@@ -2,7 +2,8 @@
 
 They lie in ``<output>/intermediate/step_<n>`` and are written by a thread while the next steps run, at most one at a
 time. Once the training's own checkpoint is published they have served, unless they hold Hugging Face weights that
-somebody asked for (``save_hf_checkpoint: always``).
+somebody asked for (``save_hf_checkpoint: always``). Those of earlier trainings then lie beside the present one's. What
+an abandoned training left, whose place the present one takes, goes first, whatever its numbers are.
 """
 
 import logging
@@ -59,15 +60,42 @@ class Intermediates:
     def clear(self) -> None:
         """Remove those that only served to go on from; the training's own checkpoint is there."""
         folder, always = _folder(Path(self.run.request.output)), self.run.request.save_hf_checkpoint == "always"
-        if self.run.ranks.is_first and not always and folder.is_dir():
+        if not self.run.ranks.is_first:
+            return
+        if always:
+            self._without_abandoned()
+        elif folder.is_dir():
             shutil.rmtree(folder)
 
     def _thin_out(self) -> None:
         """Keep the newest: as many as wanted, or where only the last can serve, that one."""
-        request = self.run.request
+        request, found = self.run.request, self._without_abandoned()
         keep = (request.max_checkpoints_to_keep or 0) if request.save_hf_checkpoint == "always" else 1
-        for old in _newest_first(Path(request.output))[keep:] if keep else []:
+        for old in found[keep:] if keep else []:
             shutil.rmtree(old)
+
+    def _without_abandoned(self) -> list[Path]:
+        """All there are, newest first, after those of abandoned trainings were removed."""
+        found = _newest_first(Path(self.run.request.output))
+        abandoned = {folder for folder in found if self._is_abandoned(folder)}
+        for folder in abandoned:
+            shutil.rmtree(folder)
+        return [folder for folder in found if folder not in abandoned]
+
+    def _is_abandoned(self, folder: Path) -> bool:
+        """Whether another training wrote it to go on from, or from where this one began: this one takes its place.
+
+        Steps up to the present parent's, saved in Hugging Face format for somebody, are of trainings that ended. What
+        cannot be read is nobody's.
+        """
+        request = self.run.request
+        try:
+            manifest = read_manifest(folder)
+        except StorageError:
+            return False
+        if manifest is None or manifest.request_digest == self.run.plan.identity:
+            return False
+        return request.save_hf_checkpoint != "always" or manifest.policy_version > request.parent_version
 
 
 def latest(output: Path, identity: str) -> dict[str, Any] | None:

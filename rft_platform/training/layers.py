@@ -52,8 +52,6 @@ def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
 
 
 def _compile(body: nn.Module, layers: nn.ModuleList) -> None:
-    if not all(hasattr(layer, "self_attn") for layer in layers):
-        raise UserError(f"the layers of a {type(body).__name__} have no self_attn to leave out: turn torch_compile off")
     body.register_forward_pre_hook(_pad_pack, with_kwargs=True)
     for layer in layers:
         attention: Any = layer.self_attn

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from rft_platform.errors import UserError
 from rft_platform.training.attention import ATTENTION, AttentionPlan, plan_attention, register_attention
+from rft_platform.training.packable import check_packable
 from rft_platform.training.packing import Pack
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 512 MiB in float32, about three times that at the peak
@@ -159,15 +160,18 @@ class HeadGradient:
             yield None if gradient is None else gradient.mul_(by_loss).to(self.dtype)
 
 
-def _loss_gradient(
-    logp: Tensor, entropy: Tensor, token_pair: Tensor, token_head: Tensor, tokens: slice, loss_of: ChunkLoss
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Loss of some tokens, and its derivative by the log-probs of the pairs and the entropies of the heads."""
+def loss_gradient(
+    loss_of: Callable[..., Tensor], tokens: slice, *sources: tuple[Tensor, Tensor]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Loss of some tokens, and its derivative by each of the sources; None for one that it does not use.
+
+    A source is the values of pairs or of heads, and which of them each token has: ``loss_of`` is given the latter's.
+    """
     with torch.enable_grad():
-        logp, entropy = logp.detach().requires_grad_(), entropy.detach().requires_grad_()
-        loss = loss_of(logp.index_select(0, token_pair), entropy.index_select(0, token_head), tokens)
-        by_logp, by_entropy = torch.autograd.grad(loss, (logp, entropy), allow_unused=True)
-    return loss.detach(), torch.zeros_like(logp) if by_logp is None else by_logp, by_entropy
+        leaves = [values.detach().requires_grad_() for values, _ in sources]
+        given = [leaf.index_select(0, index) for leaf, (_, index) in zip(leaves, sources, strict=True)]
+        loss = loss_of(given[0], given[1], tokens, *given[2:])
+        return loss.detach(), list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -191,20 +195,20 @@ class _HeadLoss(torch.autograd.Function):
         if whole_rows:
             logp, entropy = head.score()
             everything = slice(0, len(batch.token_pair))
-            total, all_logp, all_entropy = _loss_gradient(
-                logp, entropy, batch.token_pair, batch.token_head, everything, loss_of
+            total, (all_logp, all_entropy) = loss_gradient(
+                loss_of, everything, (logp, batch.token_pair), (entropy, batch.token_head)
             )
         for chunk in chunks:
             log_softmax = head.log_softmax(chunk)
             softmax = log_softmax.exp()
             entropy = -torch.linalg.vecdot(softmax, log_softmax)
             if whole_rows:
-                by_logp = all_logp[chunk.pairs]
+                by_logp = None if all_logp is None else all_logp[chunk.pairs]
                 by_entropy = None if all_entropy is None else all_entropy[chunk.heads]
             else:
                 logp = log_softmax[chunk.pair_head, chunk.pair_target]
-                loss, by_logp, by_entropy = _loss_gradient(
-                    logp, entropy, chunk.token_pair, chunk.token_head, chunk.tokens, loss_of
+                loss, (by_logp, by_entropy) = loss_gradient(
+                    loss_of, chunk.tokens, (logp, chunk.token_pair), (entropy, chunk.token_head)
                 )
                 total = total + loss
             gradient.add(head, chunk, logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy))
@@ -217,12 +221,19 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def logit_gradient(
-    softmax: Tensor, log_softmax: Tensor, entropy: Tensor, chunk: Chunk, by_logp: Tensor, by_entropy: Tensor | None
+    softmax: Tensor,
+    log_softmax: Tensor,
+    entropy: Tensor,
+    chunk: Chunk,
+    by_logp: Tensor | None,
+    by_entropy: Tensor | None,
 ) -> Tensor:
     """Gradient by the logits [C, V]; made in place of ``softmax``.
 
     A log-prob contributes onehot - softmax, an entropy -softmax * (log_softmax + entropy).
     """
+    if by_logp is None:
+        by_logp = softmax.new_zeros(len(chunk.pair_head))
     by_head = torch.zeros_like(entropy).index_add_(0, chunk.pair_head, by_logp)
     scale = -by_head[:, None]
     if by_entropy is not None:
@@ -246,6 +257,7 @@ class PackedPolicy(nn.Module):
         self.runs_on: torch.device | None = None
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
+        check_packable(causal)
         register_attention()
         causal.set_attn_implementation(ATTENTION)
         head = causal.get_output_embeddings()

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rft_platform.checkpoint_files import MANIFEST, first_damage
+from rft_platform.checkpoint_files import MANIFEST, digest_once, first_damage
 from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.files import digest_file, digest_json, read_json, write_json
 from rft_platform.weights import digest_weights
@@ -16,6 +16,11 @@ TRAINER_STATE = "trainer_state"
 #: In that folder. The first two are sharded: each rank's part is one safetensors file (``shards.shard_file``).
 OPTIMIZER, MASTER, RANDOM, STATE = "optimizer", "master", "random.safetensors", "state.json"
 STEPS = "steps.json"  # what each optimiser step measured
+#: Files that go from a model's folder to those of its descendants: they say which tokens a text is, and when one ends.
+COMPANIONS = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "*.tiktoken",
+)  # fmt: skip
 SCHEMA_VERSION = 1
 
 
@@ -38,12 +43,14 @@ class Manifest:
     files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
     base_model: str | None = None  # folder of the full weights where this checkpoint holds an adapter
     lora: dict[str, Any] | None = None  # that adapter's settings
+    base_digest: str | None = None  # ``weights_digest`` of those full weights; None in manifests older than the field
     schema_version: int = SCHEMA_VERSION
 
     @property
     def state_digest(self) -> str:
         """Identity of what training goes on from: weights, optimizer, position; not of what was measured on the way."""
-        return digest_json({name: entry["sha256"] for name, entry in self.files.items() if name != STEPS})
+        digests = {name: entry["sha256"] for name, entry in self.files.items() if name != STEPS}
+        return digest_json(digests if self.base_digest is None else [digests, self.base_digest])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -81,12 +88,36 @@ def verify(folder: Path, manifest: Manifest) -> None:
         raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
 
 
+def verified_weights(folder: Path) -> str:
+    """Digest of a model's weights, after a checkpoint of ours was verified; other models have nothing to compare with.
+
+    Raises DamagedError.
+    """
+    manifest = _manifest_of_model(folder)
+    if manifest is None:
+        return digest_weights(folder, digest_once)
+    verify(folder, manifest)
+    return manifest.weights_digest
+
+
 def identify(folder: Path) -> str:
-    """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's weights."""
+    """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's files.
+
+    Of those, whatever changes tokens or weights: safetensors, ``config.json``, generation settings, tokenizer and chat
+    template. They are hashed once a process for one path, time of change and size.
+    """
+    manifest = _manifest_of_model(folder)
+    if manifest is not None:
+        return manifest.state_digest
+    names = {path.name: path for pattern in ("config.json", *COMPANIONS) for path in folder.glob(pattern)}
+    others = {name: digest_once(path) for name, path in names.items() if path.is_file()}
+    return digest_json([digest_weights(folder, digest_once), others])
+
+
+def _manifest_of_model(folder: Path) -> Manifest | None:
     if not folder.is_dir():
         raise UserError(f"model folder {folder} does not exist")
-    manifest = read_manifest(folder)
-    return digest_weights(folder) if manifest is None else manifest.state_digest
+    return read_manifest(folder)
 
 
 @cache

@@ -42,11 +42,6 @@ class Pack:
     token_source: np.ndarray  # int64 [N], index into the concatenated token ids of all samples
 
     @property
-    def cu_lens(self) -> np.ndarray:
-        """Boundaries of the separate trees, int64, from 0 to T."""
-        return np.append(np.flatnonzero(self.position_ids == 0), len(self.input_ids))
-
-    @property
     def shared(self) -> np.ndarray:
         """Length of the prefix each row shares with those before it, int64 [R]."""
         return np.diff(self.path_start) - np.diff(self.row_start)

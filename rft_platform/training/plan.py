@@ -1,7 +1,7 @@
 """A request made concrete: its rows, its optimiser steps, and its identity. No weights are needed for it."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,13 @@ from rft_platform.training.checkpoint import Position, read_position
 from rft_platform.training.demonstrations import among_rollouts, read_demonstrations
 from rft_platform.training.manifest import identify
 from rft_platform.training.preferences import read_preferences
-from rft_platform.training.protocol import AlgorithmSpec, TrainRequest
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.rows import TrainingRows, digest_files, read_rollouts
 
 #: Fields that say where things lie or who asks, not what is computed.
 _NOT_IDENTITY = (
     "parent", "output", "rollouts", "judged", "demonstrations", "preferences", "data_position", "reference", "teacher",
-    "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep", "lineage",
+    "max_tokens_per_row", "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep", "lineage",
 )  # fmt: skip
 
 Reader = Callable[[str, Path], TrainingRows]
@@ -48,8 +48,18 @@ class Planner:
     def __init__(self) -> None:
         self._held: dict[Reader, tuple[str, TrainingRows]] = {}
 
-    def plan(self, request: TrainRequest, parent: Path, parent_digest: str, objective: Objective) -> TrainingPlan:
-        """The plan of ``request``; UserError or StorageError where its data cannot be used."""
+    def plan(
+        self,
+        request: TrainRequest,
+        parent: Path,
+        parent_digest: str,
+        objective: Objective,
+        formats: Sequence[str] = ("float32", "float32"),
+    ) -> TrainingPlan:
+        """The plan of ``request``; UserError or StorageError where its data cannot be used.
+
+        ``formats``, of activations and of gradient sums over ranks, are part of what is computed.
+        """
         _check(request, objective)
         if request.rollouts:
             rows, steps, position, taken = self._rollouts(request, parent, objective)
@@ -58,12 +68,12 @@ class Planner:
         else:
             assert request.demonstrations is not None, "it was checked that there is something to train on"
             rows, steps, position, taken = self._stream(request, parent, read_demonstrations, request.demonstrations)
-        identity = _identity(request, parent_digest, rows.digest, position)
+        identity = _identity(request, parent_digest, rows.digest, position, formats)
         return TrainingPlan(rows, steps, position, objective, identity, taken)
 
     def _stream(self, request: TrainRequest, parent: Path, reader: Reader, file: str) -> _Parts:
         """Demonstrations or pairs, as many as asked for from where the parent stopped."""
-        rows = self._read(reader, file, parent)
+        rows = self._read(reader, file, parent, request.max_tokens_per_row)
         start = _start(request, parent, rows.digest)
         count = _stream_count(request, int(rows.group.max()) + 1)
         steps = list(stream_steps(rows.group, request.train_batch_size, request.seed, start, count))
@@ -82,7 +92,7 @@ class Planner:
         self, request: TrainRequest, parent: Path, rollouts: TrainingRows, steps: list[np.ndarray], file: str
     ) -> _Parts:
         """Demonstrations beside the rollouts of each step, from where the parent's stream of them stopped."""
-        experts = self._read(read_demonstrations, file, parent)
+        experts = self._read(read_demonstrations, file, parent, request.max_tokens_per_row)
         start, count = _start(request, parent, experts.digest), _expert_count(request)
         stream = stream_steps(experts.group, count, request.seed, start, count * len(steps))
         first = len(rollouts.samples)
@@ -90,11 +100,12 @@ class Planner:
         rows = among_rollouts(rollouts, experts, digest_json([rollouts.digest, experts.digest]))
         return rows, steps, Position(experts.digest, request.seed, start + count * len(steps)), [count] * len(steps)
 
-    def _read(self, reader: Reader, file: str, model_folder: Path) -> TrainingRows:
+    def _read(self, reader: Reader, file: str, model_folder: Path, limit: int | None) -> TrainingRows:
+        """Without rows of more than ``limit`` tokens: where it leaves some out, it is part of the digest."""
         template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
-        key = digest_files([file, *(str(model_folder / name) for name in template)])
+        key = f"{digest_files([file, *(str(model_folder / name) for name in template)])} {limit}"
         if reader not in self._held or self._held[reader][0] != key:
-            self._held[reader] = (key, reader(file, model_folder))
+            self._held[reader] = (key, reader(file, model_folder).within(limit, file))
         return self._held[reader][1]
 
 
@@ -110,6 +121,11 @@ def _check(request: TrainRequest, objective: Objective) -> None:
     if request.preferences is not None and not loss.whole_groups:
         raise UserError(f"the loss {algorithm.policy_loss!r} does not compare the rows of a pair: use 'dpo'")
     if algorithm.expert_weight is not None:
+        if not loss.experts:
+            raise UserError(
+                f"the loss {algorithm.policy_loss!r} learns nothing from demonstrations among rollouts: use 'mix', or "
+                "give no expert_weight"
+            )
         _check_mix(request, algorithm.expert_weight)
     needs_reference = objective.needs_reference or algorithm.kl_penalty is not None
     if needs_reference and request.reference is None and request.lora is None:
@@ -160,11 +176,26 @@ def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) 
     return np.array([s.loss_mask.any() and not (inert and not np.any(s.advantage)) for s in rows.samples], bool)
 
 
-def _identity(request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None) -> str:
-    settings = {name: value for name, value in asdict(request).items() if name not in _NOT_IDENTITY}
+def _effective(request: TrainRequest) -> TrainRequest:
+    """Without what has no effect: a constant learning rate has no end."""
+    algorithm, critic = request.algorithm, request.algorithm.critic
+    if critic is not None:
+        algorithm = replace(algorithm, critic=replace(critic, optimizer=_without_end(critic.optimizer)))
+    return replace(request, algorithm=algorithm, optimizer=_without_end(request.optimizer))
+
+
+def _without_end(optimizer: OptimizerSpec) -> OptimizerSpec:
+    return replace(optimizer, total_steps=None) if optimizer.lr_scheduler_type == "constant" else optimizer
+
+
+def _identity(
+    request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
+) -> str:
+    """The number of ranks is not in it: results differ by rounding only, and a training may end on another number."""
+    settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _NOT_IDENTITY}
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)
     models = [None if folder is None else identify(Path(folder)) for folder in folders]
     end = None if position is None else asdict(position)
     plugins = plugins_digest(request.algorithm.plugins)
-    return digest_json([settings, parent_digest, data_digest, models, end, plugins])
+    return digest_json([settings, parent_digest, data_digest, models, end, plugins, list(formats)])

@@ -99,6 +99,7 @@ class TrainRequest:
     epochs: int = 1  # passes over the rows
     data_position: int | None = None  # demonstrations or pairs already used; None: go on where the parent stopped
     max_tokens_per_pack: int = 16384
+    max_tokens_per_row: int | None = None  # demonstrations or pairs with a longer row are left out; None: none are
     seed: int = 0
     fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
     lora: LoraSpec | None = None
@@ -116,6 +117,7 @@ class StepEvent:
 
     step: int  # global optimiser step after the update
     metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
+    told_again: bool = field(default=False, compare=False)  # done by an earlier trainer, which this one goes on from
 
 
 @dataclass(frozen=True, slots=True)

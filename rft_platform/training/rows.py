@@ -1,26 +1,28 @@
 """Rows to train on, read from Parquet: samples, which of them belong together, and what is known about them."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rft_platform.errors import NonFiniteError, StorageError, UserError
+from rft_platform.errors import NAMED, NonFiniteError, StorageError, UserError, some
 from rft_platform.files import digest_file, digest_json
+from rft_platform.judging.shaping import ZERO_VARIANCE
 from rft_platform.training.samples import Sample, check_sampling, rollout_sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+LOG = logging.getLogger(__name__)
 _ROLLOUT_COLUMNS = [
     "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask",
     "temperature", "top_p", "top_k", "truncated",
 ]  # fmt: skip
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
-_NAMED = 5  # row ids that an error message names
 
 
 @dataclass(slots=True)
@@ -32,11 +34,45 @@ class TrainingRows:
     digest: str  # of the files' contents
     facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward, run, step
     dropped: int = 0  # rows that a filter kept from training
+    zero_variance_groups: float | None = None  # share of all judged groups, those that a filter kept from training too
     reference_source: str | None = None  # identity of what made the samples' reference log-probs
+    too_long: int = 0  # demonstrations or pairs that ``within`` left out
 
     def __post_init__(self) -> None:
         for sample, group in zip(self.samples, self.group.tolist(), strict=True):
             sample.group = group
+
+    def within(self, limit: int | None, source: str) -> "TrainingRows":
+        """Without the groups (conversations, pairs) of which a row has more than ``limit`` tokens; they are counted.
+
+        Raises UserError where all have.
+        """
+        if limit is None:
+            return self
+        long = np.unique(self.group[[len(sample.token_ids) > limit for sample in self.samples]])
+        if not len(long):
+            return self
+        all_groups = len(np.unique(self.group))
+        if len(long) == all_groups:
+            shortest = min(len(sample.token_ids) for sample in self.samples)
+            raise UserError(
+                f"{source}: all of its {all_groups:,} rows are longer than model.max_model_len {limit} (the shortest "
+                f"has {shortest} tokens): raise it, or shorten the rows"
+            )
+        LOG.warning("%s: %d of %d rows longer than max_model_len %d left out", source, len(long), all_groups, limit)
+        kept = np.flatnonzero(~np.isin(self.group, long))
+        return replace(
+            self,
+            samples=[self.samples[row] for row in kept],
+            group=np.unique(self.group[kept], return_inverse=True)[1],
+            digest=digest_json([self.digest, limit]),
+            facts={name: values[kept] for name, values in self.facts.items()},
+            too_long=self.too_long + len(long),
+        )
+
+    def left_out(self) -> dict[str, float]:
+        """Metrics of a training: how many rows were kept from it."""
+        return {"rows_dropped": float(self.dropped), "rows_too_long": float(self.too_long)}
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
         """Those of the ``chosen`` rows of which there are facts: rollouts; demonstrations among them stand last."""
@@ -62,6 +98,7 @@ def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_grad
     digest = digest_files([*rollouts, *judged])
     rows, judgements = _read(rollouts, _ROLLOUT_COLUMNS), _read(judged, _JUDGED_COLUMNS)
     judgements = judgements.take(_matches(rows, judgements))
+    flat = _zero_variance_share(rows, judgements)
     kept = pc.is_null(judgements["dropped_by"])
     dropped = len(rows) - pc.sum(kept).as_py() if len(rows) else 0
     rows, judgements = rows.filter(kept).combine_chunks(), judgements.filter(kept).combine_chunks()
@@ -77,7 +114,7 @@ def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_grad
         "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
         "step": rows["step"].to_numpy(),
     }
-    return TrainingRows(samples, _codes(group), digest, facts, dropped)
+    return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
 
 
 def _read(paths: Sequence[str], columns: list[str]) -> "pa.Table":
@@ -106,10 +143,10 @@ def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
     index = pc.index_in(ids, judged_ids)
     unjudged = ids.filter(pc.is_null(index))
     if len(unjudged):
-        raise StorageError(f"{len(unjudged)} rollout rows have no judgement ({_some(unjudged)}): judge the round again")
+        raise StorageError(f"{len(unjudged)} rollout rows have no judgement ({_few(unjudged)}): judge the round again")
     if len(judged_ids) != len(ids):
         extra = judged_ids.filter(pc.is_null(pc.index_in(judged_ids, ids.combine_chunks())))
-        raise StorageError(f"{len(extra)} judgements have no rollout row ({_some(extra)}): a rollout file is missing")
+        raise StorageError(f"{len(extra)} judgements have no rollout row ({_few(extra)}): a rollout file is missing")
     return index
 
 
@@ -126,8 +163,8 @@ def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
     row_ids, temperature = rows["row_id"].to_pylist(), rows["temperature"].to_numpy()
     finite = np.isfinite(advantage) & np.array([np.isfinite(values).all() for values in logprobs], bool)
     if not finite.all():
-        bad = np.array(row_ids)[~finite]
-        raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {_some(bad)}")
+        bad = [row_ids[row] for row in np.flatnonzero(~finite)]
+        raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {some(bad)}")
     values = zip(row_ids, prompts, responses, logprobs, masks, advantage.tolist(), temperature.tolist(), strict=True)
     try:
         return [rollout_sample(*row, advantage=a, temperature=t or 1.0) for *row, a, t in values]  # 0: greedy, for SFT
@@ -147,6 +184,24 @@ def _codes(dictionary: "pa.DictionaryArray") -> np.ndarray:
     return dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _some(ids: "pa.ChunkedArray | np.ndarray") -> str:
-    named = ids[:_NAMED].tolist() if isinstance(ids, np.ndarray) else ids.slice(0, _NAMED).to_pylist()
-    return ", ".join(named) + (", ..." if len(ids) > _NAMED else "")
+def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
+    """Share of the groups whose runs all have the same reward, or had it before a penalty.
+
+    A run's reward is that of its last step; runs that the judge failed on, and groups of nothing else, do not count.
+    """
+    group, run = (_codes(rows[name].combine_chunks().dictionary_encode()) for name in ("group_id", "run_id"))
+    order = np.lexsort((rows["step"].to_numpy(), run, group))
+    last = order[np.append((np.diff(run[order]) != 0) | (np.diff(group[order]) != 0), True)[: len(order)]]
+    reward = judgements["reward"].to_numpy()[last]
+    last, reward = last[np.isfinite(reward)], reward[np.isfinite(reward)]
+    groups, member = np.unique(group[last], return_inverse=True)
+    high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
+    np.maximum.at(high, member, reward)
+    np.minimum.at(low, member, reward)
+    flat = high == low
+    flat[member] |= np.array(judgements["dropped_by"].to_pylist(), object)[last] == ZERO_VARIANCE
+    return float(flat.mean()) if len(groups) else 0.0
+
+
+def _few(ids: "pa.ChunkedArray") -> str:
+    return some(ids.slice(0, NAMED + 1).to_pylist())

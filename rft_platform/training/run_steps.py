@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from rft_platform.errors import NonFiniteError, TrainingCancelled
+from rft_platform.errors import NonFiniteError, TrainingCancelled, some
 from rft_platform.training.batches import share_of_rank
-from rft_platform.training.blame import culprits, not_finite, some
+from rft_platform.training.blame import culprits, not_finite
 from rft_platform.training.critic import Critic
 from rft_platform.training.critic_step import critic_alone, step_critic
 from rft_platform.training.flops import TrainingCost, added_flops

@@ -3,10 +3,12 @@
 Whatever happens inside a request, the state held afterwards is a published one: the request's result, or its parent.
 """
 
+import gc
 import logging
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,22 +18,21 @@ from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.files import read_json
 from rft_platform.training.checkpoint import load_state
-from rft_platform.training.draft import Draft
 from rft_platform.training.frozen import FrozenModel
 from rft_platform.training.intermediate import Describe, Intermediates, latest
-from rft_platform.training.manifest import STEPS, Manifest, identify, library_versions, read_manifest
+from rft_platform.training.manifest import STEPS, identify, read_manifest
 from rft_platform.training.model import compute_dtype
 from rft_platform.training.optimizer import build_optimizer, check_schedule
 from rft_platform.training.plan import Planner, TrainingPlan
 from rft_platform.training.preparation import Preparation
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
-from rft_platform.training.publishing import Publication
 from rft_platform.training.ranks import Ranks
+from rft_platform.training.results import describe, is_published, no_op, publish, published_before
 from rft_platform.training.run_steps import OnStep, StepRun
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.state import TrainerState
 from rft_platform.training.step import score
-from rft_platform.training.step_metrics import Stopwatch, row_metrics, summarise
+from rft_platform.training.step_metrics import Stopwatch
 from rft_platform.training.trajectories import check_token_parts
 from rft_platform.training.window import build_objective
 
@@ -64,20 +65,22 @@ class TrainingSession:
         objective = build_objective(request.algorithm)
         with watch.time("data"):
             parent_digest: str = self.ranks.from_first(lambda: identify(parent))
-            plan = self._planner.plan(request, parent, parent_digest, objective)
+            formats = (str(self.dtype).removeprefix("torch."), self.ranks.layout.reduce_dtype)
+            plan = self._planner.plan(request, parent, parent_digest, objective, formats)
         target = Path(request.output).absolute() / f"global_step_{request.parent_version + len(plan.steps)}"
         reused = self._reuse(target, plan, request, on_step)
         if reused is not None:
             return reused
         with watch.time("load"):
-            state = self._hold(parent, parent_digest, request)
+            run = StepRun(self._hold(parent, parent_digest, request), plan, request, self.ranks, watch)
         if not plan.steps:
-            return self._no_op(state, plan, request, watch, cpu)
-        run = StepRun(state, plan, request, self.ranks, watch)
-        state.digest = ""  # from now on it is nobody's state, until it is published
+            return no_op(run.state, plan, request, self.ranks, watch, cpu)
+        run.state.digest = ""  # from now on it is nobody's state, until it is published
         try:
-            return self._run(run, target, partial(self._describe, run, parent_digest, cpu), on_step, cancelled)
-        except RftError:
+            return self._run(run, target, partial(describe, run, parent_digest, cpu), on_step, cancelled)
+        except RftError as error:
+            del run
+            _forget_frames(error)
             self._hold(parent, parent_digest, request)
             raise
 
@@ -94,19 +97,19 @@ class TrainingSession:
         return [[0.0, *row.tolist()] for row in values]
 
     def _run(
-        self, run: StepRun, target: Path, describe: Describe, on_step: OnStep, cancelled: Callable[[], bool]
+        self, run: StepRun, target: Path, manifest: Describe, on_step: OnStep, cancelled: Callable[[], bool]
     ) -> TrainResult:
         """All steps from what the parent's policy says of the rows, or those that a killed trainer did not come to."""
         self._preparation.prepare(run)
         events = self._resume(run, on_step)
-        saves = Intermediates(run, describe)
+        saves = Intermediates(run, manifest)
         try:
             run.run(on_step, cancelled, events, saves.after_step)
         except RftError:  # of all ranks alike; after any other error a rank ends without waiting for one
             saves.wait()
             raise
         saves.wait()
-        result = self._publish(target, run, describe(events), events)
+        result = publish(target, run, manifest(events), events)
         saves.clear()
         return result
 
@@ -119,17 +122,21 @@ class TrainingSession:
         kept = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
         with run.watch.time("load"):
             parent = run.state.folder
+            del run.state  # nobody but the session may hold what is about to be replaced
             run.state = self._hold(Path(found["folder"]), found["digest"], kept)
         run.state.folder = parent  # tokenizer and templates are copied from there: this one is removed on the way
         run.state.digest = ""
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("going on after step %d, from %s", found["version"], found["folder"])
         for event in events:
-            on_step(event)
+            on_step(replace(event, told_again=True))
         return events
 
     def _hold(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
-        """Hold the state of ``folder``, which has this digest, reading it unless it is exactly the one that is held."""
+        """Hold the state of ``folder``, which has this digest, reading it unless it is exactly the one that is held.
+
+        There is not room for two: the caller must keep no reference to the state held before.
+        """
         state = self.state
         exact = state is not None and state.digest == digest and state.serves(request.lora, request.algorithm.critic)
         if state is not None and exact and not request.fresh_optimizer:
@@ -138,7 +145,9 @@ class TrainingSession:
             if state.critic is not None and request.algorithm.critic is not None:
                 state.critic.take_settings(request.algorithm.critic)
             return state
-        self.state = state = None  # free it before the next one is read
+        if state is not None:
+            self.state = state = None  # free it before the next one is read
+            gc.collect()  # sharded models are full of cycles
         self.state = load_state(
             folder,
             self.ranks,
@@ -158,7 +167,7 @@ class TrainingSession:
         None where there is none, or where it is damaged: it is then made again.
         """
         hf = request.save_hf_checkpoint != "never"
-        if not plan.steps or not self.ranks.from_first(lambda: _is_published(target, plan.identity, hf)):
+        if not plan.steps or not self.ranks.from_first(lambda: is_published(target, plan.identity, hf)):
             return None
         manifest = read_manifest(target)
         assert manifest is not None
@@ -170,76 +179,12 @@ class TrainingSession:
             return None
         for event in read_json(target / STEPS):
             on_step(StepEvent(**event))
-        return TrainResult(
-            checkpoint=str(target),
-            policy_version=manifest.policy_version,
-            weights_digest=manifest.weights_digest,
-            steps=len(plan.steps),
-            reused=True,
-            **manifest.result,
-        )
-
-    def _no_op(
-        self, state: TrainerState, plan: TrainingPlan, request: TrainRequest, watch: Stopwatch, cpu: float
-    ) -> TrainResult:
-        """No row carries a gradient: the parent, which is held, is the result."""
-        rows = np.arange(len(plan.rows.samples))
-        metrics = row_metrics(plan.rows, rows, request.parent_version) if len(rows) else {}
-        return TrainResult(
-            checkpoint=str(state.folder),
-            policy_version=request.parent_version,
-            weights_digest=state.weights_digest,
-            steps=0,
-            metrics=metrics | {"rows": float(len(rows)), "rows_dropped": float(plan.rows.dropped)},
-            seconds=watch.seconds,
-            cpu_seconds=self.ranks.total(time.process_time() - cpu),
-        )
-
-    def _describe(self, run: StepRun, parent_digest: str, cpu: float, events: Sequence[StepEvent]) -> Manifest:
-        """The manifest, without digests, of the state after these steps. Every rank must call it."""
-        state, plan, settings = run.state, run.plan, asdict(run.request)
-        metrics = summarise([event.metrics for event in events]) | {"rows_dropped": float(plan.rows.dropped)}
-        spent = self.ranks.total(time.process_time() - cpu)
-        return Manifest(
-            policy_version=events[-1].step,
-            parent=str(Path(run.request.parent).absolute()),
-            parent_version=run.request.parent_version,
-            parent_digest=parent_digest,
-            request_digest=plan.identity,
-            weights_digest="",
-            lineage=settings.pop("lineage"),
-            request=settings,
-            result={"metrics": metrics, "seconds": run.watch.seconds, "cpu_seconds": spent},
-            created_at=time.time(),
-            versions=library_versions(),
-            dtype=str(state.dtype).removeprefix("torch."),
-            files={},
-            base_model=None if state.base_model is None else str(state.base_model),
-            lora=settings["lora"],
-        )
-
-    def _publish(self, target: Path, run: StepRun, manifest: Manifest, events: list[StepEvent]) -> TrainResult:
-        state, steps = run.state, [asdict(event) for event in events]
-        with run.watch.time("save"):
-            hf = run.request.save_hf_checkpoint != "never"
-            draft = Draft.take(state, run.plan.position, self.ranks, hf=hf, copy=False)
-            manifest = Publication(target, draft, manifest, steps, self.ranks).start(background=False).finish()
-        state.folder, state.digest = target, manifest.state_digest
-        state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
-        return TrainResult(
-            checkpoint=str(target),
-            policy_version=manifest.policy_version,
-            weights_digest=manifest.weights_digest,
-            steps=len(events),
-            **manifest.result,
-        )
+        return published_before(target, manifest, plan)
 
 
-def _is_published(target: Path, identity: str, hf: bool) -> bool:
-    """Whether the checkpoint of this training is there, with weights in Hugging Face format if those are wanted."""
-    try:
-        manifest = read_manifest(target)
-    except StorageError:
-        return False  # unreadable: it will be replaced
-    same = manifest is not None and manifest.request_digest == identity
-    return same and (not hf or any(target.glob("*.safetensors")))
+def _forget_frames(error: BaseException) -> None:
+    """Let go of what the calls that ended in ``error``, and in the errors behind it, still refer to."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__

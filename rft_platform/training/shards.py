@@ -32,6 +32,11 @@ def shard_file(name: str, rank: int, world_size: int) -> str:
     return f"{name}.safetensors" if world_size == 1 else f"{name}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of ``tensor``."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: int, world_size: int) -> None:
     """Write this rank's part of ``tensors`` into one file in ``folder``; of a tensor that is not sharded, rank 0 does.
 

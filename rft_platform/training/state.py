@@ -30,6 +30,7 @@ class TrainerState:
     weights_digest: str
     policy_version: int
     base_model: Path | None = None  # folder of the full weights where an adapter is trained
+    base_digest: str | None = None  # of those weights
     lora: LoraSpec | None = None
     critic: Critic | None = None
     kl_control: KlControl | None = None  # an adaptive KL penalty as far as it has come

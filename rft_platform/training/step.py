@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import TokenBatch
 from rft_platform.algorithms.mismatch import effective_sample_share
+from rft_platform.algorithms.objective import Objective
 from rft_platform.training.distillation import distillation_loss
 from rft_platform.training.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.logprobs import PackedPolicy, PackTensors
@@ -63,7 +64,7 @@ def accumulate_gradients(
     counts = dict(zip(counts, totals, strict=True)) | {"flops_if_balanced": largest[1] * world_size}
     passes = int(largest[0])
     if not passes:
-        return _count_metrics(counts)
+        return _count_metrics(counts, window.objective)
     weight = window.token_weight(counts, world_size)
     sums: dict[str, Tensor] = {}
     for index in range(passes):
@@ -81,7 +82,7 @@ def accumulate_gradients(
         for name, value in part.sums.items():
             sums[name] = sums[name] + value if name in sums else value
     totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
-    return _count_metrics(counts) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
+    return _count_metrics(counts, window.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
 
 
 def score(
@@ -188,13 +189,16 @@ def most(count: int, reduce: Reduce) -> int:
 _COUNTS = ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs", "flops")
 
 
-def _count_metrics(counts: dict[str, float]) -> dict[str, float]:
-    """Metrics that need no forward pass."""
+def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, float]:
+    """Metrics that need no forward pass; of advantages nothing is told where the loss follows none."""
     rows, run = max(counts["rows"], 1), max(counts["tokens_unpacked"], 1)
-    return {
-        "loss": 0.0,
+    advantages = {
         "advantage_mean": counts["advantage"] / rows,
         "zero_advantage_share": counts["rows_zero_advantage"] / rows,
+    }
+    return {
+        "loss": 0.0,
+        **(advantages if objective.policy_loss.policy_gradient else {}),
         "computed_share": counts["tokens_computed"] / run,
         "flops_share": counts["flops"] / counts["flops_unpacked"] if counts["flops_unpacked"] else 1.0,
         "rank_balance": counts["flops"] / counts["flops_if_balanced"] if counts["flops_if_balanced"] else 1.0,

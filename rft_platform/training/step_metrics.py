@@ -89,35 +89,25 @@ class DeviceClock:
 def row_metrics(rows: TrainingRows, chosen: np.ndarray, policy_version: int) -> dict[str, float]:
     """Staleness, truncation and reward of the ``chosen`` rows, which train the policy of ``policy_version``.
 
-    Staleness is the number of optimiser steps between the policy that sampled a row and the one it trains; its
-    histogram is given as shares of rows.
+    The share of groups without variance is that of the whole training: its steps are made of the others. Staleness is
+    the number of optimiser steps between the policy that sampled a row and the one it trains; its histogram is given
+    as shares of rows.
     """
-    chosen = rows.known(chosen)
+    chosen, flat = rows.known(chosen), rows.zero_variance_groups
+    of_all = {} if flat is None else {"zero_variance_groups": flat}
     if not len(chosen):
-        return {}
+        return of_all
     age = policy_version - rows.facts["policy_version"][chosen]
     bins = np.digitize(age, STALENESS_BINS[1:])
     shares = np.bincount(bins, minlength=len(STALENESS_BINS)) / len(chosen)
     return {
         "reward_mean": float(rows.facts["reward"][chosen].mean()),
         "truncation_rate": float(rows.facts["truncated"][chosen].mean()),
-        "zero_variance_groups": _zero_variance_share(rows, chosen),
+        **of_all,
         "staleness_mean": float(age.mean()),
         "staleness_max": float(age.max()),
         **{f"staleness_from_{low}": float(share) for low, share in zip(STALENESS_BINS, shares, strict=True)},
     }
-
-
-def _zero_variance_share(rows: TrainingRows, chosen: np.ndarray) -> float:
-    """Share of the groups whose runs all have the same reward; that of a run is its last step's."""
-    run, step, reward = (rows.facts[name][chosen] for name in ("run", "step", "reward"))
-    order = np.lexsort((step, run))
-    last = order[np.append(run[order][1:] != run[order][:-1], True)]
-    groups, member = np.unique(rows.group[chosen][last], return_inverse=True)
-    high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
-    np.maximum.at(high, member, reward[last])
-    np.minimum.at(low, member, reward[last])
-    return float((high == low).mean())
 
 
 def memory_mb(device: torch.device) -> dict[str, float]:

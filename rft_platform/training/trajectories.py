@@ -18,13 +18,11 @@ from rft_platform.algorithms.token_advantages.registry import (
     check_token_advantage,
     compute_token_advantages,
 )
-from rft_platform.errors import NonFiniteError, UserError
+from rft_platform.errors import NonFiniteError, UserError, some
 from rft_platform.training.protocol import AlgorithmSpec, KlPenaltySpec
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
-
-_NAMED = 5  # row ids that an error message names
 
 
 @dataclass(slots=True)
@@ -73,7 +71,13 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
         kl_estimator(penalty.estimator)
         if name is None:
             raise UserError("a KL penalty in the reward needs a token advantage (gae, reinforce_plus_plus): name one")
-    uses_critic = name is not None and check_token_advantage(name, algorithm.token_advantage_args).critic
+    entry = None if name is None else check_token_advantage(name, algorithm.token_advantage_args)
+    if penalty is not None and entry is not None and not entry.rewards:
+        raise UserError(
+            f"a KL penalty stands in the reward, which token advantage {name!r} does not read: leave the penalty out, "
+            "or put the KL into the loss (beta)"
+        )
+    uses_critic = entry is not None and entry.critic
     if uses_critic and algorithm.critic is None:
         raise UserError(f"token advantage {name!r} needs a critic: give its settings")
     if algorithm.critic is not None and not uses_critic:
@@ -93,6 +97,7 @@ class _Layout:
     def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
         if not {"run", "step", "reward"} <= rows.facts.keys():
             raise UserError("token advantages are made of rollouts: these rows have no runs and no rewards")
+        _check_steps(rows)
         run, group = rows.facts["run"][mine], rows.group[mine]
         order = mine[np.lexsort((rows.facts["step"][mine], run, group))]
         new = (np.diff(rows.facts["run"][order]) != 0) | (np.diff(rows.group[order]) != 0)
@@ -107,7 +112,7 @@ class _Layout:
         missing = [sample.row_id for sample in self.samples if getattr(sample, name) is None]
         if missing:
             raise UserError(
-                f"{len(missing)} rows have no {name} ({', '.join(missing[:_NAMED])}): the token advantage or the KL "
+                f"{len(missing)} rows have no {name} ({some(missing)}): the token advantage or the KL "
                 "penalty needs them; train on rollouts, and name the models that it asks for"
             )
         parts = [getattr(sample, name)[sample.loss_mask] for sample in self.samples]
@@ -162,10 +167,25 @@ def _sum(ranks: Ranks, values: np.ndarray) -> np.ndarray:
     return total
 
 
+def _check_steps(rows: TrainingRows) -> None:
+    """UserError where a run has a step twice, in the rows of any rank: all of them stop then."""
+    run = rows.facts["run"]
+    place = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
+    first = np.unique(place, axis=1, return_index=True)[1]
+    again = np.setdiff1d(np.arange(place.shape[1]), first)
+    if len(again):
+        named = some([rows.samples[row].row_id for row in again])
+        raise UserError(
+            f"{len(again)} rows are of a run's step that another row has already ({named}): the choices of one call "
+            "(n > 1) are alternatives, and a token advantage follows one line of steps; let the workflow ask for one "
+            "choice a call, or set an algorithm.advantage_fn that is made of rewards (grpo, step_wise_grpo)"
+        )
+
+
 def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
     bad = np.flatnonzero(~np.isfinite(outcome))
     if len(bad):
-        named = ", ".join(samples[index].row_id for index in bad[:_NAMED])
+        named = some([samples[int(index)].row_id for index in bad])
         raise NonFiniteError(f"{len(bad)} runs have a reward that is not finite, in rows {named}: check the judge")
 
 

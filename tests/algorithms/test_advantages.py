@@ -34,6 +34,13 @@ def test_step_norm_divides_by_the_number_of_steps() -> None:
     np.testing.assert_allclose(two_runs(step_norm=True), [HALF / 3] * 3 + [-HALF / 2] * 2, rtol=1e-12)
 
 
+def test_step_norm_counts_the_choices_of_one_call_as_one_step() -> None:
+    got = compute_advantages(
+        "step_wise_grpo", [0.0, 0.0, 1.0, 0.0], ["t"] * 4, ["a", "a", "a", "b"], [0, 0, 1, 0], step_norm=True
+    )
+    np.testing.assert_allclose(got, [HALF / 2] * 3 + [-HALF], rtol=1e-12)
+
+
 def test_std_threshold_silences_the_group_at_or_below_it() -> None:
     assert (two_runs(std_threshold=np.sqrt(0.5)) == 0).all()
     assert (two_runs(std_threshold=0.7) != 0).all()
@@ -164,14 +171,14 @@ def test_gigpo_by_hand() -> None:
 def test_gigpo_without_states_says_how_to_tell_them() -> None:
     with pytest.raises(UserError, match=r"model\.set_env_state"):
         compute_advantages("gigpo", [1.0, 0.0], ["x", "x"], ["a", "b"], [0, 0])
-    with pytest.raises(UserError, match=r"gamma 1\.5"):
+    with pytest.raises(UserError, match=r"'gamma' .* is 1\.5: .* less than or equal to 1"):
         compute("gigpo", random_runs(0), gamma=1.5)
 
 
 def test_opmd_refuses_options_out_of_range() -> None:
     with pytest.raises(UserError, match=r"'baseline' .* is 'median'"):
         compute("opmd", random_runs(0), baseline="median")
-    with pytest.raises(UserError, match="tau 0"):
+    with pytest.raises(UserError, match=r"'tau' .* is 0"):
         compute("opmd", random_runs(0), tau=0)
 
 

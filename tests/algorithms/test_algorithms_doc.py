@@ -97,7 +97,10 @@ def test_the_plugin_of_the_page_works(tmp_path: Path, monkeypatch: pytest.Monkey
         import_plugins(settings[-1].plugins)
         ranked = ADVANTAGES.get(settings[-1].advantage_fn or "").function
         got = ranked(np.array([1.0, 3.0, 2.0]), np.zeros(3, int), np.arange(3), np.zeros(3, int))
-        np.testing.assert_allclose(got, [-0.5, 1 / 6, -1 / 6])
+        np.testing.assert_allclose(got, [-1 / 3, 1 / 3, 0.0], atol=1e-12)
+        groups = np.array([0, 0, 1, 1, 1])
+        equal = ranked(np.array([1.0, 1.0, 0.0, 0.0, 0.0]), groups, np.arange(5), np.zeros(5, int))
+        assert equal.tolist() == [0.0] * 5, "equal rewards carry no signal"
         clipped = LOSSES.get(settings[-1].policy_loss_fn or "").function
         tokens = TokenBatch(torch.tensor([-1.0, -9.0]), torch.zeros(2), torch.ones(2), torch.zeros(2).long(), 1)
         assert clipped(tokens, **settings[-1].policy_loss_fn_args).loss.tolist() == [1.0, 4.0]

@@ -118,3 +118,28 @@ def test_effective_sample_share() -> None:
     even, uneven = sums([1.3] * 4), sums([1e-4, 1e-4, 1e-4, 4.0])
     assert effective_sample_share(even["ratio"], even["ratio_squared"], 4) == pytest.approx(1.0)
     assert effective_sample_share(uneven["ratio"], uneven["ratio_squared"], 4) == pytest.approx(0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("ppo", {"clip_low": -0.1}),
+        ("ppo", {"dual_clip": 1.0}),
+        ("mix", {"clip_high": -1.0}),
+        ("gspo", {"clip_low": -1e-4}),
+        ("cispo", {"clip_high": -0.28}),
+        ("sapo", {"tau_pos": 0.0}),
+        ("opmd", {"tau": -1.0}),
+        ("dpo", {"beta": 0.0}),
+        ("dpo", {"label_smoothing": 0.5}),
+        ("gkd", {"beta": 1.5}),
+    ],
+)
+def test_options_out_of_bounds_are_refused_where_they_are_read(name: str, args: dict[str, float]) -> None:
+    (option,) = args
+    with pytest.raises(UserError, match=f"argument '{option}' of policy loss '{name}' is .*: input should be"):
+        bind(name, args)
+
+
+def test_none_turns_the_dual_clip_off() -> None:
+    assert bind("ppo", {"dual_clip": None, "clip_low": 0, "clip_high": 0.0}).policy_gradient

@@ -186,7 +186,7 @@ def test_dpo_pairs_are_counted_by_metrics() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("dpo", {"beta": 0.0}, "beta > 0"),
+        ("dpo", {"beta": 0.0}, "'beta'"),
         ("dpo", {"label_smoothing": 0.5}, "label_smoothing"),
         ("opmd", {"tau": -1}, "tau"),
     ],

@@ -87,3 +87,79 @@ def test_half_a_plugin_leaves_nothing(plugin: Path) -> None:
 def test_a_module_that_is_not_there_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"algorithm\.plugins: no_such_module .*is it on PYTHONPATH\?"):
         import_plugins(["no_such_module"])
+
+
+TAUGHT = """
+    from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+
+    @loss("taught", policy_gradient=False, teacher=True, correction="none")
+    def taught(tokens: TokenBatch, {options}) -> TokenLoss:
+        return TokenLoss(2 * tokens.divergence)
+"""
+
+
+@pytest.mark.parametrize("options", ["beta: float = 0.5", "*, alpha: float = 0.5", "*, beta: float"])
+def test_a_teacher_loss_must_say_which_divergence(plugin: Path, options: str) -> None:
+    plugin.write_text(dedent(TAUGHT.format(options=options)))
+    with pytest.raises(UserError, match=r"'taught', teacher=True\): expected a keyword-only option beta"):
+        import_plugins([NAME])
+    assert "taught" not in LOSSES.names()
+
+
+def test_a_teacher_loss_carries_its_beta(plugin: Path) -> None:
+    plugin.write_text(dedent(TAUGHT.format(options="*, beta: float = 0.25")))
+    import_plugins([NAME])
+    assert bind("taught", {}).beta == 0.25
+    assert bind("taught", {"beta": 1.0}).beta == 1.0
+    assert bind("dpo", {"beta": 0.2}).beta is None
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A plugin of several files, the functions in one below."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path / NAME
+    (folder / "deep").mkdir(parents=True)
+    (folder / "__init__.py").write_text("from . import losses\n")
+    (folder / "losses.py").write_text(f"from .deep import *\n{dedent(SOURCE.format(scale='SCALE'))}")
+    (folder / "deep" / "__init__.py").write_text("SCALE = 2.0\n")
+    yield folder
+    for module in [module for module in sys.modules if module.partition(".")[0] == NAME]:
+        del sys.modules[module]
+    for registry in REGISTRIES:
+        registry.forget(NAME)
+
+
+def test_any_changed_file_of_a_package_is_imported_anew(package: Path) -> None:
+    import_plugins([NAME])
+    digests = [plugins_digest([NAME])]
+    assert compute_advantages("signs", [1.0], ["x"], ["a"], [0]).tolist() == [2.0]
+    (package / "deep" / "__init__.py").write_text("SCALE = 17.25\n")
+    import_plugins([NAME])
+    digests.append(plugins_digest([NAME]))
+    assert compute_advantages("signs", [1.0], ["x"], ["a"], [0]).tolist() == [17.25]
+    (package / "losses.py").write_text(dedent(SOURCE.format(scale=4.125)).replace('"signs"', '"other_signs"'))
+    import_plugins([NAME])
+    digests.append(plugins_digest([NAME]))
+    assert compute_advantages("other_signs", [1.0], ["x"], ["a"], [0]).tolist() == [4.125]
+    assert "signs" not in ADVANTAGES.names() and "squared" in LOSSES.names()
+    import_plugins([NAME])
+    assert len(set(digests)) == 3 and plugins_digest([NAME]) == digests[-1]
+
+
+def test_half_a_package_leaves_nothing(package: Path) -> None:
+    (package / "__init__.py").write_text("from . import losses\nraise RuntimeError('later')\n")
+    with pytest.raises(UserError, match="RuntimeError: later"):
+        import_plugins([NAME])
+    assert "signs" not in ADVANTAGES.names() and "squared" not in LOSSES.names()
+    (package / "__init__.py").write_text("from . import losses\n")
+    import_plugins([NAME])
+    assert "signs" in ADVANTAGES.names() and "squared" in LOSSES.names()
+
+
+def test_a_module_of_a_like_name_is_another_one() -> None:
+    ADVANTAGES.add("of_a_neighbour", ADVANTAGES.get("grpo"), type("", (), {"__module__": f"{NAME}_2"}))
+    ADVANTAGES.forget(NAME)
+    assert "of_a_neighbour" in ADVANTAGES.names()
+    ADVANTAGES.forget(f"{NAME}_2")
+    assert "of_a_neighbour" not in ADVANTAGES.names()

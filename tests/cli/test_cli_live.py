@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rft_platform.cli.live import PlainLines, showing_progress
 from rft_platform.cli.live_table import LiveTable
-from rft_platform.progress import LOGGER, Progress, report
+from rft_platform.progress import LOGGER, Progress, report, tell
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
@@ -43,12 +43,14 @@ def test_news_and_warnings_stand_between_the_reports() -> None:
     with showing_progress(console, lambda: next(news)):
         report("a", 1, 1)
         logging.getLogger("rft_platform.somewhere").warning("judge failed on %s", "run 7")
+        tell("b: going on after step 3")
         report("b", 1, 1)
 
     assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
         "round 1 is done",
         "a: 1/1",
         "warning: judge failed on run 7",
+        "b: going on after step 3",
         "b: 1/1",
         "round 2 is done",
     ]

@@ -94,3 +94,19 @@ def test_a_finished_training_is_not_made_longer(
     result = rft("run", "--config", config, "--dry-run")
     assert result.exit_code == 2
     assert "has trained 7 steps and its settings now ask for 2" in result.stderr
+
+
+def test_rows_that_were_too_long_take_no_steps(
+    home: Home, offline: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    from rft_platform.config.load import load_config
+    from rft_platform.rounds.offline_data import make_dataset
+    from rft_platform.rounds.project import Project
+
+    config = offline()
+    project = Project(home, load_config(config))
+    make_dataset(project, 1)
+    project.store.write_note(1, "train", {"steps": 1, "metrics": {"rows_too_long": 7.0}})
+    result = rft("run", "--config", config, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "7 rows longer than max_model_len left out" in result.output

@@ -1,21 +1,28 @@
 """The table of rounds: what the notes say, where the time went, who is champion, what comes next."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
+from dagster import DagsterRunStatus
 from typer.testing import Result
 
 from rft_platform.cli.commands.demo import is_finished
 from rft_platform.cli.ledger import recorded_cost
-from rft_platform.cli.round_lines import round_lines
-from rft_platform.cli.round_news import RoundNews
+from rft_platform.cli.round_lines import nothing_trained, round_lines
+from rft_platform.cli.round_news import RoundNews, describe_round
 from rft_platform.cli.starting import put_in_force
 from rft_platform.cli.summary import summary_of, write_summary
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.definitions import defs
 from rft_platform.experience.record import JudgedRow
+from rft_platform.files import write_json
+from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.tags import DRIVER_TAG
 from rft_platform.rounds.policy import Policy, publish
 from rft_platform.rounds.project import Project
 
@@ -104,3 +111,60 @@ def test_the_summary_compares_the_start_with_the_last_evaluation(project: Projec
     assert [line["round"] for line in document["rounds"]] == [1, 2]
     assert document["machine"]["cpus"] >= 1
     assert document["wall_s"] > 0
+
+
+NOTHING = "nothing trained: all 32 rows have advantage 0"
+
+
+def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..., Result]) -> None:
+    store = project.store
+    store.write_note(3, "train", {"metrics": {"rows": 32.0, "rows_dropped": 0.0}, "steps": 0, "seconds": {}})
+    publish(store, Policy("/checkpoints/0", 0, "digest", 3))
+    news = RoundNews(project)
+    store.write_note(3, "evaluation", {"promoted": False, "metrics": {}})
+
+    assert news() == [f"r0003  policy v0  {NOTHING}"]
+    assert f"r0003: {NOTHING}" in rft("rounds").stdout.splitlines()
+    assert NOTHING not in describe_round(round_lines(project)[1])
+    traced = rft("trace", "r0003")
+    assert traced.exit_code == 2
+    assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"rows": 0.0, "rows_dropped": 8.0}, "filters left out all 8 rows"),
+        ({"rows": 4.0, "rows_dropped": 8.0}, "all 4 rows have advantage 0, filters left out 8 rows"),
+    ],
+)
+def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -> None:
+    assert nothing_trained({"steps": 0, "metrics": metrics}) == f"nothing trained: {said}"
+    assert nothing_trained({}) is nothing_trained({"steps": 2, "metrics": metrics}) is None
+
+
+def test_a_launch_whose_driver_died_is_called_interrupted(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    put_in_force(home, load_config(write_config()))
+    dead = {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time() - 3600}"}
+    with open_instance(home) as instance:
+        job = defs.resolve_job_def("warm_start_job")
+        run = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=dead)
+        said = rft("rounds").stdout.splitlines()[-1]
+        assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED, "looking repairs nothing"
+    assert said == "interrupted: warm start, its process is gone; rft run goes on from there; next: warm start"
+
+
+def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
+    project: Project, tmp_path: Path, rft: Callable[..., Result]
+) -> None:
+    folder = tmp_path / "global_step_1"
+    manifest = {"policy_version": 1, "parent": "base", "parent_version": 0, "weights_digest": "w"}
+    write_json(folder / "manifest.json", {**manifest, "lineage": {"round": 1, "algorithm": "grpo"}})
+    publish(project.store, Policy(str(folder), 1, "digest", 3))
+    project.store.write_note(3, "train", {"metrics": {"rows": 32.0}, "steps": 0, "seconds": {}})
+
+    lines = rft("trace", "r0003").stdout.splitlines()
+    assert lines[0] == f"r0003 {NOTHING}; the round ended with its parent's weights:"
+    assert lines[1].startswith("policy version 1, round 1")

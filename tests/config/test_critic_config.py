@@ -42,9 +42,12 @@ def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> Non
     ("settings", "expected"),
     [
         ({"algorithm__critic": {"lr": 3e-5}}, "algorithm.critic: grpo has no critic"),
+        ({"algorithm__critic": {"lr": Critic().lr}}, "algorithm.critic: grpo has no critic"),
         ({"model__critic_model_path": "owner/model"}, "model.critic_model_path: grpo has no critic"),
         ({"algorithm__critic": {"lr_scheduler_type": "linear"}, "algorithm__algorithm_type": "ppo",
           "buffer__total_steps": None}, "algorithm.critic.lr_scheduler_type linear needs the end of the run"),
+        ({"algorithm__algorithm_type": "on_policy_distill", "algorithm__teacher_model_path": "owner/model",
+          "algorithm__kl_penalty_fn_args": {"kl_coef": 0.1}}, "on_policy_distill learns from no reward that a KL"),
         ({"algorithm__critic": {"lr_warmup_steps": 99}, "algorithm__algorithm_type": "ppo"},
          "algorithm.critic.lr_warmup_steps 99 is beyond the 3 steps"),
     ],

@@ -6,6 +6,7 @@ import psutil
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
+from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import DRIVER_TAG, driver_is_alive, driver_tags
 
 DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
@@ -38,3 +39,14 @@ def test_runs_of_a_dead_driver_end_as_failures_and_others_go_on(tmp_path):
         status = {name: instance.get_run_by_id(run.run_id).status for name, run in runs.items()}
     assert status["orphan"] is dg.DagsterRunStatus.FAILURE
     assert status["driven"] is status["daemon"] is dg.DagsterRunStatus.STARTED
+
+
+def test_a_run_whose_driver_died_is_known_as_interrupted_before_anybody_ends_it(tmp_path):
+    job = defs.resolve_job_def("warm_start_job")
+    dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
+    with open_instance(Home(tmp_path)) as instance:
+        instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={DRIVER_TAG: dead})
+        known = launches(instance)
+        assert known.running == known.interrupted == {("warm_start", 0)}
+        instance.create_run_for_job(job, run_id=DRIVEN, status=dg.DagsterRunStatus.STARTED, tags=driver_tags(DRIVEN))
+        assert len(instance.get_runs()) == 2

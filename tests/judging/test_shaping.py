@@ -11,7 +11,7 @@ from rft_platform.errors import UserError
 from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.judging.apply import JUDGE_ERROR, JudgedRollouts, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
-from rft_platform.judging.shaping import OVERLONG, REWARD_THRESHOLD, ZERO_VARIANCE, Overlong, Shaping
+from rft_platform.judging.shaping import OVERLONG, REWARD_THRESHOLD, STD_THRESHOLD, ZERO_VARIANCE, Overlong, Shaping
 from rft_platform.tasks.task import Task
 
 TASKS = {f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"answer": str(2 * i)}) for i in range(3)}
@@ -101,6 +101,32 @@ def test_runs_below_the_threshold_are_left_out() -> None:
     found = judged(rows, Shaping(reward_threshold=1.0), None)
     assert [r.dropped_by for r in found.rows] == [None, REWARD_THRESHOLD, REWARD_THRESHOLD, None]
     assert [r.reward for r in found.rows] == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_groups_that_differ_too_little_are_left_out_of_advantages_and_training() -> None:
+    """Standard deviations 0, sqrt(1/2) and sqrt(1/3): over runs, not over rows."""
+    rows = [row(1, 0, "2"), row(1, 1, "2"), row(2, 0, "x"), row(2, 0, "4", step=1), row(2, 1, "x")]
+    rows += [row(0, 0, "0"), row(0, 1, "x"), row(0, 2, "x")]
+    for threshold, kept in ((0.0, [2, 3, 4, 5, 6, 7]), (0.6, [2, 3, 4]), (0.7072, [])):
+        found = judge_rollouts(
+            rows,
+            TASKS,
+            build_judge("exact_match"),
+            advantage_fn="step_wise_grpo",
+            advantage_args={"std_threshold": threshold},
+            shaping=Shaping(std_threshold=threshold),
+        )
+        assert [i for i, r in enumerate(found.rows) if r.dropped_by is None] == kept
+        assert {r.dropped_by for i, r in enumerate(found.rows) if i not in kept} == {STD_THRESHOLD}
+        assert [i for i, r in enumerate(found.rows) if r.advantage != 0] == kept
+
+
+def test_the_standard_deviation_is_that_of_what_is_learned_from() -> None:
+    """The penalty makes the rewards differ; the run below the threshold of rewards no longer counts."""
+    rows = [row(1, 0, "2"), row(1, 1, "2", length=10), row(2, 0, "4"), row(2, 1, "4"), row(2, 2, "x")]
+    shaping = Shaping(Overlong(0.5, 10, 5), reward_threshold=0.25, std_threshold=0.1)
+    found = judged(rows, shaping, "step_wise_grpo")
+    assert [r.dropped_by for r in found.rows] == [None, None, STD_THRESHOLD, STD_THRESHOLD, REWARD_THRESHOLD]
 
 
 def test_a_failed_judge_counts_before_the_filters() -> None:

@@ -182,6 +182,15 @@ def test_verification_reads_every_byte(world: World) -> None:
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
 
 
+def test_what_trained_is_printed(world: World) -> None:
+    made_of = {"round": 4, "algorithm": "dapo", "plugins_digest": "1234abcd"}
+    publish(world.folder(32), 32, world.folder(24), 24, made_of)
+    text = StringIO()
+    print_checkpoint(trace_checkpoint(world.folder(32), world.store), Console(file=text, width=160))
+    assert ["algorithm", "dapo"] in (lines := [line.split() for line in text.getvalue().splitlines()])
+    assert ["plugins", "1234abcd"] in lines
+
+
 def test_a_long_chain_is_printed_in_part(world: World) -> None:
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160), shown=1)

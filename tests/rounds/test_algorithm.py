@@ -19,6 +19,7 @@ from rft_platform.rounds.algorithm import check_algorithm, chosen_algorithm, sha
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 Configure = Callable[..., RftConfig]
+EXPERTS = {"experts": {"path": "demonstrations.jsonl"}}
 
 
 @pytest.fixture
@@ -136,6 +137,23 @@ def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
     assert shaping_of(with_grpo) == Shaping(drop_zero_variance=True, reward_threshold=0.25)
 
 
+def test_the_threshold_of_an_advantage_is_a_filter_too(configure: Configure) -> None:
+    config = configure("multi_step_grpo", advantage_fn_args={"std_threshold": 0.1})
+    assert problems(config) == ""
+    assert shaping_of(config) == Shaping(std_threshold=0.1)
+    assert shaping_of(configure("multi_step_grpo")) == Shaping()
+
+
+def test_what_fits_is_let_pass(configure: Configure) -> None:
+    for name, keys in (
+        ("rft", {"filters": {"zero_variance": True}}),
+        ("on_policy_distill", {"filters": {"zero_variance": True}, "repeat_times": 2, "teacher_model_path": "."}),
+        ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "target": 0.1, "horizon": 5}}),
+        ("mix", {**EXPERTS, "policy_loss_fn": "mix", "advantage_fn": "rloo"}),
+    ):
+        assert problems(configure(name, **keys)) == "", name
+
+
 def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
     given = {"entropy_loss_fn_args": {"entropy_coef": 0.1}}
     assert spec_of(configure(entropy_loss_fn="default", **given)).entropy_coef == 0.1
@@ -164,6 +182,15 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("rft", {"rollout_correction": {"token_mask": [0.5, 5]}}, "uses no log-probs of the engine"),
         ("grpo", {"repeat_times": 1}, "learns nothing from one; set it to 8"),
         ("ppo", {"advantage_fn": "rloo", "repeat_times": 1}, "learns nothing from one"),
+        ("mix", {**EXPERTS, "policy_loss_fn": "ppo"}, "the loss ppo learns nothing from demonstrations"),
+        ("mix", {**EXPERTS, "advantage_fn": "reinforce_plus_plus"}, "made when a round is judged, such as grpo"),
+        ("ppo", {"kl_penalty_fn_args": {"target": 0.1}}, "set algorithm.kl_penalty_fn_args.kl_coef"),
+        ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "horizon": 5}}, "set algorithm.kl_penalty_fn_args.target"),
+        ("grpo", {"policy_loss_fn": "gkd"}, "grpo has none: set algorithm_type: gkd"),
+        ("gkd", {"policy_loss_fn": "sft", "teacher_model_path": "."}, "learns nothing from the teacher of gkd"),
+        ("ppo", {"filters": {"zero_variance": True}}, "with 1 run a task no group has variance"),
+        ("rft", {"filters": {"zero_variance": True}, "repeat_times": 1}, "set algorithm.repeat_times to 2 or more"),
+        ("on_policy_distill", {"filters": {"zero_variance": True}}, "with 1 run a task no group has variance"),
     ],
 )
 def test_a_key_without_effect_is_refused(

@@ -66,6 +66,12 @@ def test_every_form_of_a_pair_is_the_same_pair(tmp_path, row, columns):
     assert pairs(tmp_path, [row], **columns).rows == ({"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},)
 
 
+def test_a_number_is_its_text(tmp_path):
+    assert conversations(tmp_path, [{"prompt": "1-1=?", "response": 0}]).rows[0]["messages"][1]["content"] == "0"
+    (row,) = pairs(tmp_path, [{"prompt": "1/2=?", "chosen": 0.5, "rejected": 2}]).rows
+    assert [row[name][0]["content"] for name in ("chosen", "rejected")] == ["0.5", "2"]
+
+
 def test_answers_within_a_prompt_are_context(tmp_path):
     (row,) = conversations(tmp_path, [{"prompt": [USER, BAD, USER], "completion": "2"}]).rows
     assert [message.get("weight", 1) for message in row["messages"]] == [1, 0, 1, 1]
@@ -117,12 +123,19 @@ def test_the_digest_is_of_content_and_order(tmp_path):
         (pairs, {"prompt": "x", "choosen": "y"}, {}, "'prompt', 'choosen'; expected 'prompt', 'chosen', 'rejected'"),
         (conversations, {"messages": [USER]}, {}, "train.jsonl:1, messages: no assistant message to learn from"),
         (conversations, {"messages": "hello"}, {}, "expected a list of messages, got the text 'hello'"),
+        (
+            conversations,
+            {"messages": [USER, GOOD | {"weight": -0.5}]},
+            {},
+            "messages[1]: weight is -0.5; expected a number",
+        ),
         (conversations, {"messages": [{"role": "bot", "content": "x"}]}, {}, "role 'bot'; expected one of system"),
         (conversations, {"messages": [USER, {"role": "assistant"}]}, {}, "nothing to learn"),
         (conversations, {"prompt": [USER, GOOD], "response": "x"}, {}, "prompt: ends with an assistant message"),
         (conversations, {"prompt": "x", "response": [USER]}, {}, "another role than assistant"),
         (pairs, {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "y"}, BAD]}, {}, "begin with the same"),
-        (conversations, {"prompt": " ", "response": "x"}, {}, "none of its 1 rows can be trained on"),
+        (conversations, {"prompt": " ", "response": "x"}, {}, "rows can be trained on: 1 empty (first: train.jsonl:1)"),
+        (conversations, {"prompt": "x", "response": True}, {}, "expected text or a list of messages, got bool 'True'"),
     ],
 )
 def test_faults_are_named(tmp_path, load, row, columns, said):
@@ -134,3 +147,8 @@ def test_faults_are_named(tmp_path, load, row, columns, said):
 def test_an_empty_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="the dataset is empty"):
         conversations(tmp_path, [])
+
+
+def test_a_messages_weight_reaches_the_trainer(tmp_path: Path) -> None:
+    rows = conversations(tmp_path, [{"prompt": [USER], "completion": [GOOD | {"weight": 0.5}]}]).rows
+    assert [message.get("weight") for message in rows[0]["messages"]] == [None, 0.5]

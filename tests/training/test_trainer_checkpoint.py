@@ -127,6 +127,57 @@ def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
     assert result.weights_digest == fresh.weights_digest
 
 
+@pytest.mark.parametrize("kind", ["last", "always"])
+def test_what_an_abandoned_training_left_gives_way_to_the_present_one(session, round_request, kind) -> None:
+    small = {"groups": 6, "train_batch_size": 4}  # 6 steps
+    settings = {"save_interval": 1, "save_hf_checkpoint": kind, "max_checkpoints_to_keep": 2} | small
+    stopped(session, round_request(**settings), after=5)
+    assert on_the_way(round_request(**settings))[-1] == "step_5"
+    present = round_request(seed=3, **settings)
+    stopped(session, present, after=3)
+    assert on_the_way(present) == (["step_3"] if kind == "last" else ["step_2", "step_3"])
+    steps: list[int] = []
+    original = type(session.state.optimizer).step
+    try:
+        type(session.state.optimizer).step = lambda self, *a: (steps.append(1), original(self, *a))[1]
+        run(session, present)
+    finally:
+        type(session.state.optimizer).step = original
+    assert len(steps) == 3  # it went on from its own
+    assert on_the_way(present) == ([] if kind == "last" else ["step_4", "step_5"])
+
+
+def test_what_earlier_trainings_left_for_others_stays_and_counts(session, round_request) -> None:
+    settings = {"save_interval": 1, "save_hf_checkpoint": "always", "groups": 3, "train_batch_size": 4}
+    first, _ = run(session, round_request(**settings))  # 3 steps
+    after = {"seed": 2, "parent": first.checkpoint, "parent_version": 3}
+    stopped(session, round_request(**after, **settings), after=2)
+    assert on_the_way(round_request()) == ["step_1", "step_2", "step_4", "step_5"]
+    run(session, round_request(**(after | {"seed": 3}), **(settings | {"save_interval": None})))
+    assert on_the_way(round_request()) == ["step_1", "step_2"]
+    run(session, round_request(**(after | {"seed": 4}), **settings, max_checkpoints_to_keep=3))
+    assert on_the_way(round_request()) == ["step_2", "step_4", "step_5"]
+
+
+def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request) -> None:
+    made, live = [], []
+
+    class Watching(TrainingSession):
+        """Sees each manifest as it was given to the writer."""
+
+        def _run(self, run, target, manifest, *rest):
+            def described(events):
+                made.append(manifest(events))
+                live.append(dict(made[-1].result["seconds"]))
+                return made[-1]
+
+            return super()._run(run, target, described, *rest)
+
+    result, _ = run(Watching(session.ranks, "float32"), round_request(epochs=2, save_interval=2))
+    assert [manifest.result["seconds"] for manifest in made] == live and len(made) == 3
+    assert result.seconds["save"] > live[-1]["save"]
+
+
 def test_always_leaves_hugging_face_folders_and_keeps_as_many_as_wanted(session, round_request) -> None:
     from transformers import AutoModelForCausalLM
 

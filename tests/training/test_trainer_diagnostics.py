@@ -79,8 +79,7 @@ def test_the_parameter_at_fault_is_named(session, round_request) -> None:
         session.train(round_request(seed=2), spoil, lambda: False)
 
 
-def test_a_runs_reward_is_its_last_steps() -> None:
-    """Two groups of two runs of two steps each; rewards before the last step say nothing."""
+def test_what_the_rows_of_a_step_tell() -> None:
     samples = [Sample(str(i), np.zeros(2, np.int32), np.array([False, True])) for i in range(8)]
     facts = {
         "policy_version": np.array([3, 3, 2, 2, 0, 0, 0, 0]),
@@ -89,9 +88,10 @@ def test_a_runs_reward_is_its_last_steps() -> None:
         "step": np.array([1, 0, 0, 1, 0, 1, 0, 1]),
         "reward": np.array([1.0, 0.0, 0.5, 1.0, 0.0, 1.0, 0.0, 0.0]),
     }
-    rows = TrainingRows(samples, np.repeat([0, 1], 4), "digest", facts)
+    rows = TrainingRows(samples, np.repeat([0, 1], 4), "digest", facts, zero_variance_groups=0.5)
     metrics = row_metrics(rows, np.arange(8), 4)
-    assert metrics["zero_variance_groups"] == 0.5  # 1 and 1; 1 and 0
+    assert metrics["zero_variance_groups"] == 0.5  # of the whole training, not of the step
+    assert row_metrics(rows, np.arange(0), 4) == {"zero_variance_groups": 0.5}
     assert metrics["truncation_rate"] == 1 / 8
     assert (metrics["staleness_mean"], metrics["staleness_max"]) == (2.75, 4)
     assert [metrics[f"staleness_from_{low}"] for low in STALENESS_BINS] == [0, 0.5, 0.5, 0, 0, 0]

@@ -1,6 +1,7 @@
 """Reading rows to train on: exact, complete, or an error that names the row."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 
 from rft_platform.errors import NonFiniteError, StorageError, UserError
 from rft_platform.training.demonstrations import read_demonstrations
+from rft_platform.training.plan import Planner
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.training.rows import read_rollouts
+from rft_platform.training.window import build_objective
 
 
 def read(request, policy_gradient: bool = True):
@@ -147,3 +151,98 @@ def test_every_assistant_turn_is_a_sample_of_one_group(tiny_model: Path, tmp_pat
 def test_unusable_demonstrations(tiny_model: Path, tmp_path: Path, columns, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_demonstrations(write(tmp_path / "d.parquet", **columns), tiny_model)
+
+
+def test_groups_without_variance_count_before_the_filters(round_request) -> None:
+    """Of 12 groups: 3 flat and dropped, 1 dropped and flat but for a penalty, 2 flat and kept, 1 that nobody judged."""
+
+    def edit(rows, judged) -> None:
+        groups = [judged[start : start + 4] for start in range(0, 48, 4)]
+        for group in groups[:6]:
+            for judgement in group:
+                judgement.reward, judgement.advantage = 1.0, 0.0
+        for judgement in [row for group in groups[:4] for row in group]:
+            judgement.dropped_by = "zero_variance"
+        groups[3][0].reward = 0.5
+        for judgement in groups[4][:2]:  # the judge failed on two of four runs
+            judgement.reward, judgement.dropped_by = math.nan, "judge_error"
+        for judgement in groups[6]:
+            judgement.reward, judgement.dropped_by = math.nan, "judge_error"
+        for judgement in groups[7]:
+            judgement.dropped_by = "std_threshold"
+
+    rows = read(round_request(edit=edit))
+    assert rows.dropped == 26
+    assert rows.zero_variance_groups == pytest.approx(6 / 11)
+
+
+def test_a_runs_reward_is_its_last_steps(round_request) -> None:
+    """Runs become steps of fewer runs: the rewards 0 and 1 of the steps before say nothing."""
+
+    def edit(rows, judged) -> None:
+        for place, (row, judgement) in enumerate(zip(rows, judged, strict=True)):
+            row.run_id = judgement.run_id = f"{place // 2 % 2}"  # the same ids in every group
+            row.step = judgement.step = 1 - place % 2
+            judgement.reward = 1.0 if row.step == 0 or place < 8 else float(place % 4 == 0)
+            judgement.reward *= row.step or place % 3
+
+    rows = read(round_request(groups=4, edit=edit))
+    assert rows.zero_variance_groups == 0.5
+
+
+def test_all_groups_without_variance_are_told_of_a_round_that_trains_nothing(session, round_request) -> None:
+    def flatten(rows, judged) -> None:
+        for judgement in judged:
+            judgement.reward, judgement.dropped_by = 1.0, "zero_variance"
+
+    result = session.train(round_request(edit=flatten), lambda event: None, lambda: False)
+    assert result.steps == 0
+    assert result.metrics["zero_variance_groups"] == 1.0
+
+
+def weighed(tmp_path: Path, *weights: object) -> Path:
+    """Demonstrations of one conversation, its answers weighed so; None: without a weight."""
+    messages = []
+    for number, weight in enumerate(weights):
+        given = {} if weight is None else {"weight": weight}
+        messages += [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": "yes"} | given]
+    file = tmp_path / "weighed.parquet"
+    pq.write_table(pa.table({"messages": [json.dumps(messages)]}), file)
+    return file
+
+
+def test_a_messages_weight_scales_its_loss(tiny_model: Path, tmp_path: Path) -> None:
+    rows = read_demonstrations(str(weighed(tmp_path, None, 0, 0.5, 2)), tiny_model)
+    assert [(sample.row_id, sample.weight) for sample in rows.samples] == [("0:1", 1.0), ("0:5", 0.5), ("0:7", 2.0)]
+
+
+@pytest.mark.parametrize("weight", [-1, "much", math.inf, [1]])
+def test_a_weight_that_is_none_is_refused(tiny_model: Path, tmp_path: Path, weight: object) -> None:
+    with pytest.raises(UserError, match=r"row 0\[3\]: weight is .*; expected a number from 0 on"):
+        read_demonstrations(str(weighed(tmp_path, 1, weight)), tiny_model)
+
+
+def test_half_the_weight_is_half_the_loss(session, sft_request, tiny_model: Path, tmp_path: Path) -> None:
+    loss = {}
+    for weight in (1, 0.5):
+        request = sft_request(
+            [("", "")], demonstrations=str(weighed(tmp_path, weight)), output=str(tmp_path / f"{weight}")
+        )
+        events = []
+        session.train(request, events.append, lambda: False)
+        loss[weight] = events[0].metrics["loss"]
+    assert loss[0.5] == pytest.approx(loss[1] / 2, rel=1e-6)
+
+
+def test_a_decay_that_there_is_not_has_no_end(round_request, tiny_model: Path) -> None:
+    """The end of the run changes what a decay does, and nothing under a constant rate."""
+
+    def identity(**fields) -> str:
+        critic = CriticSpec(optimizer=OptimizerSpec(**fields))
+        algorithm = AlgorithmSpec(token_advantage="gae", critic=critic)
+        request = round_request(optimizer=OptimizerSpec(**fields), algorithm=algorithm)
+        return Planner().plan(request, tiny_model, "parent", build_objective(request.algorithm)).identity
+
+    assert identity(total_steps=3) == identity(total_steps=30) == identity()
+    assert identity(lr_scheduler_type="linear", total_steps=3) != identity(lr_scheduler_type="linear", total_steps=30)
+    assert identity(lr_warmup_steps=1) != identity()

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from rft_platform.training.batches import group_steps, share_of_rank
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
-from rft_platform.training.trajectories import give_token_advantages
+from rft_platform.training.trajectories import check_token_parts, give_token_advantages
 
 SPEC = AlgorithmSpec(
     token_advantage="gae",
@@ -145,6 +146,25 @@ def test_a_rank_without_rows_takes_part() -> None:
     nothing = np.zeros(0, np.int64)
     made = give_token_advantages(rows, nothing, SPEC, None, SimpleNamespace(reduce=one_rank))
     assert made.metrics["kl_penalty"] == 0
+
+
+def test_choices_of_one_call_are_no_line_of_steps() -> None:
+    rows = make_rows()
+    again = np.flatnonzero((rows.facts["run"] == 5) & (rows.facts["step"] == 2))
+    rows.facts["step"][again] = 1
+    twins = "|".join(rows.samples[row].row_id for row in np.flatnonzero(rows.facts["run"] == 5))
+    elsewhere = np.flatnonzero(rows.group == 0)  # a rank that has other rows stops, too
+    for mine in (np.arange(len(rows.samples)), elsewhere):
+        with pytest.raises(UserError, match=rf"1 rows are of a run's step .*\(({twins})\).* alternatives"):
+            give_token_advantages(rows, mine, SPEC, None, SimpleNamespace(reduce=one_rank))
+
+
+def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
+    distilled = AlgorithmSpec(token_advantage="on_policy_distill", kl_penalty=KlPenaltySpec(coef=0.1))
+    with pytest.raises(UserError, match="token advantage 'on_policy_distill' does not read: leave the penalty out"):
+        check_token_parts(distilled)
+    check_token_parts(replace(distilled, kl_penalty=None))
+    check_token_parts(SPEC)
 
 
 def test_rows_without_what_the_advantage_reads_are_named() -> None:

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_platform.training.blame import culprits, not_finite, some
+from rft_platform.errors import some
+from rft_platform.training.blame import culprits, not_finite
 
 
 def units(count: int) -> list[np.ndarray]:

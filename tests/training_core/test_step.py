@@ -166,6 +166,8 @@ def test_zero_advantages_are_kept_where_they_have_a_gradient(rows: list[Sample],
     for spec in (AlgorithmSpec(beta=0.1), AlgorithmSpec(entropy_coef=0.1), AlgorithmSpec(policy_loss="sft")):
         metrics = accumulate_gradients(policy, rows, spec, max_tokens_per_pack=100)
         assert metrics["tokens_computed"] > 0
+        told = {"zero_advantage_share", "advantage_mean"} & metrics.keys()
+        assert bool(told) == (spec.policy_loss != "sft"), "demonstrations have no advantage"
         assert any(g.abs().max() > 0 for g in gradients(policy.model).values())
 
 

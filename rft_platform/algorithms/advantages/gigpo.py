@@ -5,6 +5,7 @@ import numpy as np
 from rft_platform.algorithms.advantages.grpo import EPS, centre
 from rft_platform.algorithms.advantages.outcomes import run_outcomes
 from rft_platform.algorithms.advantages.registry import advantage
+from rft_platform.algorithms.registry import Share
 from rft_platform.errors import UserError
 
 
@@ -17,7 +18,7 @@ def gigpo(
     *,
     env_state_hash: np.ndarray,
     omega: float = 1.0,
-    gamma: float = 0.95,
+    gamma: Share = 0.95,
     normalize_std: bool = False,
     eps: float = EPS,
 ) -> np.ndarray:
@@ -28,10 +29,8 @@ def gigpo(
     of the task with equal ``env_state_hash``; a step whose state no other step of the task has gets 0, and so does one
     without a hash. ``normalize_std`` divides both by their group's standard deviation + ``eps``.
 
-    Raises UserError where no row has an ``env_state_hash``, and for ``gamma`` outside [0, 1].
+    Raises UserError where no row has an ``env_state_hash``.
     """
-    if not 0 <= gamma <= 1:
-        raise UserError(f"gamma {gamma} of advantage function 'gigpo': expected a number from 0 to 1")
     known_N = env_state_hash >= 0
     if len(known_N) and not known_N.any():
         raise UserError(

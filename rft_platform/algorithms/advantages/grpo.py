@@ -36,6 +36,12 @@ def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = T
     return advantage_N / (sample_std(advantage_N, group_N) + eps)[group_N] if normalize_std else advantage_N
 
 
+def spread(reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
+    """Of every row the sample standard deviation of its group's rewards."""
+    std_N: np.ndarray = sample_std(centre(reward_N, group_N, normalize_std=False), group_N)[group_N]
+    return std_N
+
+
 def sample_std(centred_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
     """Sample (n - 1) standard deviation of each group of centred values; 0 for a group of one."""
     squares_G = np.bincount(group_N, weights=centred_N**2)

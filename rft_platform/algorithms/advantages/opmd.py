@@ -3,11 +3,11 @@
 from typing import Literal
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from rft_platform.algorithms.advantages.grpo import centre
 from rft_platform.algorithms.advantages.outcomes import run_outcomes
 from rft_platform.algorithms.advantages.registry import advantage
-from rft_platform.errors import UserError
 
 
 @advantage("opmd")
@@ -18,15 +18,12 @@ def opmd(
     step_N: np.ndarray,
     *,
     baseline: Literal["mean", "logavgexp"] = "mean",
-    tau: float = 1.0,
+    tau: PositiveFloat = 1.0,
 ) -> np.ndarray:
     """``A = R - b``, b the group's mean or ``tau log mean exp(R / tau)``; each run counts once.
 
     A group of one has baseline 0: A = R. Otherwise equal outcomes give exactly 0.
-    Raises UserError for ``tau`` that is not positive.
     """
-    if tau <= 0:
-        raise UserError(f"tau {tau} of advantage function 'opmd': expected a positive number")
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     if baseline == "mean":
         centred_R = centre(outcome_R, group_R, normalize_std=False)

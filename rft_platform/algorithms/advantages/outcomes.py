@@ -9,3 +9,8 @@ def run_outcomes(
     """``(outcome_R, group_R)`` of every run; ``outcome_R[run_N]`` gives each row the outcome of its run."""
     last_R = np.lexsort((step_N, run_N))[np.cumsum(np.bincount(run_N)) - 1]  # row of each run's last step
     return reward_N[last_R], group_N[last_R]
+
+
+def step_counts(run_N: np.ndarray, step_N: np.ndarray) -> np.ndarray:
+    """Number of distinct steps of every run, int64 [R]; rows of one step are the choices of one call."""
+    return np.bincount(np.unique(np.stack([run_N, step_N]), axis=1)[0])

@@ -25,18 +25,19 @@ class Advantage:
     function: AdvantageFunction
     min_group: int = 1  # fewest runs of a task that it can learn from
     needs: tuple[str, ...] = ()  # columns of the rollouts that it reads besides
+    drops_at: str | None = None  # the option at or below which a group's standard deviation leaves it out of training
 
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage function", "rft_platform.algorithms.advantages")
 
 
 def advantage(
-    name: str, *, min_group: int = 1, needs: tuple[str, ...] = ()
+    name: str, *, min_group: int = 1, needs: tuple[str, ...] = (), drops_at: str | None = None
 ) -> Callable[[AdvantageFunction], AdvantageFunction]:
     """Register the decorated function under ``name`` (``algorithm.advantage_fn`` of the configuration)."""
 
     def decorate(function: AdvantageFunction) -> AdvantageFunction:
-        ADVANTAGES.add(name, Advantage(function, min_group, needs), function)
+        ADVANTAGES.add(name, Advantage(function, min_group, needs, drops_at), function)
         return function
 
     return decorate

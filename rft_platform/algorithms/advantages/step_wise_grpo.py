@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from rft_platform.algorithms.advantages.grpo import EPS, centre, sample_std
-from rft_platform.algorithms.advantages.outcomes import run_outcomes
+from rft_platform.algorithms.advantages.grpo import EPS, centre, spread
+from rft_platform.algorithms.advantages.outcomes import run_outcomes, step_counts
 from rft_platform.algorithms.advantages.registry import advantage
 
 
-@advantage("step_wise_grpo", min_group=2)
+@advantage("step_wise_grpo", min_group=2, drops_at="std_threshold")
 def step_wise_grpo(
     reward_N: np.ndarray,
     group_N: np.ndarray,
@@ -21,14 +21,14 @@ def step_wise_grpo(
 ) -> np.ndarray:
     """GRPO over runs: each run counts once, its outcome is the reward of its last step.
 
-    ``step_norm`` divides by the run's number of steps. ``std_threshold`` gives a group whose outcomes have a standard
-    deviation at or below it the advantage 0 throughout: it takes no part in training.
+    ``step_norm`` divides by the run's number of steps (choices of one call are one step). ``std_threshold`` gives a
+    group whose outcomes have a standard deviation at or below it the advantage 0 throughout; where a round is judged
+    its rows are also left out of training (``judging.shaping``).
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)
     if std_threshold is not None:
-        std_G = sample_std(centre(outcome_R, group_R, normalize_std=False), group_R)
-        advantage_R = np.where((std_G > std_threshold)[group_R], advantage_R, 0.0)
+        advantage_R = np.where(spread(outcome_R, group_R) > std_threshold, advantage_R, 0.0)
     if step_norm:
-        advantage_R = advantage_R / np.bincount(run_N)
+        advantage_R = advantage_R / step_counts(run_N, step_N)
     return advantage_R[run_N]

@@ -1,13 +1,14 @@
 """Clipped importance-sampling weight (CISPO, MiniMax-M1, arXiv 2506.13585)."""
 
 import torch
+from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("cispo", correction="none")
-def cispo(tokens: TokenBatch, *, clip_low: float = 1.0, clip_high: float = 0.28) -> TokenLoss:
+def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: NonNegativeFloat = 0.28) -> TokenLoss:
     """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, no token loses its gradient.
 
     ``clip_low`` 1 means no lower bound. TRL writes the upper bound itself as ``epsilon_high``, without the 1 + here.

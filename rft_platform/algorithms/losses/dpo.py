@@ -1,28 +1,25 @@
 """Direct preference optimisation (DPO, arXiv 2305.18290; with label smoothing: cDPO, Mitchell 2023)."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field, PositiveFloat
 from torch.nn.functional import logsigmoid
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_count, row_sum
-from rft_platform.errors import UserError
 
 
 @loss("dpo", policy_gradient=False, whole_groups=True, reference=True)
-def dpo(tokens: TokenBatch, *, beta: float = 0.1, label_smoothing: float = 0.0) -> TokenLoss:
+def dpo(
+    tokens: TokenBatch, *, beta: PositiveFloat = 0.1, label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+) -> TokenLoss:
     """``-(1 - s) logsigmoid(beta d) - s logsigmoid(-beta d)``, ``d = (logp_w - ref_w) - (logp_l - ref_l)``.
 
     Log-probs are summed over a row's tokens. The rows of a pair have equal ``row_group``; the chosen one has advantage
     +1 and the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the mean over
     pairs. Metrics, over ``pairs``: how often the chosen answer leads, by how much, and the implicit rewards.
-
-    Raises UserError for ``beta`` that is not positive, and for ``label_smoothing`` outside [0, 0.5).
     """
-    if beta <= 0 or not 0 <= label_smoothing < 0.5:
-        raise UserError(
-            f"beta {beta} and label_smoothing {label_smoothing} of policy loss 'dpo': expected beta > 0 and "
-            "0 <= label_smoothing < 0.5"
-        )
     assert tokens.reference_logp is not None, "the step checks this for every loss with a reference"
     assert tokens.row_group is not None, "the step gives it to every loss of whole groups"
     pair, groups = tokens.row_group, int(tokens.row_group.max()) + 1

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
+from rft_platform.algorithms.registry import Share
 from rft_platform.errors import UserError
 
 
 @loss("gkd", policy_gradient=False, teacher=True, correction="none")
-def gkd(tokens: TokenBatch, *, beta: float = 0.5) -> TokenLoss:
+def gkd(tokens: TokenBatch, *, beta: Share = 0.5) -> TokenLoss:
     """The divergence ``generalized_jsd`` of ``beta`` at each token (Agarwal et al., arXiv 2306.13649).
 
     It needs the teacher's distribution over the vocabulary, so the teacher runs in the trainer.

@@ -1,6 +1,7 @@
 """Sequence-level ratio (GSPO, arXiv 2507.18071), in the token form of its section 4.3."""
 
 import torch
+from pydantic import NonNegativeFloat
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_mean
@@ -8,7 +9,7 @@ from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("gspo", whole_rows=True)
-def gspo(tokens: TokenBatch, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLoss:
+def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: NonNegativeFloat = 4e-4) -> TokenLoss:
     """``max(-A s_t, -A clip(s_t, 1 - low, 1 + high))`` with ``s_t = sg(s) pi / sg(pi)``, ``s = exp(mean_t log rho)``.
 
     The value is that of the row's ratio ``s``, the length-normalised likelihood ratio; the gradient goes through each

@@ -1,14 +1,19 @@
 """Policy gradient on rollouts, imitation on demonstrations among them (MIX, Trinity-RFT; CHORD-mu, 2508.11408)."""
 
 import torch
+from pydantic import NonNegativeFloat
 
-from rft_platform.algorithms.losses.ppo import ppo
+from rft_platform.algorithms.losses.ppo import DualClip, ppo
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 
-@loss("mix")
+@loss("mix", experts=True)
 def mix(
-    tokens: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0
+    tokens: TokenBatch,
+    *,
+    clip_low: NonNegativeFloat = 0.2,
+    clip_high: NonNegativeFloat = 0.28,
+    dual_clip: DualClip | None = 3.0,
 ) -> TokenLoss:
     """The loss ``ppo`` on tokens of rollouts, ``-logp`` on tokens of ``expert`` rows, whose advantage is not read.
 

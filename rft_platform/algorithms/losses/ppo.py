@@ -1,14 +1,23 @@
 """Clipped surrogate: PPO (arXiv 1707.06347), clip-higher (DAPO, arXiv 2503.14476), dual clip (arXiv 1912.09729)."""
 
+from typing import Annotated
+
 import torch
+from pydantic import Field, NonNegativeFloat
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.ratio import log_ratio
 
+DualClip = Annotated[float, Field(gt=1)]
+
 
 @loss("ppo")
 def ppo(
-    tokens: TokenBatch, *, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = 3.0
+    tokens: TokenBatch,
+    *,
+    clip_low: NonNegativeFloat = 0.2,
+    clip_high: NonNegativeFloat = 0.28,
+    dual_clip: DualClip | None = 3.0,
 ) -> TokenLoss:
     """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; for A < 0 at most ``-dual_clip * A``.
 

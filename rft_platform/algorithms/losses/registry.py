@@ -1,6 +1,7 @@
 """Losses by name: what a loss gets, what it gives, and what the step must know about it."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -62,8 +63,10 @@ class PolicyLoss:
     whole_groups: bool = False  # looks at all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
     teacher: bool = False  # is made of the divergence to the teacher's whole distribution
+    experts: bool = False  # learns from demonstrations among the rollouts (``TokenBatch.expert``), too
     correction: Correction = "ratio"
     whole_rows_if: str | None = None  # the option that makes it look at whole rows
+    beta: float | None = None  # which divergence, for ``teacher`` losses: the default of the option, or what is bound
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -77,21 +80,37 @@ def loss(
     whole_groups: bool = False,
     reference: bool = False,
     teacher: bool = False,
+    experts: bool = False,
     correction: Correction = "ratio",
     whole_rows_if: str | None = None,
 ) -> Callable[[LossFunction], LossFunction]:
-    """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration)."""
+    """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
+
+    Raises ValueError for a ``teacher`` loss without the option that chooses its divergence.
+    """
 
     def decorate(function: LossFunction) -> LossFunction:
         whole = whole_rows or whole_groups
-        LOSSES.add(
-            name,
-            PolicyLoss(function, policy_gradient, whole, whole_groups, reference, teacher, correction, whole_rows_if),
-            function,
+        beta = _default_beta(name, function) if teacher else None
+        entry = PolicyLoss(
+            function, policy_gradient, whole, whole_groups, reference, teacher, experts, correction, whole_rows_if, beta
         )
+        LOSSES.add(name, entry, function)
         return function
 
     return decorate
+
+
+def _default_beta(name: str, function: LossFunction) -> float:
+    """Default of the keyword-only option ``beta`` of a ``teacher`` loss."""
+    option = inspect.signature(function).parameters.get("beta")
+    if option is None or option.kind is not option.KEYWORD_ONLY or not isinstance(option.default, int | float):
+        raise ValueError(
+            f"@loss({name!r}, teacher=True): expected a keyword-only option beta with a number as its default, as in "
+            f"def {function.__name__}(tokens: TokenBatch, *, beta: float = 0.5); it chooses the divergence to the "
+            "teacher (0: KL(T, S), 1: KL(S, T))"
+        )
+    return float(option.default)
 
 
 def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
@@ -99,4 +118,5 @@ def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
     entry = LOSSES.get(name)
     check_arguments(f"policy loss {name!r}", entry.function, args)
     whole_rows = entry.whole_rows or bool(entry.whole_rows_if and args.get(entry.whole_rows_if))
-    return replace(entry, function=functools.partial(entry.function, **args), whole_rows=whole_rows)
+    beta = args.get("beta", entry.beta) if entry.teacher else None
+    return replace(entry, function=functools.partial(entry.function, **args), whole_rows=whole_rows, beta=beta)

@@ -1,13 +1,14 @@
 """Soft gate in place of the clip (SAPO, arXiv 2511.20347)."""
 
 import torch
+from pydantic import PositiveFloat
 
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("sapo", correction="none")
-def sapo(tokens: TokenBatch, *, tau_pos: float = 1.0, tau_neg: float = 1.05) -> TokenLoss:
+def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveFloat = 1.05) -> TokenLoss:
     """``-sigmoid(tau (rho - 1)) 4 / tau A``, tau being ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
 
     At rho = 1 the gradient is that of ``-rho A``; it fades out smoothly as rho leaves 1, by ``4 p (1 - p)`` with

@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from rft_platform.algorithms.registry import Share
 from rft_platform.algorithms.token_advantages.discount import discounted
 from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
 
 
 @token_advantage("gae", whiten=True, critic=True)
-def gae(tokens: Trajectories, *, gamma: float = 1.0, lam: float = 1.0) -> TokenAdvantages:
+def gae(tokens: Trajectories, *, gamma: Share = 1.0, lam: Share = 1.0) -> TokenAdvantages:
     """``delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}``; returns ``A + V``.
 
     The rows of one run are one trajectory: value and advantage cross from the first token of a step to the last one of

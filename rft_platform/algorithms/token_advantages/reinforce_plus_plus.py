@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from rft_platform.algorithms.registry import Share
 from rft_platform.algorithms.token_advantages.discount import discounted
 from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
 
 
 @token_advantage("reinforce_plus_plus", whiten=True)
-def reinforce_plus_plus(tokens: Trajectories, *, gamma: float = 1.0, baseline: bool = False) -> TokenAdvantages:
+def reinforce_plus_plus(tokens: Trajectories, *, gamma: Share = 1.0, baseline: bool = False) -> TokenAdvantages:
     """``A_t = r_t + gamma A_{t+1}``: the reward to go, the KL penalty included.
 
     With ``baseline`` the mean outcome of the task's runs is subtracted from each of them first (each run counted once,

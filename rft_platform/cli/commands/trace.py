@@ -1,5 +1,6 @@
 """``rft trace``: from weights back to what made them, and from a row to the weights it went into."""
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rft_platform.registry.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.rounds.project import Project
 
+_ROUND = r"r\d{4,}"
 _SHOWN = 10  # trainings of a chain that are printed unless more are asked for
 
 
@@ -32,13 +34,18 @@ def trace(
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
     from rft_platform.cli.console import output, print_json
     from rft_platform.config.home import Home
+    from rft_platform.experience.rounds import round_number
     from rft_platform.registry.lineage import CheckpointTrace
     from rft_platform.rounds.project import Project
 
-    found = find_trace(Project.open(Home.from_environment()), target, verify=verify)
+    project = Project.open(Home.from_environment())
+    found = find_trace(project, target, verify=verify)
     if as_json:
         print_json(found.to_json())
     elif isinstance(found, CheckpointTrace):
+        said = without_steps(project, round_number(target)) if re.fullmatch(_ROUND, target) else None
+        if said is not None:
+            output().print(f"{target} {said}:", markup=False, soft_wrap=True)
         print_checkpoint(found, output(), None if every else _SHOWN)
     else:
         print_row(found, output(), None if every else _SHOWN)
@@ -49,7 +56,6 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
     With ``verify`` the files behind a checkpoint are read whole; raises StorageError naming the damaged ones.
     """
-    import re
     from pathlib import Path
 
     from rft_platform.cli.round_policy import round_policy
@@ -59,14 +65,27 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
     from rft_platform.rounds.processes import connect_registry
 
     registry, store = connect_registry(project), project.store
-    if re.fullmatch(r"r\d{4,}", target):
-        policy = round_policy(project, round_number(target))
+    if re.fullmatch(_ROUND, target):
+        number = round_number(target)
+        policy = round_policy(project, number)
         if policy.policy_version == 0 and project.config.warm_start is None:
-            raise UserError(f"{target} ended with the base model {policy.folder}: no training stands behind it yet")
+            raise UserError(
+                f"{target} ended with the base model {policy.folder}: "
+                + (without_steps(project, number) or "no training stands behind it yet")
+            )
         return trace_checkpoint(policy.folder, store, registry, verify=verify)
     if target.startswith("models:/") or Path(target).is_dir():
         return trace_checkpoint(target, store, registry, verify=verify)
     return trace_row(target, store, project.checkpoints, registry)
+
+
+def without_steps(project: "Project", number: int) -> str | None:
+    """What is said of a round that trained nothing; None of every other."""
+    from rft_platform.cli.round_lines import nothing_trained
+    from rft_platform.rounds.run_training import NOTE
+
+    why = nothing_trained(project.store.read_note(number, NOTE) or {})
+    return None if why is None else f"{why}; the round ended with its parent's weights"
 
 
 def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | None = None) -> None:
@@ -87,6 +106,8 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
                 "data": _data(training.data_digest, training.data_unchanged),
                 "judge": training.judge_version,
+                "algorithm": training.more.get("algorithm"),
+                "plugins": training.more.get("plugins_digest"),
                 "config": training.config_digest,
                 "code": training.code_version,
                 "Dagster run": training.dagster_run_id,

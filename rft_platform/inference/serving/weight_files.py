@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import WeightMismatchError
+from rft_platform.errors import WeightMismatchError, some
 from rft_platform.files import read_json
 
-NAMES_SHOWN = 5
 HEADER_LENGTH_BYTES = 8  # the size of the header, little-endian, at the beginning of a safetensors file
 CHUNK_BYTES = 1 << 24
 HEAD = "lm_head.weight"
@@ -91,7 +90,7 @@ def check_names(given: set[str], expected: set[str], source: Path) -> None:
         raise WeightMismatchError(
             f"{source}: not the tensors of the served model: "
             + "; ".join(
-                f"{len(n)} {kind} ({_some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
+                f"{len(n)} {kind} ({some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
             )
         )
 
@@ -135,7 +134,3 @@ def _equal(one: TensorPlace, other: TensorPlace) -> bool:
             if left.read(count) != right.read(count):
                 return False
     return True
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:NAMES_SHOWN]) + (", ..." if len(names) > NAMES_SHOWN else "")

@@ -1,0 +1,36 @@
+"""What the driver tells of a training: where it goes on, and rows that were left out for their length."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.rounds.policy import Policy
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.run_training import NOTE, Training, run_training
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
+
+
+class Resumed:
+    """Answers as a trainer that goes on after step 2."""
+
+    def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None]) -> TrainResult:
+        for step in (1, 2, 3, 4):
+            on_step(StepEvent(step, {"loss": 1.0}, told_again=step <= 2))
+        return TrainResult("folder", 4, "digest", 4, {"rows_too_long": 3.0}, {}, 0.0)
+
+
+def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    project, parent = Project(Home(tmp_path), build_config({})), Policy("parent", 0, "digest", round=0)
+    request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
+    with caplog.at_level(logging.INFO):
+        _, steps = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
+    assert [record.told for record in caplog.records if hasattr(record, "told")] == [
+        "r0001 training: going on after step 2"
+    ]
+    assert "r0001: 3 rows longer than max_model_len left out" in caplog.text
+    assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)
+    assert [event["step"] for event in (project.store.read_note(1, NOTE) or {})["step_events"]] == [1, 2, 3, 4]
