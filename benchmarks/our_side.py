@@ -8,7 +8,6 @@ it is GRPO; the engine then takes the new weights.
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from rft_platform.training.preferences import read_preferences
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows
+from rft_platform.training.step_metrics import peak_rss_mb
 
 Steps = Callable[[int], dict[str, Any]]
 
@@ -126,7 +126,7 @@ def main() -> None:
         started = time.perf_counter()
         facts = run(int(line))
         seconds = time.perf_counter() - started
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        memory = peak_rss_mb()
         answer = {"steps": int(line), "seconds": seconds, "peak_rss_mb": memory, **facts}
 
 

@@ -7,7 +7,6 @@ written is what they took: wall seconds, of which seconds in generation and scor
 import argparse
 import json
 import os
-import resource
 import sys
 import time
 from pathlib import Path
@@ -61,7 +60,8 @@ class OnCommand(transformers.TrainerCallback):
         if self.left > 0 or control.should_training_stop:
             return
         seconds = time.perf_counter() - self.started
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        status = Path("/proc/self/status").read_text()  # getrusage would begin at the peak of the starting process
+        memory = int(status.split("VmHWM:")[1].split()[0]) / 1024
         self._tell({"steps": self.asked, "seconds": seconds, "peak_rss_mb": memory, **spent})
         self._ask(control)
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from rft_platform.training.rows import TrainingRows
 
 #: Lower ends of the staleness histogram's bins, in optimiser steps.
 STALENESS_BINS = (0, 1, 4, 8, 16, 32)
+_STATUS = Path("/proc/self/status")
 _PHASES = (
     "load",
     "data",
@@ -120,7 +122,13 @@ def memory_mb(device: torch.device) -> dict[str, float]:
 
 
 def peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MiB."""
+    """Largest resident memory of this process so far, in MiB.
+
+    From procfs where there is one: what ``getrusage`` tells begins at the peak of the process that started this one.
+    """
+    if _STATUS.exists():
+        peak = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(peak.split()[1]) / 1024
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
