@@ -44,6 +44,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
 from rft_platform.judging.apply import judge_rollouts
 from rft_platform.judging.compose import build_judge
+from rft_platform.rollout.env_state import state_hash
 from rft_platform.rounds.algorithm import chosen_algorithm, shaping_of, spec_of
 from rft_platform.rounds.train import optimizer_spec
 from rft_platform.tasks.task import Task
@@ -69,6 +70,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "on_policy_distill": {"algorithm": {"repeat_times": 4}},
     "gkd": {"rounds": 20, "lr": 1e-3, "algorithm": {"repeat_times": 4}},
     "dpo": {"rounds": 20, "lr": 1e-4},
+    "cispo": {"lr": 2e-4},  # its ratio has no lower bound: at 5e-4 it falls before it rises
     "mix": {"algorithm": {"experts": {"path": "experts.jsonl", "weight": 0.2}}},
 }
 
@@ -272,6 +274,7 @@ class Run:
             logprobs=done.logprobs, loss_mask=[True] * len(done.token_ids), temperature=1.0, top_p=1.0, top_k=-1,
             finish_reason=done.finish_reason, truncated=done.finish_reason == "length", messages=[], tools=[],
             response={"role": "assistant", "content": rollout.text if done.finish_reason == "stop" else ""},
+            env_state_hash=state_hash(rollout.group),
         )  # fmt: skip
 
     def _train(self, request: TrainRequest, keep: bool = True) -> None:

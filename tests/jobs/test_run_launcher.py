@@ -244,8 +244,10 @@ def test_the_fault_of_a_run_that_was_executed_again_is_its_own(instance):
 
 def test_a_process_that_began_after_the_worker_had_reported_is_another_one():
     """Containers that are made anew hand out the same small pids; both programs look like workers."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; 'multiprocessing'; time.sleep(600)"])
+    program = "import time; 'multiprocessing'; print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
+        process.stdout.readline()  # it runs: before that it may have no command line yet
         born = psutil.Process(process.pid).create_time()
         assert Workers().find("run", process.pid, born - 60) is None
         workers = Workers()
@@ -253,7 +255,7 @@ def test_a_process_that_began_after_the_worker_had_reported_is_another_one():
         assert workers.find("run", process.pid, born - 3600) is not None, "seen before, and the clock was set since"
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_launch_that_a_dead_daemon_left_unfinished_is_given_up(instance):
