@@ -178,6 +178,7 @@ def idle_pack() -> Pack:
 
 
 def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """``Reduce`` of a group of one."""
     return values
 
 
