@@ -38,6 +38,14 @@ class UserCodeError(RftError):
     hint = "mend the workflow or the judge, then launch the job again; it runs the code as it is then"
 
 
+class JudgeUnavailableError(RftError):
+    """A model that judges does not answer, or answers nonsense: the runs stay unjudged, none gets a reward for it."""
+
+    fault = "user_code"
+    retryable = True
+    hint = f"{_REPEATED}; answers that came are kept and not asked for again"
+
+
 class CheckFailedError(UserCodeError):
     """A blocking asset check refused the rows that workflow and judge made."""
 

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-ROLLOUT_SCHEMA_VERSION = 3  # 2: attempt; 3: env_state_hash
+ROLLOUT_SCHEMA_VERSION = 4  # 2: attempt; 3: env_state_hash; 4: policy, step_reward
 JUDGED_SCHEMA_VERSION = 1
 
 
@@ -51,6 +51,8 @@ class RolloutRow:
     duration_s: float = 0.0
     attempt: int | None = None  # of the run, from 0: its sampling seed follows from it; None: not recorded then
     env_state_hash: str | None = None  # of the environment's state that the call answered; None: the workflow told none
+    policy: str | None = None  # which of the project's further trainable policies was called; None: the first
+    step_reward: float | None = None  # what the environment gave for this step alone, where the workflow told
 
 
 @dataclass(slots=True)

@@ -48,6 +48,8 @@ ROLLOUT_SCHEMA = pa.schema(
         ("duration_s", pa.float64()),
         ("attempt", pa.int32()),
         ("env_state_hash", pa.string()),
+        ("policy", pa.string()),
+        ("step_reward", pa.float64()),
     ],
     metadata={RECORD_KEY: b"rollout", VERSION_KEY: str(ROLLOUT_SCHEMA_VERSION).encode()},
 )
@@ -68,7 +70,12 @@ JUDGED_SCHEMA = pa.schema(
 )
 
 #: The schema version that brought a column; files of earlier versions hold nothing for it.
-ADDED_IN = {(b"rollout", "attempt"): 2, (b"rollout", "env_state_hash"): 3}
+ADDED_IN = {
+    (b"rollout", "attempt"): 2,
+    (b"rollout", "env_state_hash"): 3,
+    (b"rollout", "policy"): 4,
+    (b"rollout", "step_reward"): 4,
+}
 
 #: Columns that hold a JSON document as text.
 JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})

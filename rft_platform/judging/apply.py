@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.responses import decode_response
 from rft_platform.faults import user_place
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.shaping import OVERLONG, Shaping, shape
@@ -214,7 +215,7 @@ async def _judge_all(
 
 
 async def _judge_run(row: RolloutRow, task: Task, judge: JudgeSpec, extras: dict[str, dict[str, Any]]) -> RunJudgement:
-    response = row.response.get("content") if row.run_output is None else row.run_output
+    response = row.response.get("content") if row.run_output is None else decode_response(row.run_output)
     reward, parts = 0.0, {}
     for part in judge.parts:
         output: Any = part.function(task=task.raw, response=response, **part.args, **extras[part.name])

@@ -1,7 +1,6 @@
 """Judges by name: those that come with the platform, and any importable function."""
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -10,6 +9,7 @@ from rft_platform.judging.rules.matching import contains, exact_match, matches_f
 from rft_platform.judging.rules.mathematics import math
 from rft_platform.judging.rules.numbers import gsm8k, numeric
 from rft_platform.judging.types import JudgeFunction
+from rft_platform.user_code import load_object
 
 RULES: Mapping[str, JudgeFunction] = MappingProxyType(
     {
@@ -25,20 +25,14 @@ RULES: Mapping[str, JudgeFunction] = MappingProxyType(
 
 
 def find_judge(name: str) -> JudgeFunction:
-    """The rule called ``name``, or the function at ``package.module:function``. Raises ``UserError``."""
+    """The rule called ``name``, or the function that a reference (``module:function``) names. Raises ``UserError``."""
     if name in RULES:
         return RULES[name]
     if ":" not in name:
         near = difflib.get_close_matches(name, RULES, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise UserError(f"unknown judge {name!r}: {hint}Known are {', '.join(RULES)}, or give package.module:function")
-    module_name, _, function_name = name.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except ImportError as error:
-        raise UserError(f"judge {name!r}: module {module_name!r} cannot be imported: {error}") from error
-    except AttributeError:
-        raise UserError(f"judge {name!r}: module {module_name!r} has no {function_name!r}") from None
+    function: JudgeFunction = load_object(name, "judge")
     if not callable(function):
         raise UserError(f"judge {name!r}: expected a function, got a {type(function).__name__}")
     return function

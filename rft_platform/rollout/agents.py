@@ -11,6 +11,7 @@ from typing import Any
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool import EnginePool
+from rft_platform.rollout.chat_models import framework_model
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.recording import RecordingClients
@@ -130,7 +131,7 @@ class AgentRunner:
             return await workflow.run(run.task, model, self._auxiliary_models)
         offered = {
             "task": copy.deepcopy(run.task.raw),  # a run may change its task without another one seeing it
-            "model": model,
+            "model": framework_model(model),
             "auxiliary_models": self._auxiliary_models,
             "logger": LOGGER,
         }

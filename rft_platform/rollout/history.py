@@ -13,7 +13,7 @@ from rft_platform.rollout.identity import derive_seed
 class RecordedCall:
     """One choice of one model call of a run, token for token as the engine sampled it.
 
-    A workflow may set ``reward``, ``metrics`` and ``env_state_hash``; all else is a fact.
+    A workflow may set ``reward``, ``step_reward``, ``metrics`` and ``env_state_hash``; all else is a fact.
     """
 
     order: int  # the call's place among the calls of its run, by the time it was sent
@@ -35,6 +35,8 @@ class RecordedCall:
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     env_state_hash: str | None = None  # of the environment's state that the call answers
+    policy: str | None = None  # which further trainable policy answered; None: the project's first
+    step_reward: float | None = None  # what the environment gave for this step alone
 
 
 class RunHistory:

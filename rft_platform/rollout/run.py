@@ -1,7 +1,5 @@
 """One run of a workflow, and the rows it leaves."""
 
-import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from typing import Any
 
 from rft_platform.errors import EngineError
 from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.identity import derive_seed, group_id, run_id
@@ -104,7 +103,7 @@ def rows_of_run(
         for call in sorted(kept, key=lambda c: (c.order, c.choice))
     ]
     last = rows[-1]
-    last.run_output = jsonable(output.response)
+    last.run_output = encode_response(output.response)
     last.run_reward = None if output.reward is None else float(output.reward)
     last.metrics = {**last.metrics, **{name: float(value) for name, value in (output.metrics or {}).items()}}
     return rows
@@ -141,21 +140,6 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         duration_s=call.duration_s,
         attempt=attempt,
         env_state_hash=call.env_state_hash,
+        policy=call.policy,
+        step_reward=call.step_reward,
     )
-
-
-def jsonable(value: Any) -> Any:
-    """``value`` as JSON can hold it: pydantic models, dataclasses and objects with ``to_dict`` become dictionaries."""
-    for method in ("model_dump", "to_dict"):
-        if hasattr(value, method):
-            value = getattr(value, method)()
-            break
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    try:
-        return json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        expected = "expected text, JSON values, a dataclass, a pydantic model or an object with to_dict()"
-        raise TypeError(
-            f"the workflow's response ({type(value).__name__}) cannot be stored: {error}; {expected}"
-        ) from error

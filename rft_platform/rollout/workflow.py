@@ -1,6 +1,5 @@
 """What a workflow is: user code that solves one task with the model it is handed; and how one is named."""
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from rft_platform.errors import UserError
 from rft_platform.signature import check_parameters
 from rft_platform.tasks.task import Task
+from rft_platform.user_code import load_object
 
 if TYPE_CHECKING:
     from rft_platform.rollout.model_handle import ModelHandle
@@ -65,7 +65,7 @@ def check_workflow_function(function: Callable[..., Any]) -> None:
 def resolve_workflow(
     name: str, arguments: Mapping[str, Any] | None = None, system_prompt: str | None = None
 ) -> Workflow:
-    """The workflow called ``name``: a built-in one, or ``package.module:attribute``.
+    """The workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
 
     The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or the class of one.
     ``arguments`` are given to the class; ``system_prompt`` too, if it has a parameter of that name. Raises UserError.
@@ -87,18 +87,11 @@ def resolve_workflow(
 
 
 def _load(name: str) -> Any:
-    module, separator, attribute = BUILT_IN.get(name, name).partition(":")
-    if not (separator and module and attribute):
+    reference = BUILT_IN.get(name, name)
+    if ":" not in reference:
         known = ", ".join(sorted(BUILT_IN))
         raise UserError(f"workflow {name!r}: unknown; expected one of {known}, or package.module:function")
-    try:
-        loaded = importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f"workflow {name!r}: cannot import {module} ({error}); is it on PYTHONPATH?") from error
-    try:
-        return getattr(loaded, attribute)
-    except AttributeError as error:
-        raise UserError(f"workflow {name!r}: {module} has no {attribute!r}") from error
+    return load_object(reference, "workflow")
 
 
 def _instantiate(name: str, target: type, arguments: dict[str, Any], system_prompt: str | None) -> Any:

@@ -7,6 +7,7 @@ import pytest
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
+from rft_platform.experience.schema import ADDED_IN
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
 
@@ -51,17 +52,18 @@ def test_runs_that_the_judge_failed_on_have_no_reward_and_filtered_ones_have(sto
     assert (found["runs"], found["mean_reward"]) == (3, 2 / 3)
 
 
-def test_files_of_three_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:
-    for batch, version in enumerate((3, 2, 1)):
-        file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s"))
-        table = pq.read_table(file).drop_columns([c for c, v in (("attempt", 2), ("env_state_hash", 3)) if version < v])
+def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:
+    for batch, version in enumerate((4, 3, 2, 1)):
+        file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s", policy="p"))
+        table = pq.read_table(file)
+        table = table.drop_columns([column for (_, column), since in ADDED_IN.items() if version < since])
         metadata = {**table.schema.metadata, b"rft.schema_version": str(version).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), file)
     (store.round_folder(1) / "files.json").unlink()  # it gets a ledger of what lies there
     with connect(store) as connection:
-        query = "SELECT count(*), count(attempt), count(env_state_hash) FROM rollouts"
-        assert connection.execute(query).fetchall() == [(12, 8, 4)]
-    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 4 + [None] * 8
+        query = "SELECT count(*), count(attempt), count(env_state_hash), count(policy) FROM rollouts"
+        assert connection.execute(query).fetchall() == [(16, 12, 8, 4)]
+    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 8 + [None] * 8
 
 
 def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:

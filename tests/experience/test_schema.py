@@ -74,7 +74,7 @@ def test_what_json_cannot_hold_is_refused() -> None:
 
 def test_foreign_and_future_files_are_refused() -> None:
     future = ROLLOUT_SCHEMA.with_metadata({**ROLLOUT_SCHEMA.metadata, VERSION_KEY: b"99"})
-    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 3"):
+    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 4"):
         check_version(future, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="holds judged, expected rollout"):
         check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")

@@ -28,7 +28,7 @@ def test_judges_are_found_by_name_and_by_import() -> None:
     [
         ("exact_mach", "did you mean 'exact_match'"),
         ("zzz", "Known are exact_match, numeric"),
-        ("no.such.module:judge", "cannot be imported"),
+        ("no.such.module:judge", "cannot import no.such.module"),
         ("rft_platform.judging.text:absent", "has no 'absent'"),
         ("rft_platform.judging.apply:JUDGE_ERROR", "expected a function, got a str"),
     ],

@@ -1,0 +1,86 @@
+"""The user's functions and classes by name: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+
+A reference is text, so that a configuration can hold it and any process can load what it names.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.faults import user_place
+from rft_platform.files import digest_json
+
+
+def load_object(reference: str, what: str) -> Any:
+    """What ``reference`` names; ``what`` says in messages what it is for, as in ``workflow``. Raises UserError."""
+    module_name, separator, attribute = reference.rpartition(":")
+    if not (separator and module_name and attribute):
+        raise UserError(f"{what} {reference!r}: expected package.module:attribute or path/to/file.py:attribute")
+    try:
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
+    except FileNotFoundError as error:
+        raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
+    except Exception as error:  # user code: whatever it raises
+        place = user_place(error)
+        said = f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        raise UserError(f"{what} {reference!r}: importing {module_name} raised {said}") from error
+    value: Any = module
+    for name in attribute.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError as error:
+            raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}") from error
+    return value
+
+
+def reference_of(value: Any) -> str:
+    """The reference that loads ``value`` in another process; UserError for what only this one can reach.
+
+    What a script defines is named by the script's file: another process imports it under another name than
+    ``__main__``, so the script must guard what it runs by ``if __name__ == "__main__":``.
+    """
+    name = getattr(value, "__qualname__", None)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if not name or module is None or "<" in name:
+        raise UserError(
+            f"{value!r} cannot be found by name: define it at the top level of a module or script (no lambda, no "
+            "function inside a function)"
+        )
+    if module.__name__ != "__main__":
+        return f"{module.__name__}:{name}"
+    file = getattr(module, "__file__", None)
+    if file is None:
+        raise UserError(f"{name} was typed into a shell, where no other process finds it: put it into a file")
+    spec = getattr(module, "__spec__", None)  # of python -m package.module
+    return f"{spec.name}:{name}" if spec is not None else f"{Path(file).resolve()}:{name}"
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The module of a Python file, executed once a process; a script that runs is itself, not a second copy."""
+    path = path.resolve(strict=True)
+    main = sys.modules.get("__main__")
+    running = getattr(main, "__file__", None)
+    if main is not None and running is not None and Path(running).resolve() == path:
+        return main
+    name = f"rft_user_{path.stem}_{digest_json(str(path))[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: its dataclasses look themselves up
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # its neighbours, as for a script that is run
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

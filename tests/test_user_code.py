@@ -1,0 +1,71 @@
+"""User functions by name, and back."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.user_code import load_object, reference_of
+
+SCRIPT = """
+from rft_platform.user_code import load_object, reference_of
+import neighbour
+
+def judge(task, response):
+    return neighbour.REWARD
+
+if __name__ == "__main__":
+    reference = reference_of(judge)
+    assert load_object(reference, "judge") is judge
+    print(reference)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "neighbour.py").write_text("REWARD = 0.5\n")
+    (tmp_path / "main.py").write_text(SCRIPT)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path / "main.py"
+
+
+def test_a_function_of_a_script_is_found_by_another_process(script: Path) -> None:
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=60)
+    reference = ran.stdout.strip()
+    assert reference == f"{script}:judge"
+    judge = load_object(reference, "judge")
+    assert judge({}, "") == 0.5  # with the module beside it
+    assert load_object(reference, "judge") is judge  # executed once
+
+
+def test_a_function_of_a_module_is_named_by_it() -> None:
+    assert reference_of(load_object) == "rft_platform.user_code:load_object"
+    assert load_object("pathlib:Path.home", "workflow") == Path.home
+
+
+def test_what_only_this_process_can_reach_is_refused() -> None:
+    with pytest.raises(UserError, match="top level"):
+        reference_of(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("nonsense", "expected package.module:attribute"),
+        ("no_such_module:f", "cannot import no_such_module"),
+        ("pathlib:Nothing", "pathlib has no 'Nothing'"),
+        ("/nowhere/agent.py:f", "there is no file /nowhere/agent.py"),
+    ],
+)
+def test_a_wrong_reference_says_what_is_wrong(reference: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_object(reference, "workflow")
+
+
+def test_a_file_that_raises_is_named_with_the_place(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("x = 1 / 0\n")
+    with pytest.raises(UserError, match="ZeroDivisionError"):
+        load_object(f"{broken}:x", "judge")
