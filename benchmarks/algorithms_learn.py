@@ -45,7 +45,8 @@ from rft_platform.files import digest_json
 from rft_platform.judging.apply import judge_rollouts
 from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.env_state import state_hash
-from rft_platform.rounds.algorithm import chosen_algorithm, shaping_of, spec_of
+from rft_platform.rounds.algorithm import chosen_algorithm, spec_of
+from rft_platform.rounds.operators import pipeline_of
 from rft_platform.rounds.train import optimizer_spec
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest
@@ -254,7 +255,7 @@ class Run:
         tasks = {str(i): Task(str(i), "sums", task["question"], task["answer"], task) for i, task in enumerate(chosen)}
         judged = judge_rollouts(
             rows, tasks, self.judge, advantage_fn=self.preset.advantage, advantage_args=self.preset.advantage_args,
-            shaping=shaping_of(self.config), needs_reward=self.preset.needs_reward,
+            pipeline=pipeline_of(self.config), needs_reward=self.preset.needs_reward,
         )  # fmt: skip
         experts = self.request.algorithm.expert_weight is not None
         return replace(

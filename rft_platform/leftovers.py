@@ -10,8 +10,6 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 #: The target's name, then the machine and the process at work on it; ``.old`` is what a new folder is replacing.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.(?P<machine>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.(?:tmp|old)")
 
@@ -42,6 +40,8 @@ def _machine() -> str:
 
 
 def _runs(pid: int) -> bool:
+    import psutil  # here: a rollout worker imports this module in environments that do not have it
+
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a killed child that nobody has waited for
     except psutil.NoSuchProcess:

@@ -1,6 +1,7 @@
 """The user's functions and classes by name: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-A reference is text, so that a configuration can hold it and any process can load what it names.
+A reference is text, so that a configuration can hold it and any process can load what it names. What only this process
+can reach (a lambda, a function of a notebook) is kept in its memory and called ``live:name``.
 """
 
 import importlib
@@ -14,10 +15,17 @@ from rft_platform.errors import UserError
 from rft_platform.faults import user_place
 from rft_platform.files import digest_json
 
+_FILE_MODULE = "rft_user_"  # how the modules of loaded files are called
+_LIVE = "live"
+_live_objects: dict[str, Any] = {}
+_being_loaded: list[str] = []
+
 
 def load_object(reference: str, what: str) -> Any:
     """What ``reference`` names; ``what`` says in messages what it is for, as in ``workflow``. Raises UserError."""
     module_name, separator, attribute = reference.rpartition(":")
+    if module_name == _LIVE:
+        return _live(attribute, what)
     if not (separator and module_name and attribute):
         raise UserError(f"{what} {reference!r}: expected package.module:attribute or path/to/file.py:attribute")
     try:
@@ -52,13 +60,51 @@ def reference_of(value: Any) -> str:
             f"{value!r} cannot be found by name: define it at the top level of a module or script (no lambda, no "
             "function inside a function)"
         )
-    if module.__name__ != "__main__":
-        return f"{module.__name__}:{name}"
     file = getattr(module, "__file__", None)
+    if module.__name__ != "__main__":
+        return f"{file if module.__name__.startswith(_FILE_MODULE) else module.__name__}:{name}"
     if file is None:
         raise UserError(f"{name} was typed into a shell, where no other process finds it: put it into a file")
     spec = getattr(module, "__spec__", None)  # of python -m package.module
     return f"{spec.name}:{name}" if spec is not None else f"{Path(file).resolve()}:{name}"
+
+
+def keep_alive(value: Any, what: str) -> str:
+    """A reference that loads ``value`` in this process and nowhere else, for what ``reference_of`` refuses.
+
+    An object of the same name and use takes the place of an earlier one.
+    """
+    name = f"{what}/{getattr(value, '__qualname__', type(value).__qualname__)}"
+    _live_objects[name] = value
+    return f"{_LIVE}:{name}"
+
+
+def short_name(reference: str) -> str:
+    """A reference as people call it: without the folders of a file or the use of a live object."""
+    module_name, _, attribute = reference.rpartition(":")
+    if module_name == _LIVE:
+        return attribute.rpartition("/")[2]
+    return f"{Path(module_name).stem}:{attribute}" if module_name.endswith(".py") else reference
+
+
+def is_live(reference: str) -> bool:
+    """Whether a reference holds in the process that made it alone."""
+    return reference.startswith(f"{_LIVE}:")
+
+
+def file_being_loaded() -> str | None:
+    """The file of user code whose import is under way: what it does at its top level must not start anything."""
+    return _being_loaded[-1] if _being_loaded else None
+
+
+def _live(name: str, what: str) -> Any:
+    try:
+        return _live_objects[name]
+    except KeyError:
+        raise UserError(
+            f"{what} {name.rpartition('/')[2]!r} was in the memory of the process that trained and cannot be loaded in "
+            "another one: go on from the script or notebook that defines it, or define it at the top level of a module"
+        ) from None
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -68,7 +114,7 @@ def _load_file(path: Path) -> ModuleType:
     running = getattr(main, "__file__", None)
     if main is not None and running is not None and Path(running).resolve() == path:
         return main
-    name = f"rft_user_{path.stem}_{digest_json(str(path))[:8]}"
+    name = f"{_FILE_MODULE}{path.stem}_{digest_json(str(path))[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -78,9 +124,12 @@ def _load_file(path: Path) -> ModuleType:
     sys.modules[name] = module  # before it runs: its dataclasses look themselves up
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # its neighbours, as for a script that is run
+    _being_loaded.append(str(path))
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        _being_loaded.pop()
     return module

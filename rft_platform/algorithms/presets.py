@@ -33,6 +33,7 @@ class Preset:
     repeat_times: int = 1  # runs a task when the configuration gives no number
     needs_reward: bool = True  # False: what is learned comes from elsewhere (a teacher, an expert)
     drop_zero_variance: bool = False  # groups whose runs all have the same reward are kept from training
+    max_batches: int = 1  # batches of tasks that may be sampled in place of such groups, the first included
     reward_threshold: float | None = None  # rows of runs with a lower reward are kept from training
     overlong_penalty: float = 0.0  # weight of the soft over-long penalty in the reward
 
@@ -58,7 +59,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "dr_grpo": _group(
             "ppo", "grpo", advantage_args=_frozen(normalize_std=False), loss_agg_mode="seq-mean-token-sum-norm"
         ),
-        "dapo": _group("ppo", "grpo", drop_zero_variance=True, overlong_penalty=1.0),
+        "dapo": _group("ppo", "grpo", drop_zero_variance=True, max_batches=3, overlong_penalty=1.0),
         "gspo": _group("gspo", "grpo", loss_agg_mode="seq-mean-token-mean"),
         "cispo": _group("cispo", "grpo"),
         "sapo": _group("sapo", "grpo"),

@@ -1,13 +1,30 @@
 """Asset of training: a round's optimiser steps and the checkpoint they lead to, registered in MLflow."""
 
+from typing import Any
+
 import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
 from rft_platform.assets.faults import reports_faults
+from rft_platform.experience.rounds import round_key
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
+
+
+def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
+    """Which rows were settled for a training, where they are chosen row by row."""
+    if note is None:
+        return {}
+    versions = note["policy_versions"]
+    return {
+        **{f"rows/{use}": count for use, count in note["rows"].items()},
+        "rows/from_rounds": ", ".join(map(round_key, note["fresh_rounds"])) or "none",
+        "rows/policy_versions": f"{versions[0]} to {versions[1]}" if versions else "none",
+        "rows/staleness_mean": note["staleness_mean"],
+        "rows/left_for_later": sum(note["left"].values()),
+    }
 
 
 @dg.asset(
@@ -27,6 +44,7 @@ def policy_checkpoint(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
+    from rft_platform.rounds.landing import selection_note
     from rft_platform.rounds.register import register
     from rft_platform.rounds.run_training import engine_mismatch
     from rft_platform.rounds.train import lineage, train
@@ -42,6 +60,7 @@ def policy_checkpoint(
             "model_version": policy.model_version or "not registered",
             "optimizer_steps": result.steps,
             "no_op": result.steps == 0,
+            **selection_metadata(selection_note(opened.store, number)),
             **numbers(result.metrics),
             **{f"seconds/{name}": value for name, value in result.seconds.items()},
         },

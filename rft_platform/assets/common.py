@@ -37,10 +37,9 @@ def columns_of(schema: Any) -> dg.TableSchema:
 
 
 def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:
-    """One row a small dataclass, its fields as columns."""
-    return dg.MetadataValue.table(
-        [dg.TableRecord({key: _cell(value) for key, value in asdict(report).items()}) for report in reports]
-    )
+    """One row a small dataclass, its fields as columns; none where there is no report."""
+    records = [dg.TableRecord({key: _cell(value) for key, value in asdict(report).items()}) for report in reports]
+    return dg.MetadataValue.table(records, schema=None if records else dg.TableSchema(columns=[]))
 
 
 def path(folder_or_file: str | Path) -> dg.PathMetadataValue:

@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
-from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, rft_rounds, round_of
+from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, report_table, rft_rounds, round_of
 from rft_platform.assets.faults import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
@@ -15,6 +15,7 @@ class EvaluationConfig(dg.Config):
     """How to evaluate in this run."""
 
     force: bool = Field(default=False, description="Evaluate even where the configured interval says not yet.")
+    promote: bool = Field(default=True, description="Let the policy become champion if the gate passes.")
 
 
 @dg.asset(
@@ -35,20 +36,27 @@ def evaluation_report(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """The round's policy on held-out tasks, against the champion; the engine serves it from here on."""
+    from rft_platform.rounds.bench import write_bench
     from rft_platform.rounds.evaluate import evaluate_round
     from rft_platform.rounds.offline_evaluation import evaluate_offline
 
     opened, number = project.open(), round_of(context)
     if opened.offline:
-        summary = evaluate_offline(opened, engine.connect, registry.connect(), number, force=config.force)
+        summary = evaluate_offline(
+            opened, engine.connect, registry.connect(), number, force=config.force, promote=config.promote
+        )
     else:
-        summary = evaluate_round(opened, engine.connect(), registry.connect(), number, force=config.force)
+        summary = evaluate_round(
+            opened, engine.connect(), registry.connect(), number, force=config.force, promote=config.promote
+        )
     return dg.MaterializeResult(
         metadata={
             "report": dg.MetadataValue.md(summary.markdown),
             "gate": summary.gate,
             "promoted": summary.promoted,
             **({"picture": path(summary.picture)} if summary.picture else {}),
+            **({"compared_with": report_table(summary.compared)} if summary.compared else {}),
+            **({} if config.promote else {"all_policies": path(write_bench(opened))}),
             **numbers(summary.metrics),
         },
         check_results=evaluation_results(summary),

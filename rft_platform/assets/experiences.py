@@ -1,7 +1,7 @@
 """Asset of judgement: reward and advantage of every row. Re-runnable with another judge on stored rollouts."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -21,6 +21,10 @@ class JudgeConfig(dg.Config):
     judge: str = Field(
         default="", description="Built-in judge or package.module:function in place of the configured one."
     )
+    judge_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of that judge.")
+    judges: list[dict[str, Any]] = Field(
+        default_factory=list, description="A weighted sum in place of one judge: a list of {judge, weight, args}."
+    )
 
 
 @dg.asset(
@@ -37,10 +41,10 @@ def judged_experiences(
 ) -> dg.MaterializeResult:
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import JUDGED_SCHEMA
-    from rft_platform.rounds.judge import judge, quality, sample_transcripts
+    from rft_platform.rounds.judge import judge, other_judge, quality, sample_transcripts
 
     opened, number = project.open(), round_of(context)
-    summary = judge(opened, number, config.judge or None)
+    summary = judge(opened, number, other_judge(config.judge, config.judge_args, config.judges))
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": summary["rows"],
@@ -48,12 +52,32 @@ def judged_experiences(
             "folder": path(opened.store.round_folder(number) / "judged"),
             "judge_version": summary["judge_version"],
             "judge_versions": _judgements(opened.store, number),
+            "operators": _operators(summary["operators"]),
             "transcripts": dg.MetadataValue.md(sample_transcripts(opened, number)),
             **numbers(summary),
         },
         data_version=dg.DataVersion(f"{opened.store.digest(number)[:16]}+{summary['judge_version']}"),
         check_results=experience_results(*quality(opened, number, summary["judge_version"])),
     )
+
+
+def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
+    """What each operator of the experience pipeline kept, and its own figures."""
+    facts = [", ".join(f"{name} {value:g}" for name, value in report["facts"].items()) for report in reports]
+    records = [
+        dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": told})
+        for report, told in zip(reports, facts, strict=True)
+    ]
+    return dg.MetadataValue.table(records, schema=_OPERATORS)
+
+
+_OPERATORS = dg.TableSchema(
+    columns=[
+        dg.TableColumn("name"),
+        *(dg.TableColumn(f"{what}_{way}", "int") for what in ("rows", "runs", "groups") for way in ("in", "out")),
+        dg.TableColumn("facts"),
+    ]
+)
 
 
 def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:

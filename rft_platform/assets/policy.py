@@ -60,14 +60,14 @@ def warm_start_checkpoint(
 )
 @reports_faults
 def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Which weights this round explores with: the newest policy that ``sync_offset`` permits, read at run time.
+    """Which weights this round explores with: the newest policy that the sync style permits, read at run time.
 
     The edge back from ``policy_checkpoint`` is not declared: an asset graph has no circles, a training loop is one.
     """
-    from rft_platform.rounds.policy import take_snapshot
+    from rft_platform.rounds.snapshots import snapshot_for
 
     opened = project.open()
-    policy = take_snapshot(opened.store, round_of(context), opened.config.synchronizer.offset_rounds)
+    policy = snapshot_for(opened, round_of(context))
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

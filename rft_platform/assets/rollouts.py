@@ -34,6 +34,7 @@ def rollout_batches(
             "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
             "folder": path(opened.store.rollout_files(number)[0].parent),
             **numbers(summary),
+            **numbers(summary["task_selection"]["statistics"]),
         },
         data_version=dg.DataVersion(opened.store.digest(number)),
     )

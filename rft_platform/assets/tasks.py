@@ -12,6 +12,8 @@ from rft_platform.resources.project import ProjectResource
 def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Tasks to explore: read, mapped, checked for empty and duplicate rows. Its data version is its content."""
     opened = project.open()
+    if opened.config.buffer.explorer_input.taskset is None:
+        return dg.MaterializeResult(metadata={"dagster/row_count": 0, "source": "none: nothing is explored"})
     dataset = opened.tasks
     return dg.MaterializeResult(
         metadata={
@@ -38,7 +40,8 @@ def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResourc
 
     opened = project.open()
     datasets = [dataset for _, dataset in opened.eval_tasks]
-    leaks = [task for dataset in datasets for task in find_leaks(opened.tasks.tasks, dataset.tasks)]
+    explored = [] if opened.config.buffer.explorer_input.taskset is None else opened.tasks.tasks
+    leaks = [task for dataset in datasets for task in find_leaks(explored, dataset.tasks)]
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": sum(len(dataset.tasks) for dataset in datasets),

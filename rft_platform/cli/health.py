@@ -7,9 +7,9 @@ from importlib import metadata
 from time import perf_counter
 from typing import Literal
 
-from rft_platform.cli.machine import cpu_count, gpu_count, installed_version
-from rft_platform.cli.preflight import check_room, check_writable, nearest_folder
 from rft_platform.config.home import Home
+from rft_platform.driving.machine import cpu_count, gpu_count, installed_version
+from rft_platform.driving.preflight import check_room, check_writable, nearest_folder
 from rft_platform.errors import EngineError, RftError, UserError
 from rft_platform.servers.leases import Held, leases_of
 from rft_platform.servers.supervise import port_is_free

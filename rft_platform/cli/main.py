@@ -9,12 +9,14 @@ from rft_platform.cli.commands.chaos import chaos
 from rft_platform.cli.commands.demo import demo
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
+from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.metrics import metrics
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.stop import stop
 from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
+from rft_platform.cli.commands.tune import tune
 from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
 
@@ -37,10 +39,12 @@ app = typer.Typer(
 
 app.command()(demo)
 app.command()(run)
+app.command()(tune)
 app.command()(ui)
 app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(rounds)
+app.command()(judge)
 app.command()(trace)
 app.add_typer(store, name="store")
 app.command()(metrics)

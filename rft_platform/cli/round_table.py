@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rft_platform.cli.round_lines import RoundLine, round_lines
+from rft_platform.driving.round_lines import RoundLine, round_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,8 @@ def what_is_next(project: "Project") -> str:
     known, is_driven = _known_launches(project), driver_is_running(project.home)
     cut = [] if is_driven else sorted(known.interrupted)
     said = describe_plan(
-        plan_next(observe(project, replace(known, running=known.running - set(cut)))), project.rounds_budget
+        plan_next(observe(project, replace(known, running=known.running - set(cut)))),
+        1 if project.config.mode == "bench" else project.rounds_budget,
     )
     if cut:
         names = ", ".join(_launch_name(*launch) for launch in cut)

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.cli.ledger import drive_costs
-from rft_platform.cli.machine import machine_facts
-from rft_platform.cli.round_lines import RoundLine, round_lines
+from rft_platform.driving.ledger import drive_costs
+from rft_platform.driving.machine import machine_facts
+from rft_platform.driving.round_lines import RoundLine, round_lines
 from rft_platform.files import write_json
 
 if TYPE_CHECKING:

@@ -84,6 +84,9 @@ class ExperienceFilters(Section):
 
     zero_variance: bool | None = None
     """Leave out groups whose runs all have the same reward (dynamic sampling; dapo: true)."""
+    max_batches: PositiveInt | None = None
+    """Batches of tasks that may be sampled, the first included, until ``buffer.batch_size`` groups are not left out so
+    (dapo: 3, others 1)."""
     reward_threshold: float | None = None
     """Leave out runs with a lower reward (rejection sampling; rft: 1)."""
     overlong: Overlong = Overlong()

@@ -55,6 +55,16 @@ class PresetFacts(Protocol):
         ...
 
     @property
+    def drop_zero_variance(self) -> bool:
+        """Whether groups whose runs all have the same reward are kept from training."""
+        ...
+
+    @property
+    def max_batches(self) -> int:
+        """Batches of tasks that may be sampled for one, groups without signal being replaced."""
+        ...
+
+    @property
     def min_group(self) -> int:
         """Fewest runs of a task."""
         ...
@@ -82,13 +92,15 @@ class BatchPlan:
     exact: bool
     rounds: int | None  # None: it takes the number of tasks to know
     total_steps: int | None  # optimiser steps of the whole run
+    dynamic: bool = False  # a step takes what has landed, of whatever rounds
+    max_batches: int = 1  # batches of tasks that may be sampled for an explore batch (dynamic sampling)
 
 
 def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = None) -> BatchPlan:
     """The arithmetic of a configuration. ``task_count`` is needed where the run's length is given in epochs."""
     buffer, taskset = config.buffer, config.buffer.explorer_input.taskset
     repeat_times = config.algorithm.repeat_times or preset.repeat_times
-    batches = config.synchronizer.sync_interval
+    batches = config.synchronizer.batches_a_round
     experiences = buffer.batch_size * repeat_times * batches
     train_batch_size = buffer.batch_size * repeat_times
     if buffer.train_batch_size is not None:
@@ -96,7 +108,7 @@ def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = 
     steps = -(-experiences // train_batch_size)
     known = buffer.total_steps is not None or task_count is not None
     rounds = config.rounds_budget(task_count) if known else None
-    total = None if rounds is None else rounds * steps
+    total = None if rounds is None else run_steps(config, rounds, experiences, train_batch_size)
     if config.trainer.total_steps is not None:
         total = min(total or config.trainer.total_steps, config.trainer.total_steps)
     return BatchPlan(
@@ -109,4 +121,22 @@ def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = 
         exact=taskset is None or taskset.workflow == "single_turn",
         rounds=rounds,
         total_steps=total,
+        dynamic=config.synchronizer.dynamic,
+        max_batches=max_batches(config, preset),
     )
+
+
+def max_batches(config: RftConfig, preset: PresetFacts) -> int:
+    """Batches of tasks that may be sampled for one, groups without signal being replaced; 1: none is."""
+    operators = config.data_processor.experience_pipeline.operators
+    given = [entry.args.get("max_batches", 1) for entry in operators if entry.name == "dynamic_sampling"]
+    if given:
+        return max((value for value in given if isinstance(value, int)), default=1)
+    return preset.max_batches if preset.drop_zero_variance else 1
+
+
+def run_steps(config: RftConfig, rounds: int, experiences_a_round: int, train_batch_size: int) -> int:
+    """Optimiser steps of a run in which no row is dropped; in the dynamic styles about so many."""
+    if config.synchronizer.dynamic:
+        return -(-rounds * experiences_a_round // train_batch_size)
+    return rounds * -(-experiences_a_round // train_batch_size)

@@ -2,16 +2,28 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Discriminator, Field, NonNegativeFloat, PositiveInt, Tag
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+)
 
 from rft_platform.config.section import Section
+
+_SELECTORS = {"offline_easy2hard": "easy_to_hard"}
 
 
 class TaskFormat(Section):
     """Which columns of a dataset hold what."""
 
-    prompt_key: str = "question"
-    """Column with the prompt."""
+    prompt_key: str | None = "question"
+    """Column with the prompt; null: the tasks have no fixed columns, and a workflow of yours reads the whole row."""
     response_key: str | None = "answer"
     """Column with the reference answer; null: the tasks have none."""
     system_prompt: str | None = None
@@ -30,11 +42,21 @@ class RolloutArgs(Section):
 
 
 class TaskSelector(Section):
-    """In which order tasks are explored; the order depends on the seed and the step number alone."""
+    """In which order tasks are explored: a function of the seed, the step number and the rounds before."""
 
-    selector_type: Literal["sequential", "shuffle", "random"] = "shuffle"
-    """``shuffle``: a new permutation each epoch. ``random``: drawn with replacement."""
-    seed: int | None = None
+    selector_type: Annotated[
+        Literal["sequential", "shuffle", "random", "easy_to_hard", "difficulty_based"],
+        BeforeValidator(lambda value: _SELECTORS.get(value, value)),
+    ] = "shuffle"
+    """``shuffle``: a new permutation each epoch. ``random``: each batch drawn anew. ``easy_to_hard``: sorted within
+    each epoch. ``difficulty_based``: tasks whose pass rate is probably near a target. ``offline_easy2hard`` is an alias
+    of easy_to_hard."""
+    feature_keys: list[str] = Field(default_factory=list)
+    """Columns that say how hard a task is. easy_to_hard: sorted by them; difficulty_based: the first holds an expected
+    pass rate. Default: as measured."""
+    args: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("args", "kwargs"))
+    """Options of the selector."""
+    seed: NonNegativeInt | None = None
     """Default: the top-level ``seed``."""
 
 
@@ -76,6 +98,9 @@ class Taskset(Section):
     """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow rewards itself."""
     judge_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a single judge; in a list each entry has its own ``args``."""
+    judge_timeout_s: PositiveFloat | None = 600.0
+    """Seconds that a judge function of yours may take for a run (or a group) before it counts as failed; null: no
+    limit. The judges that come with the platform have time-outs of their own."""
     task_selector: TaskSelector = TaskSelector()
     limit: PositiveInt | None = None
     """Use the first so many tasks only."""
@@ -96,10 +121,12 @@ class PriorityArgs(Section):
 
 
 class ReplayBuffer(Section):
-    """Serving experiences more than once."""
+    """Serving experiences more than once: used ones fill a step that fresh ones leave short."""
 
     enable: bool = False
-    priority_fn: Literal["linear_decay"] = "linear_decay"
+    priority_fn: str = "linear_decay"
+    """Which are served first: ``linear_decay``, or a function of yours by reference (``pkg.mod:attr``, or
+    ``/path/file.py:attr``) of ``model_version``, ``use_count`` and ``decay``; the highest goes first."""
     priority_fn_args: PriorityArgs = PriorityArgs()
     reuse_cooldown_time: NonNegativeFloat | None = None
     """Seconds before an experience may be served again."""

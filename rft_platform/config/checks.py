@@ -4,11 +4,17 @@ from collections.abc import Callable, Iterator
 
 from rft_platform.config.batches import PresetFacts, batch_plan
 from rft_platform.config.checks_algorithm import algorithm_problems
+from rft_platform.config.checks_auxiliary import auxiliary_problems
+from rft_platform.config.checks_data import data_problems
+from rft_platform.config.checks_explorer import explorer_problems
 from rft_platform.config.checks_local import local_problems
+from rft_platform.config.checks_policies import policies_problems
+from rft_platform.config.checks_sync import sync_problems
 from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
+_PAIRED = ("sampled_pass", "greedy_pass", "mean_reward")  # what an evaluation keeps of every task
 _EXPLORING = ("both", "explore", "colocate")
 
 
@@ -23,12 +29,17 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
     """
     problems = [
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
+        *auxiliary_problems(config),
+        *_evaluation_problems(config),
         *_input_problems(config),
         *offline_problems(config, preset),
         *algorithm_problems(config, preset),
+        *data_problems(config, preset),
         *_batch_problems(config, preset),
         *_sampling_problems(config, preset),
         *_schedule_problems(config, preset),
+        *explorer_problems(config),
+        *policies_problems(config, preset),
         *_unbuilt_problems(config),
     ]
     if problems:
@@ -44,8 +55,28 @@ def _input_problems(config: RftConfig) -> Iterator[str]:
     names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"buffer.explorer_input.eval_tasksets: two are called {name!r}; give each a name of its own"
+    tasksets = {f"buffer.explorer_input.eval_tasksets[{i}]": taskset for i, taskset in enumerate(inputs.eval_tasksets)}
+    if inputs.taskset is not None:
+        tasksets["buffer.explorer_input.taskset"] = inputs.taskset
+    for key, taskset in tasksets.items():
+        if taskset.format.prompt_key is None and ":" not in taskset.workflow:
+            yield (
+                f"{key}.format.prompt_key is null: the workflow {taskset.workflow} asks what stands in a column; name "
+                "the column, or give a workflow of your own, which reads the whole row"
+            )
     if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
         yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
+
+
+def _evaluation_problems(config: RftConfig) -> Iterator[str]:
+    gate = config.evaluation.gate
+    if gate.confident and gate.metric not in _PAIRED:
+        yield (
+            f"evaluation.gate.confident: scores by {gate.metric} are not kept task by task; set evaluation.gate.metric "
+            f"to one of {', '.join(_PAIRED)}"
+        )
+    if gate.confident and gate.metric == "greedy_pass" and not config.evaluation.greedy:
+        yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
 
 
 def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
@@ -59,7 +90,9 @@ def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
             f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs of a "
             f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
         )
-    if config.synchronizer.sync_style != "fixed" or not plan.exact:
+    yield from sync_problems(config, plan)
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # it fills a step that is left short
+    if config.synchronizer.dynamic or replay or not plan.exact:
         return
     product = (
         f"batch_size {plan.batch_size} * repeat_times {plan.repeat_times} * sync_interval {plan.batches_a_round} "

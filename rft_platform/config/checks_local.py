@@ -11,6 +11,12 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iterator[str]:
     """One line for each file that is missing and each request that the machine cannot meet."""
+    root = config.checkpoint_root_dir
+    if root is not None and not Path(root).is_absolute():
+        yield (
+            f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
+            f"/data/checkpoints, or as ./{root} if it shall lie beside the configuration file"
+        )
     yield from _model_problems(config)
     yield from _data_problems(config)
     if config.mode != "train":
@@ -26,7 +32,8 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
     elif not model.model_path.startswith("models:/"):
         yield from _folder_problems("model.model_path", model.model_path)
     for index, auxiliary in enumerate(config.explorer.auxiliary_models):
-        yield from _folder_problems(f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path)
+        if auxiliary.model_path and not auxiliary.model_path.startswith("models:/"):
+            yield from _folder_problems(f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path)
     if model.max_model_len is not None:
         wanted = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
         if wanted > model.max_model_len:
@@ -40,7 +47,8 @@ def _folder_problems(key: str, path: str) -> Iterator[str]:
     folder = Path(path)
     if not folder.exists():
         if folder.is_absolute() or path.count("/") > 1:
-            yield f"{key} {path}: no such folder; give a model folder, or a Hugging Face name such as owner/model"
+            said = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
+            yield f"{key} {path}: {said}; give a model folder, or a Hugging Face name such as owner/model"
     elif not folder.is_dir():
         yield f"{key} {path}: is a file; give the folder with config.json, the weights and the tokenizer"
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
@@ -75,11 +83,12 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
     declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
     available = max(declared, 1)
     needed = serving.tensor_parallel_size * (serving.engine_num if declared else 1)
-    needed += sum(model.tensor_parallel_size * model.engine_num for model in config.explorer.auxiliary_models)
-    if needed > available:
+    auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
+    if needed + auxiliaries > available:
+        others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
         yield (
             f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
-            f"{serving.engine_num}, with the auxiliary models, asks for {needed} devices of {available}: "
+            f"{serving.engine_num}{others} asks for {needed + auxiliaries} devices of {available}: "
             "lower one of them, or raise cluster.gpu_per_node on a machine that has more"
         )
 

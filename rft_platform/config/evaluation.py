@@ -15,6 +15,9 @@ class Gate(Section):
     """Least gain over the champion on the same tasks."""
     min_value: float | None = None
     """Least value of its own."""
+    confident: bool = False
+    """The lower end of the gain's 95 % interval (paired bootstrap over tasks) must exceed ``min_delta``. Of the metrics
+    sampled_pass, greedy_pass and mean_reward."""
 
 
 class Evaluation(Section):
@@ -54,3 +57,5 @@ class Monitor(Section):
 
     monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow", "tensorboard")
     """One name or a list. MLflow always has everything, since it holds the models; ``tensorboard`` adds event files."""
+    tensorboard_dir: str | None = None
+    """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""

@@ -1,5 +1,6 @@
 """Sections ``explorer`` and ``engine``: the models that answer, and how the workflow is run against them."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -34,27 +35,76 @@ class RolloutModel(Section):
 
 
 class AuxiliaryModel(RolloutModel):
-    """A further model at the disposal of workflows and judges: served, never trained."""
+    """A further model at the disposal of workflows and judges, never trained and never recorded.
+
+    With ``model_path`` the platform serves it in an engine of its own, as section ``engine`` and the keys of
+    ``rollout_model`` say; with ``base_url`` it is asked where it is served already.
+    """
 
     name: str | None = None
-    model_path: str
+    """By which workflows and judges know it; default: the last part of ``model_path`` or of ``model``."""
+    model_path: str = ""
+    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry."""
+    base_url: str | None = None
+    """Root of an OpenAI-compatible API, usually ending in /v1."""
+    model: str | None = None
+    """What requests to ``base_url`` name as their model."""
+    api_key_env: str | None = None
+    """The environment variable that holds the key of ``base_url``; null: it asks for none."""
+    max_concurrency: PositiveInt | None = None
+    """Requests at once from one process; default: ``runner_per_model`` for each replica."""
+    timeout_s: PositiveFloat = 300.0
+    """Of one attempt at a request."""
     max_model_len: PositiveInt | None = None
+    temperature: NonNegativeFloat | None = None
+    """Where a request names none; null: the server's own. ``top_p`` and ``max_response_tokens`` likewise."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_response_tokens: PositiveInt | None = None
+
+    @property
+    def known_as(self) -> str:
+        """The name, as given or as it follows from the model."""
+        return self.name or (self.model or self.model_path).rstrip("/").rpartition("/")[2]
+
+    @property
+    def lease(self) -> str:
+        """Stem of the lease and log files of its first engine."""
+        return "auxiliary-" + re.sub(r"[^A-Za-z0-9_-]+", "-", self.known_as)
+
+    @property
+    def devices(self) -> int:
+        """GPUs that serving it takes: none where it is served already."""
+        return 0 if self.base_url else self.tensor_parallel_size * self.engine_num
 
 
 class OverRollout(Section):
-    """Start more runs than needed and leave out the slowest."""
+    """Explore more tasks than needed and leave out the slowest. An evaluation waits for every run."""
 
     ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Share of a batch's tasks that need not finish."""
+    """Share of a batch's tasks that need not finish; 0: every run is waited for."""
     wait_after_min: NonNegativeFloat = 30.0
-    """Seconds the stragglers get once enough runs have ended."""
+    """Seconds that the other runs get once all runs of enough tasks have succeeded; then they are stopped."""
 
 
 class DynamicTimeout(Section):
-    """A time-out that follows the batch: ``ratio`` times the mean duration of the runs that have ended."""
+    """A time-out that follows the batch: ``ratio`` times the mean duration of the attempts that have succeeded.
+
+    It begins when 8 have, is never below 1 second and never above ``max_timeout``.
+    """
 
     enable: bool = False
     ratio: float = Field(default=3.0, gt=1)
+
+
+class Workers(Section):
+    """Where workflows run that call the model themselves."""
+
+    kind: Literal["inprocess", "process"] = "inprocess"
+    """``process``: each run in a worker process, which is killed at the time-out with everything that it started."""
+    python: str | None = None
+    """Interpreter (3.11 or later) of the environment that the agent needs: it must have ``openai``; null: this one."""
+    count: PositiveInt | None = None
+    """Processes at most; null: as many as runs at the same time."""
 
 
 class Explorer(Section):
@@ -78,6 +128,14 @@ class Explorer(Section):
     """Evaluate the starting policy too."""
     over_rollout: OverRollout = OverRollout()
     dynamic_timeout: DynamicTimeout = DynamicTimeout()
+    workers: Workers = Workers()
+    group_policy: Literal["complete", "drop", "partial"] = "complete"
+    """What becomes of a task with a run that failed or was stopped. ``complete``: failed runs are tried once more, all
+    attempts anew, and the task is left out if one still fails; ``drop``: it is left out; ``partial``: the runs that
+    succeeded are kept."""
+    truncated_reward: float | None = Field(default=0.0, allow_inf_nan=False)
+    """Reward of a run that outgrew the context before its workflow could give one (a judge, where there is one, gives
+    its own); null: such a run has failed."""
 
 
 class Engine(Section):

@@ -22,7 +22,7 @@ def load_config(path: str | os.PathLike[str]) -> RftConfig:
     Relative paths are taken from the file's folder. Raises ``UserError`` with one line for each fault.
     """
     path = Path(path).absolute()
-    return build_config(resolve_paths(_read_yaml(path), path.parent), source=str(path))
+    return build_config(resolve_paths(read_yaml(path), path.parent), source=str(path))
 
 
 def build_config(data: dict[str, Any], source: str = "configuration") -> RftConfig:
@@ -68,7 +68,8 @@ for _class in (_UniqueKeyLoader, _Dumper):  # YAML 1.1 reads 1e-6 as text, every
     )
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as it stands, not validated; UserError where it cannot be read."""
     if not path.is_file():
         raise UserError(f"{path}: no such configuration file; give the path of a YAML file")
     try:

@@ -1,12 +1,14 @@
 """Paths in a configuration file are relative to that file; names of hub models and data sets are left alone."""
 
+import os
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
-_LOCAL: list[tuple[str, ...]] = [("checkpoint_root_dir",)]
+_LOCAL: list[tuple[str, ...]] = [("checkpoint_root_dir",), ("monitor", "tensorboard_dir")]
 _LOCAL_OR_NAME = [
     ("model", "model_path"),
     ("model", "critic_model_path"),
@@ -22,6 +24,8 @@ _LOCAL_OR_NAME = [
     ("warm_start", "path"),
 ]
 
+_CODE = re.compile(r"(?P<file>[^:\n]+\.py):(?P<attribute>[\w.]+)")
+
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A copy of the raw configuration with every local path absolute, relative ones taken from ``folder``."""
@@ -30,7 +34,9 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
         _rewrite(data, keys, folder, always=True)
     for keys in _LOCAL_OR_NAME:
         _rewrite(data, keys, folder, always=False)
-    return data
+    _rewrite_interpreter(data, ("explorer", "workers", "python"), folder)
+    with_code: dict[str, Any] = _with_code(data, folder)
+    return with_code
 
 
 def _rewrite(node: Any, keys: tuple[str, ...], folder: Path, *, always: bool) -> None:
@@ -41,8 +47,33 @@ def _rewrite(node: Any, keys: tuple[str, ...], folder: Path, *, always: bool) ->
     elif isinstance(node, dict) and first in node:
         if rest:
             _rewrite(node[first], tuple(rest), folder, always=always)
-        elif isinstance(node[first], str) and (always or _is_local(node[first], folder)):
+        elif isinstance(node[first], str) and (_is_path(node[first]) if always else _is_local(node[first], folder)):
             node[first] = str((folder / Path(node[first]).expanduser()).resolve())
+
+
+def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None:
+    """Make a relative path absolute but follow no link: an environment's interpreter is one, to that of the system."""
+    *sections, last = keys
+    for section in sections:
+        node = node.get(section) if isinstance(node, dict) else None
+    if isinstance(node, dict) and isinstance(node.get(last), str) and "/" in node[last]:
+        node[last] = os.path.abspath(folder / Path(node[last]).expanduser())  # noqa: PTH100
+
+
+def _with_code(node: Any, folder: Path) -> Any:
+    """The same with every ``file.py:attribute``, wherever it stands, made absolute where there is such a file."""
+    if isinstance(node, dict):
+        return {key: _with_code(value, folder) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_with_code(value, folder) for value in node]
+    if isinstance(node, str) and (found := _CODE.fullmatch(node)) and (folder / found["file"]).is_file():
+        return f"{(folder / found['file']).resolve()}:{found['attribute']}"
+    return node
+
+
+def _is_path(value: str) -> bool:
+    """A bare word is left as it is: as a folder it would lie beside the file, where nobody meant it to be."""
+    return "/" in value or value.startswith(("~", "."))
 
 
 def _is_local(value: str, folder: Path) -> bool:

@@ -67,6 +67,11 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
         count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
         engine_device = device if config.engine.device == "auto" else config.engine.device
         processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+        for model in config.explorer.auxiliary_models:
+            where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
+            processes.append(
+                ProcessPlan("auxiliary", f"{model.known_as}, {model.base_url or kind + ' engine'}", where, count)
+            )
     if config.mode in ("both", "train", "colocate"):
         processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc))
     if config.mode == "serve":
@@ -78,13 +83,21 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
 def _batch_lines(batches: BatchPlan) -> list[str]:
     least = "" if batches.exact else "at least "
     rounds = "as many as the tasks give" if batches.rounds is None else str(batches.rounds)
-    total = "" if batches.total_steps is None else f", {least}{batches.total_steps} optimiser steps in all"
+    about = "about " if batches.dynamic else least
+    total = "" if batches.total_steps is None else f", {about}{batches.total_steps} optimiser steps in all"
+    steps = f"{least}{batches.steps_a_round} optimiser steps a round"
     return [
         f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
         f"{least}{batches.experiences_a_round} experiences a round",
-        f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = "
-        f"{least}{batches.steps_a_round} optimiser steps a round",
+        f"{batches.train_batch_size} experiences a step, as they land"
+        if batches.dynamic
+        else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
         f"rounds: {rounds}{total}",
+        *(
+            [f"dynamic sampling: up to {batches.max_batches} batches of tasks in place of one, for want of signal"]
+            if batches.max_batches > 1
+            else []
+        ),
     ]
 
 
@@ -92,11 +105,15 @@ def _offline_waits(config: RftConfig) -> list[str]:
     steps, buffer = config.offline_steps, config.buffer
     length = f"{buffer.total_epochs} pass(es) over the dataset" if steps is None else f"{steps} optimiser steps"
     waits = [f"training: {length}, {buffer.train_batch_size} rows a step"]
-    if config.trainer.save_interval:
-        waits.append(f"a checkpoint every {config.trainer.save_interval} steps, from which a killed training goes on")
+    waits += _saves(config)
     if buffer.explorer_input.eval_tasksets:
         waits.append("then the base model and the new policy are evaluated")
     return waits
+
+
+def _saves(config: RftConfig) -> list[str]:
+    every = config.trainer.save_interval
+    return [f"a checkpoint every {every} steps, from which a killed training goes on"] if every else []
 
 
 def _waits(config: RftConfig) -> list[str]:
@@ -104,10 +121,12 @@ def _waits(config: RftConfig) -> list[str]:
     if config.mode == "serve":
         return [f"the service looks for a new checkpoint every {config.explorer.service_status_check_interval:g} s"]
     if config.mode == "train":
-        return [f"a step waits for {config.buffer.train_batch_size} experiences"]
+        return [f"a step waits for {config.buffer.train_batch_size} experiences", *_saves(config)]
     if config.mode == "bench":
-        return ["evaluation waits for the engine"]
+        return ["every policy of the project that was not measured yet is evaluated, the start first"]
     waits = ["round 1 explores when the warm start has ended"] if config.warm_start else []
+    if sync.dynamic:
+        return [*waits, *_dynamic_waits(config)]
     ahead = sync.offset_rounds
     waits.append(
         "round k explores when round k-1 has trained"
@@ -115,10 +134,21 @@ def _waits(config: RftConfig) -> list[str]:
         else f"round k explores when round k-{1 + ahead} has trained: {ahead} round(s) ahead of training"
     )
     if config.mode != "explore":
-        waits.append(
-            "round k trains when its exploration has ended and round k-1 has trained"
-            if sync.sync_style == "fixed"
-            else "round k trains as soon as a batch of its experiences has landed and round k-1 has trained"
-        )
+        waits.append("round k trains when its exploration has ended and round k-1 has trained")
         waits.append(f"every {config.evaluation.every} round(s), and after the last, the new policy is evaluated")
+    return waits
+
+
+def _dynamic_waits(config: RftConfig) -> list[str]:
+    sync, interval = config.synchronizer, config.synchronizer.sync_interval
+    by_trainer = sync.sync_style == "dynamic_by_trainer"
+    ahead = f"at most {sync.sync_offset} batch(es) ahead of training" if sync.sync_offset else "without waiting"
+    newer = 1 if by_trainer else interval
+    waits = [f"explore batches follow one another {ahead}; every {newer} of them newer weights are taken, if any"]
+    if sync.max_staleness is not None:
+        waits.append(f"rows more than {sync.max_staleness} policy version(s) old are left out of training")
+    if config.mode != "explore":
+        enough = f"{interval} step(s) of experiences have" if by_trainer else "a step of experiences has"
+        waits.append(f"a training starts as soon as {enough} landed; what is left when exploration ends trains too")
+        waits.append(f"every {config.evaluation.every} explore batch(es) trained, and after the last, it is evaluated")
     return waits

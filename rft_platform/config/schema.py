@@ -15,8 +15,10 @@ from pydantic import (
 )
 
 from rft_platform.config.buffer import Buffer
+from rft_platform.config.data_processor import DataProcessor
 from rft_platform.config.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.explorer import Engine, Explorer
+from rft_platform.config.policies import FurtherPolicy
 from rft_platform.config.section import Section
 from rft_platform.config.trainer import Algorithm, Trainer, WarmStart
 
@@ -81,16 +83,30 @@ class Synchronizer(Section):
     ] = "fixed"
     """``explorer_driven`` and ``trainer_driven`` are aliases of the dynamic styles."""
     sync_interval: PositiveInt = 1
-    """Explore batches between two synchronisations: the size of a round."""
+    """fixed: explore batches of a round. dynamic_by_explorer: explore batches after which the explorer takes newer
+    weights, if there are any. dynamic_by_trainer: optimiser steps after which the trainer publishes weights."""
     sync_offset: NonNegativeInt = 0
-    """Explore batches that the explorer may run ahead of the trainer."""
+    """Explore batches that the explorer may run ahead of the trainer; in the dynamic styles 0 sets no bound."""
+    max_staleness: NonNegativeInt | None = None
+    """Policy versions (optimiser steps) that the weights which sampled a row may lie behind those that train on it. In
+    the dynamic styles the explorer waits rather than exceed it; rows that do are left out and counted. Default: any."""
     sync_timeout: PositiveFloat = 3600.0
     """Seconds to wait for the other side."""
 
     @property
+    def dynamic(self) -> bool:
+        """Whether a training takes what has landed, in place of its own round's rows."""
+        return self.sync_style != "fixed"
+
+    @property
+    def batches_a_round(self) -> int:
+        """Explore batches of a round; in the dynamic styles rows land batch by batch."""
+        return 1 if self.dynamic else self.sync_interval
+
+    @property
     def offset_rounds(self) -> int:
         """Rounds that exploration may begin ahead of training: ``sync_offset`` in whole rounds, rounded up."""
-        return math.ceil(self.sync_offset / self.sync_interval)
+        return math.ceil(self.sync_offset / self.batches_a_round)
 
 
 class RftConfig(Section):
@@ -107,10 +123,13 @@ class RftConfig(Section):
     continue_from_checkpoint: bool = True
     seed: NonNegativeInt = 42
     model: Model = Model()
+    policies: list[FurtherPolicy] = Field(default_factory=list)
+    """Trainable policies beside that of ``model``; each learns from the calls that name it."""
     algorithm: Algorithm = Algorithm()
     cluster: Cluster = Cluster()
     buffer: Buffer = Buffer()
     explorer: Explorer = Explorer()
+    data_processor: DataProcessor = DataProcessor()
     trainer: Trainer = Trainer()
     synchronizer: Synchronizer = Synchronizer()
     monitor: Monitor = Monitor()
@@ -138,7 +157,13 @@ class RftConfig(Section):
             if task_count is None:
                 raise ValueError("rounds_budget: buffer.total_steps is not set, so the number of tasks is needed")
             batches = math.ceil(self.buffer.total_epochs * task_count / self.buffer.batch_size)
-        return math.ceil(batches / self.synchronizer.sync_interval)
+        return math.ceil(batches / self.synchronizer.batches_a_round)
+
+    @property
+    def selects_rows(self) -> bool:
+        """Whether a training settles row by row what it takes; else it takes its own round's rows, all of them."""
+        replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
+        return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
 
 
 def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +173,9 @@ def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:
         _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
 
-    interval, batches = _get(data, "synchronizer.sync_interval", 1), _get(data, "explorer.eval_interval")
+    fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
+    interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches a round
+    batches = _get(data, "explorer.eval_interval")
     if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
         _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
 

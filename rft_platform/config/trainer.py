@@ -104,6 +104,8 @@ class Trainer(Section):
     """Which of them hold Hugging Face weights: that at the end, those on the way too, or (offline training) none."""
     max_checkpoints_to_keep: PositiveInt | None = None
     """Newest policies whose weights are kept; the champion's always are, manifests too. Default: all."""
+    keep_every: PositiveInt | None = None
+    """Beside ``max_checkpoints_to_keep``: policies at multiples of so many optimiser steps keep their weights too."""
     ulysses_sequence_parallel_size: PositiveInt = 1
     max_token_len_per_gpu: PositiveInt = 16384
     """Tokens a packed forward pass may hold."""
@@ -137,7 +139,8 @@ class WarmStart(Section):
     """Supervised fine-tuning before the first round."""
 
     path: str
-    """Demonstrations: a file, a folder of split files, or the name of a Hugging Face dataset."""
+    """Demonstrations: a file, a folder of split files, or the name of a Hugging Face dataset. Its rows hold a prompt
+    and a response, or a column ``messages`` (tool calls included) and perhaps ``tools``."""
     split: str = "train"
     subset_name: str | None = None
     format: TaskFormat = TaskFormat()

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
+from typing import Any
 
 from rft_platform.errors import EngineError, UserError
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
@@ -11,6 +12,7 @@ from rft_platform.evaluation.transcripts import Transcript, choose, transcript
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import JudgeSpec
+from rft_platform.rollout.auxiliary import handed_out
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import Workflow
@@ -24,6 +26,7 @@ class RunLimits:
     concurrency: int = 32
     timeout_s: float = 1800.0
     max_retries: int = 2
+    truncated_reward: float | None = 0.0
 
 
 _DEFAULT_LIMITS = RunLimits()
@@ -44,6 +47,7 @@ def evaluate(
     bootstrap_seed: int = BOOTSTRAP_SEED,
     limits: RunLimits = _DEFAULT_LIMITS,
     transcripts: int = 6,
+    auxiliary_models: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times as ``sampling`` says, and once more at temperature 0 if ``greedy``.
@@ -53,27 +57,9 @@ def evaluate(
     changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
     """
     started = perf_counter()
-    passes = [
-        _judge(
-            mode,
-            run_rollouts(
-                engine,
-                tasks,
-                workflow,
-                round=round,
-                batch=batch,
-                repeat_times=repeat_times,
-                sampling=how,
-                seed=seed,
-                group_policy="partial",
-                on_progress=on_progress,
-                **asdict(limits),
-            ),
-            {task.task_id: task for task in tasks},
-            judge,
-        )
-        for batch, (mode, repeat_times, how) in enumerate(_modes(tasks, sampled_n, greedy, sampling))
-    ]
+    modes = _modes(tasks, sampled_n, greedy, sampling)
+    policy = _Policy(engine, workflow, judge, seed, round, limits, auxiliary_models, on_progress)
+    passes = [policy.run(tasks, batch, *mode) for batch, mode in enumerate(modes)]
     report = RolloutReport.merge([done.report for done in passes])
     return result_of(
         [score for done in passes for score in done.scores],
@@ -92,6 +78,38 @@ def evaluate(
         seconds=perf_counter() - started,
         transcripts=choose(passes[0].transcripts, transcripts, pass_threshold),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """The policy under test, and how its runs are made and judged."""
+
+    engine: PolicyEngine
+    workflow: Workflow
+    judge: JudgeSpec | None
+    seed: int
+    round: int
+    limits: RunLimits
+    auxiliary_models: Mapping[str, Any] | None
+    on_progress: Callable[[int, int], None] | None
+
+    def run(self, tasks: Sequence[Task], batch: int, mode: str, repeat_times: int, how: SamplingParams) -> "_Pass":
+        """All runs of one mode."""
+        rollouts = run_rollouts(
+            self.engine,
+            tasks,
+            self.workflow,
+            round=self.round,
+            batch=batch,
+            repeat_times=repeat_times,
+            sampling=how,
+            seed=self.seed,
+            group_policy="partial",
+            auxiliary_models=self.auxiliary_models,
+            on_progress=self.on_progress,
+            **asdict(self.limits),
+        )
+        return _judged(mode, rollouts, {task.task_id: task for task in tasks}, self.judge, self.auxiliary_models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +135,15 @@ def _modes(
     return modes
 
 
-def _judge(mode: str, rollouts: RolloutBatch, tasks: Mapping[str, Task], judge: JudgeSpec | None) -> _Pass:
+def _judged(
+    mode: str,
+    rollouts: RolloutBatch,
+    tasks: Mapping[str, Task],
+    judge: JudgeSpec | None,
+    auxiliary_models: Mapping[str, Any] | None,
+) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run come in step order
-    runs = judge_runs(rollouts.rows, tasks, judge)
+    runs = judge_runs(rollouts.rows, tasks, judge, auxiliary_models=handed_out(auxiliary_models))
     judged = [run for run in runs if run.error is None]
     alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # that part is the reward
     scores, read = [], []

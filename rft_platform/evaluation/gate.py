@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 
 from rft_platform.errors import UserError
+from rft_platform.evaluation.comparison import PAIRED, compare
+from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult
 
 
@@ -22,11 +24,16 @@ def gate(
     metric: str = "sampled_pass",
     min_delta: float = 0.0,
     min_value: float | None = None,
+    confident: bool = False,
+    to_beat: str = "champion",
+    seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
     """Compare two evaluations on the same tasks.
 
     The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, at least the
-    champion's plus ``min_delta``. Raises ``UserError`` when the candidate was not measured by ``metric`` at all.
+    champion's plus ``min_delta``; with ``confident`` the lower end of the difference's 95 % interval must exceed
+    ``min_delta``. ``to_beat`` is what ``champion`` is called: the start is to be beaten while there is no champion.
+    Raises ``UserError`` when the candidate was not measured by ``metric`` at all.
     """
     value = _measured(candidate, metric)
     if not math.isfinite(value):
@@ -38,14 +45,29 @@ def gate(
     if champion.tasks_digest != candidate.tasks_digest:
         return GateDecision(
             False,
-            f"the champion (policy version {champion.policy_version}) was measured on other tasks: evaluate it again",
+            f"the {to_beat} (policy version {champion.policy_version}) was measured on other tasks: evaluate it again",
         )
     against = _measured(champion, metric)
+    said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
+    if confident:
+        return _confident(candidate, champion, metric, min_delta, said, seed)
     needed = against + min_delta
-    comparison = f"{metric} {value:.4f} against the champion's {against:.4f} (policy version {champion.policy_version})"
-    if value >= needed:
-        return GateDecision(True, comparison)
-    return GateDecision(False, f"{comparison}: needs {needed:.4f}")
+    return GateDecision(True, said) if value >= needed else GateDecision(False, f"{said}: needs {needed:.4f}")
+
+
+def _confident(
+    candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, said: str, seed: int
+) -> GateDecision:
+    found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED else None
+    if found is None:
+        raise UserError(
+            f"evaluation.gate.confident needs scores of the same tasks by {metric}, and there are none; set "
+            f"evaluation.gate.metric to one of {', '.join(PAIRED)} that both evaluations measured"
+        )
+    said = f"{said}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
+    if found.low > min_delta:
+        return GateDecision(True, said)
+    return GateDecision(False, f"{said}: its lower end must exceed {min_delta:+.4f}")
 
 
 def _measured(result: EvaluationResult, metric: str) -> float:

@@ -41,6 +41,17 @@ def pass_rate(scores: Scores, threshold: float = 1.0, seed: int = BOOTSTRAP_SEED
     return PassRate(float(shares_T.mean()), float(low), float(high), len(shares_T), runs)
 
 
+def paired_interval(
+    scores: Sequence[float], others: Sequence[float], seed: int = BOOTSTRAP_SEED
+) -> tuple[float, float, float]:
+    """(mean, low, high) of ``scores - others``, one pair a task, with its 95 % bootstrap interval over tasks."""
+    import numpy as np
+
+    differences_T = np.asarray(scores, dtype=np.float64) - np.asarray(others, dtype=np.float64)
+    low, high = np.quantile(_resampled_means(differences_T, np.random.default_rng(seed)), [0.025, 0.975])
+    return float(differences_T.mean()), float(low), float(high)
+
+
 def run_metrics(scores: Scores, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
     """mean@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each the mean over tasks.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.metrics import PassRate
 from rft_platform.evaluation.results import EvaluationResult
@@ -36,18 +37,38 @@ def markdown_report(
     start: EvaluationResult | None = None,
     champion: EvaluationResult | None = None,
     decision: GateDecision | None = None,
+    compared: Sequence[Comparison] = (),
 ) -> str:
     """The report as Markdown. ``picture`` is the address of the learning curve: a file name or ``data_uri(png)``."""
     parts = [f"# {title}: round {result.round}, policy version {result.policy_version}"]
     if decision is not None:
         parts.append(f"**Gate {'passed' if decision.passed else 'not passed'}**: {decision.reason}")
     parts.append(_summary_table(result, start, champion))
+    if compared:
+        parts.append(comparison_table(compared))
     if picture is not None:
         parts.append(f"![learning curve]({picture})")
     parts.append(_metrics_table(result))
     if result.transcripts:
         parts += ["## Transcripts", *map(_transcript, result.transcripts)]
     return "\n\n".join(parts) + "\n"
+
+
+def comparison_table(compared: Sequence[Comparison]) -> str:
+    """One row a metric and policy that it is compared with: the difference and its 95 % interval over tasks."""
+    rows = [
+        [f"{each.against} (v{each.policy_version}), {each.metric}", comparison_cell(each), each.verdict]
+        for each in compared
+    ]
+    return table(["difference from", "95 %, paired bootstrap over tasks", ""], rows)
+
+
+def comparison_cell(compared: Comparison) -> str:
+    """A difference and its interval in a few characters: ``+12.5% (+4.1% to +20.3%)``."""
+    share = compared.metric.endswith("_pass")
+    values = (compared.difference, compared.low, compared.high)
+    shown, low, high = (f"{value:+.1%}" if share else f"{value:+.4f}" for value in values)
+    return f"{shown} ({low} to {high})"
 
 
 def data_uri(png: bytes) -> str:
@@ -71,7 +92,7 @@ def _summary_table(result: EvaluationResult, start: EvaluationResult | None, cha
     if start is not None and start.policy_version != result.policy_version:
         columns.append((f"start (v{start.policy_version})", start))
     rows = [[name, *(read(column) for _, column in columns)] for name, read in _ROWS]
-    return _table(["", *(name for name, _ in columns)], rows)
+    return table(["", *(name for name, _ in columns)], rows)
 
 
 def _metrics_table(result: EvaluationResult) -> str:
@@ -82,10 +103,11 @@ def _metrics_table(result: EvaluationResult) -> str:
         rows.setdefault(row, {})[statistic] = value
     statistics = list(dict.fromkeys(name for row in rows.values() for name in row))
     cells = [[row, *(f"{rows[row][s]:.4f}" if s in rows[row] else "" for s in statistics)] for row in rows]
-    return _table(["taskset / metric", *statistics], cells)
+    return table(["taskset / metric", *statistics], cells)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table: the first column flush left, the others right."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

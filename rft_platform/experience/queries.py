@@ -12,9 +12,11 @@ import duckdb
 import pyarrow as pa
 
 from rft_platform.errors import StorageError
+from rft_platform.experience.conversations import CONVERSATIONS
 from rft_platform.experience.ledger import Contents
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
+from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
 
@@ -33,7 +35,12 @@ CHECKPOINT_SCHEMA = pa.schema(
 JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
 _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
 _FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
+SELECTIONS_WITH_TRAINING = SELECTION_SCHEMA.append(pa.field("training", pa.int32()))
+_FROM_SELECTIONS = "* EXCLUDE (filename), CAST(regexp_extract(filename, '/r(\\d+)/[^/]+$', 1) AS INTEGER) AS training"
 _FROM_JUDGED = f"* EXCLUDE (filename), {_ROUND} AS round"
+
+#: Of a checkpoint ``c``: its rows were chosen one by one.
+_SELECTED = "json_extract(c.manifest, '$.lineage.row_selection') IS NOT NULL"
 
 MEMORY_LIMIT = "512MB"
 
@@ -51,6 +58,9 @@ def connect(
     - ``judgements``: the rows of every judge version; ``judged``: those of the judgement in force of each round; both
       with their ``round``;
     - ``experiences``: rollouts with their judgement in force, null before there is one;
+    - ``selections``: one row a row that a training took, where rows are chosen one by one, with ``training``, the
+      round of that training;
+    - ``conversations``: one row a run, its messages, thoughts, tool calls and rewards (``conversations.py``);
     - ``checkpoints``: one row a ``manifest.json`` below ``checkpoints_root``.
 
     ``rounds`` limits what is looked at (default: all): a question to one round then costs what one round costs. What
@@ -61,10 +71,12 @@ def connect(
     _create_view(connection, "rollouts", files.rollouts, ROLLOUT_SCHEMA, _FROM_ROLLOUTS)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
         _create_view(connection, name, [paths], JUDGED_WITH_ROUND, _FROM_JUDGED)
+    _create_view(connection, "selections", [files.selections], SELECTIONS_WITH_TRAINING, _FROM_SELECTIONS)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
         "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
     )
+    connection.execute(CONVERSATIONS)
     manifests = sorted(checkpoints_root.rglob("global_step_*/manifest.json")) if checkpoints_root else []
     checkpoints = [_checkpoint(path) for path in manifests]
     connection.register("checkpoints", pa.Table.from_pylist(checkpoints, CHECKPOINT_SCHEMA))
@@ -85,12 +97,21 @@ def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list
     """The rows behind a round's checkpoint: ``row_id, group_id, run_id, step, reward, advantage, judge_version``.
 
     They are the rows judged by the judge version that the checkpoint's manifest names, less those a filter dropped;
-    known of retired rounds too. Empty while the round has published no checkpoint.
+    known of retired rounds too. Where its rows were chosen one by one they are those, of whatever rounds. Empty while
+    the round has published no checkpoint.
     """
-    return _rows(
+    selected = _rows(
         connection,
         "SELECT j.row_id, j.group_id, j.run_id, j.step, j.reward, j.advantage, j.judge_version FROM judgements j "
-        "JOIN (SELECT DISTINCT round, judge_version FROM checkpoints) c "
+        "JOIN selections s ON s.row_id = j.row_id AND s.round = j.round AND s.judge_version = j.judge_version "
+        f"WHERE s.training = ? AND s.use IN {TRAINED_ON} AND EXISTS "
+        f"(FROM checkpoints c WHERE c.round = s.training AND {_SELECTED}) ORDER BY j.run_id, j.step, j.row_id",
+        [round],
+    )
+    return selected or _rows(
+        connection,
+        "SELECT j.row_id, j.group_id, j.run_id, j.step, j.reward, j.advantage, j.judge_version FROM judgements j "
+        f"JOIN (SELECT DISTINCT c.round, c.judge_version FROM checkpoints c WHERE NOT ({_SELECTED})) c "
         "ON c.round = j.round AND c.judge_version = j.judge_version "
         "WHERE j.round = ? AND j.dropped_by IS NULL ORDER BY j.run_id, j.step, j.row_id",
         [round],
@@ -146,6 +167,7 @@ class _Files:
     rollouts: list[list[Path]]
     judgements: list[Path]
     judged: list[Path]
+    selections: list[Path]
 
     @classmethod
     def of(cls, store: ExperienceStore, rounds: Iterable[int]) -> "_Files":
@@ -155,6 +177,7 @@ class _Files:
             _by_schema((store.round_folder(number), contents) for number, contents in ledgers.items()),
             [store.round_folder(n) / name for n, contents in ledgers.items() for name in contents.judgements()],
             [path for path in in_force if path is not None],
+            [path for path in (selection_file(store, number) for number in ledgers) if path.exists()],
         )
 
 

@@ -181,6 +181,12 @@ class ExperienceStore(RoundNotes):
         entry = self.ledger(round).read().files.get(_judged_name(version))
         return 0 if entry is None else entry.rows
 
+    def count_kept(self, round: int) -> int:
+        """Number of rows of the judgement in force that no filter dropped, from the ledger alone."""
+        path = self.in_force_file(round)
+        entry = None if path is None else self.ledger(round).read().files.get(f"{JUDGED}/{path.name}")
+        return 0 if entry is None else entry.rows if entry.kept is None else entry.kept
+
     # --- integrity
 
     def entry(self, round: int, path: Path) -> FileEntry:
@@ -190,13 +196,13 @@ class ExperienceStore(RoundNotes):
             raise StorageError(f"{path}: has not landed, so there is nothing to compare it with: produce it again")
         return entry
 
-    def digest(self, round: int, *, verify: bool = False) -> str:
-        """SHA-256 over the files of a round's rollouts and of its judgement in force, as they were first written.
+    def digest(self, round: int, *, judge_version: str | None = None, verify: bool = False) -> str:
+        """SHA-256 over the files of a round's rollouts and of a judgement (in force), as they were first written.
 
         It is what a training read, whatever was compacted, upgraded or retired since. With ``verify`` the files are
         read to see that they still are what was written; raises DamagedError naming those that are not.
         """
-        contents, judged = self.ledger(round).read(), self.judged_file(round)
+        contents, judged = self.ledger(round).read(), self.judged_file(round, judge_version)
         if verify:
             self.check(round, digest=True)
         entries = {name: retired.entry for name, retired in contents.retired.items()} | contents.files

@@ -21,11 +21,13 @@ from rft_platform.processes.spawn import StartError, start_detached, stop_proces
 from rft_platform.processes.strays import end_strays, lease_environment
 
 LEASE_FILE = "engine.json"
+ENGINE = "engine"  # name of the policy's
 TRANSFORMERS_PACKAGE = "rft_platform.inference.transformers_engine"
 VLLM_PACKAGE = "rft_platform.inference.vllm_engine"
 Kind = Literal["auto", "transformers", "vllm"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
+REASONING_PARSERS = ("deepseek_r1", "qwen3")  # likewise: thoughts stand between <think> and </think>
 PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # of a driver that is loaded; torch is not asked, it takes seconds
 STOP_TIMEOUT_S = 15.0
@@ -44,9 +46,12 @@ def find_or_start_engine(
     max_model_len: int | None = None,
     seed: int | None = None,
     tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
+    enable_thinking: bool | None = None,
     chat_template: str | None = None,
     max_batch_tokens: int | None = None,
     start_timeout_s: float = 600.0,
+    name: str = ENGINE,
     replica: int = 0,
     gpus: str | None = None,
     python: str | None = None,
@@ -55,12 +60,12 @@ def find_or_start_engine(
     """A healthy engine for ``model_path`` with these settings: the one that the lease names, else a new one.
 
     An engine that serves another model or has other settings is ended first. Which WEIGHTS a found engine serves is
-    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. ``chat_template`` is a
+    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. ``reasoning_parser`` says
+    how thoughts are told from answers, ``enable_thinking`` is a variable of the chat template. ``chat_template`` is a
     file or the template's text; ``max_batch_tokens`` bounds the memory of a batch (default: by the free memory).
-    Replicas 0, 1, ... of one engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...);
-    ``gpus`` is what CUDA_VISIBLE_DEVICES says to the process, the caller's own where it is None. ``python`` is the
-    interpreter that has vLLM (``RFT_VLLM_PYTHON`` overrides it; default: this one), ``vllm`` what that engine alone
-    takes.
+    Replicas 0, 1, ... of an engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...), and
+    so has one of another ``name``. ``gpus`` is what CUDA_VISIBLE_DEVICES says to the process, the caller's own where it
+    is None. ``python`` (``RFT_VLLM_PYTHON`` overrides it) is the interpreter that has vLLM, ``vllm`` its own settings.
     Raises UserError for a folder or a setting that cannot be served, EngineError where the engine does not come up.
     """
     check_model_folder(model_path)
@@ -71,23 +76,33 @@ def find_or_start_engine(
         "max_model_len": max_model_len,
         "seed": seed,
         "chat_template": load_template(chat_template),
+        "enable_thinking": enable_thinking,
+        "reasoning_parser": reasoning_parser,
     }
     if resolve_kind(kind, device, python) == "vllm":
-        options = vllm or VllmOptions()
+        package, options = VLLM_PACKAGE, vllm or VllmOptions()
         options.check()
         required_in(python)
-        package = VLLM_PACKAGE
         engine |= {"tool_call_parser": tool_call_parser, "options": asdict(options)}
     else:
-        if tool_call_parser not in (None, *TOOL_CALL_PARSERS):
-            raise UserError(f"tool_call_parser {tool_call_parser!r}: this engine knows {', '.join(TOOL_CALL_PARSERS)}")
+        _check_parsers(tool_call_parser, reasoning_parser)
         package, python = TRANSFORMERS_PACKAGE, sys.executable
         engine |= {"device": device, "max_batch_tokens": max_batch_tokens}
-    name = replica_name(replica)
-    lease, log = home_leases / f"{name}.json", home_logs / f"{name}.log"
+    stem = replica_name(replica, name)
+    lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
     start = _Start(package, python, model_path.absolute(), lease, log, idle_timeout_s, engine, gpus)
     with locked(start.lease):
         return _find(start) or _start(start, start_timeout_s)
+
+
+def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
+    """Raise UserError for a parser that the transformers engine does not have."""
+    for key, given, known in (
+        ("tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS),
+        ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+    ):
+        if given not in (None, *known):
+            raise UserError(f"{key} {given!r}: this engine knows {', '.join(known)}")
 
 
 def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:
@@ -100,9 +115,9 @@ def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers"
     return "transformers" if found is None or found.for_cpu else "vllm"
 
 
-def replica_name(replica: int) -> str:
+def replica_name(replica: int, name: str = ENGINE) -> str:
     """Stem of a replica's lease and log files."""
-    return "engine" if replica == 0 else f"engine-{replica}"
+    return name if replica == 0 else f"{name}-{replica}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,12 @@ def end_surplus(home_leases: Path, count: int) -> None:
                 remove_lease(path, lease.pid)
 
 
-def replica_gpus(number: int, gpus_each: int) -> str:
-    """What CUDA_VISIBLE_DEVICES says to replica ``number``: its own slice of the devices that the caller may use."""
-    mine = range(number * gpus_each, (number + 1) * gpus_each)
+def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
+    """What CUDA_VISIBLE_DEVICES says to replica ``number``: its own slice of the devices that the caller may use.
+
+    ``first`` devices are left to others.
+    """
+    mine = range(first + number * gpus_each, first + (number + 1) * gpus_each)
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:
         return ",".join(map(str, mine))

@@ -4,10 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rft_platform.errors import EngineError
-from rft_platform.inference.client import EngineClient
 from rft_platform.inference.shares import Share, divide
+
+if TYPE_CHECKING:
+    from rft_platform.inference.client import EngineClient
 
 #: A run stays with its replica while no more than so many requests like its own wait there beyond the least loaded.
 STICKY_REQUESTS = 2
@@ -19,7 +22,7 @@ class Replica:
     """One process of a pool. A process that takes its place is another replica with the same number."""
 
     number: int
-    client: EngineClient
+    client: "EngineClient"
     outstanding: int = 0  # tokens of the requests that it works on
     turn: int = 0  # when it was chosen last, counted in choices
     asked_at: float = 0.0  # the same in seconds of the monotonic clock

@@ -13,11 +13,10 @@ from dagster._core.errors import DagsterAssetCheckFailedError
 
 from rft_platform.assets.common import rft_rounds
 from rft_platform.errors import CheckFailedError, RftError
-from rft_platform.experience.rounds import round_key
 from rft_platform.faults import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
-from rft_platform.jobs.jobs import JOB_OF_KIND
+from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import driver_tags, run_tags
 from rft_platform.jobs.unsaid import record_unsaid
@@ -123,7 +122,7 @@ def _wait(plan: Plan, attempts: _Attempts) -> None:
 def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: Action) -> Launched:
     wall, cpu = time.perf_counter(), time.process_time()
     run_id, error = str(uuid.uuid4()), None
-    key = round_key(action.round) if action.round else None
+    key = action.partition
     try:
         if key:
             instance.add_dynamic_partitions(str(rft_rounds.name), [key])
@@ -132,7 +131,7 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
             partition_key=key,
             run_id=run_id,
             tags={**run_tags(action.round), **driver_tags(run_id)},
-            run_config=_QUIET,
+            run_config={**_QUIET, **BENCH} if action.kind == "evaluate" else _QUIET,
         )
     except Exception as raised:
         error = _fault_of(raised)

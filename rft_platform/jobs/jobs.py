@@ -6,11 +6,15 @@ JOB_OF_KIND = {
     "warm_start": "warm_start_job",
     "explore": "explore_job",
     "sync": "sync_round_job",
+    "evaluate": "evaluate_job",
     "sft": "sft_job",
     "dpo": "dpo_job",
     "distill": "distill_job",
 }
 KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
+
+#: Of an evaluation that the plan launches: it measures whatever was measured before, and moves no champion.
+BENCH = {"ops": {"evaluation_report": {"config": {"force": True, "promote": False}}}}
 
 warm_start_job = dg.define_asset_job(
     "warm_start_job",

@@ -8,15 +8,23 @@ import dagster as dg
 from rft_platform.assets.common import rft_rounds
 from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
-from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
-from rft_platform.jobs.jobs import JOB_OF_KIND, OFFLINE_JOBS, explore_job, sync_round_job, warm_start_job
+from rft_platform.jobs.jobs import (
+    BENCH,
+    JOB_OF_KIND,
+    OFFLINE_JOBS,
+    evaluate_job,
+    explore_job,
+    sync_round_job,
+    warm_start_job,
+)
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.tags import run_tags
 from rft_platform.jobs.timing import sensor_interval_s
 from rft_platform.jobs.unsaid import record_unsaid
 from rft_platform.resources.project import ProjectResource
+from rft_platform.rounds.landing import rounds_ahead
 from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.state import Plan
@@ -36,13 +44,13 @@ def experience_threshold_sensor(
 
 
 @dg.sensor(
-    jobs=[warm_start_job, explore_job, *OFFLINE_JOBS],
+    jobs=[warm_start_job, explore_job, evaluate_job, *OFFLINE_JOBS],
     minimum_interval_seconds=_TICK_S,
     description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; an "
-    "offline training, where the project is one.",
+    "offline training, where the project is one; in mode bench one evaluation after another.",
 )
 def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
-    return _launch(context, project, kinds=("warm_start", "explore", *get_args(OfflineKind)))
+    return _launch(context, project, kinds=("warm_start", "explore", "evaluate", *get_args(OfflineKind)))
 
 
 def _launch(
@@ -55,7 +63,7 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` drives this project now")
     end_orphaned_runs(context.instance)
-    known = launches(context.instance, opened.config.synchronizer.offset_rounds)
+    known = launches(context.instance, rounds_ahead(opened))
     record_unsaid(opened, context.instance, known.failures)
     plan = plan_next(observe(opened, known))
     requests = list(_requests(plan, kinds))
@@ -73,7 +81,8 @@ def _requests(plan: Plan, kinds: tuple[str, ...]) -> Iterator[dg.RunRequest]:
             yield dg.RunRequest(
                 run_key=action.run_key,
                 job_name=JOB_OF_KIND[action.kind],
-                partition_key=round_key(action.round) if action.round else None,
+                partition_key=action.partition,
+                run_config=BENCH if action.kind == "evaluate" else {},
                 tags=run_tags(action.round),
             )
 

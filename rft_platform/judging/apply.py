@@ -1,28 +1,26 @@
 """Judging runs, and turning the judgements into judged rows with advantages."""
 
-import asyncio
-import inspect
 import logging
 import math
-from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
+from rft_platform.config.home import Home
 from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.responses import decode_response
-from rft_platform.faults import user_place
 from rft_platform.judging.compose import JudgeSpec
-from rft_platform.judging.shaping import OVERLONG, Shaping, shape
-from rft_platform.signature import accepted_arguments
+from rft_platform.judging.judged_run import judged_run
+from rft_platform.judging.pipeline import JUDGED, OperatorReport, Pipeline
+from rft_platform.judging.running import RunToJudge, Verdict, judge_all
+from rft_platform.judging.session import JudgeState
+from rft_platform.judging.view import experiences_of, parts_of
 from rft_platform.tasks.task import Task
 
 JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run that its judge failed on
 WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflows gave themselves
-
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +42,7 @@ class JudgedRollouts:
 
     rows: list[JudgedRow]
     runs: list[RunJudgement]
+    operators: tuple[OperatorReport, ...] = ()  # what each operator of the pipeline did
 
     @property
     def errors(self) -> list[RunJudgement]:
@@ -63,14 +62,15 @@ def judge_runs(
     """Judge every run, in order of first appearance.
 
     The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. With
-    no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. Judges written
-    with ``async def`` run ``concurrency`` at a time, others one after the other. A judge that fails on a run leaves
-    that run without a reward.
+    no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. ``concurrency``
+    runs are judged at a time; a function that is not ``async`` has a thread of its own. A judge that fails on a run, or
+    takes longer than its ``timeout_s``, leaves that run without a reward.
 
     Raises:
         StorageError: a row belongs to none of the tasks.
-        UserError: there is neither a judge nor a reward from the workflow.
+        UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be asked (key, budget).
         UserCodeError: the judge failed on every run.
+        JudgeUnavailableError: a model that judges does not answer; no run gets a reward for that.
     """
     last_rows = _last_rows(rows)
     for row in last_rows:
@@ -78,7 +78,13 @@ def judge_runs(
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
     if judge is None:
         return [_own_reward(row, needs_reward) for row in last_rows]
-    judgements = _wait(_judge_all(last_rows, tasks, judge, concurrency, auxiliary_models))
+    of_run: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        of_run.setdefault(row.run_id, []).append(row)
+    runs = [_to_judge(of_run[row.run_id], tasks[row.task_id]) for row in last_rows]
+    state = judge.state or JudgeState.of(Home.from_environment())
+    verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {})
+    judgements = [_judgement(row, verdict) for row, verdict in zip(last_rows, verdicts, strict=True)]
     failed = [judgement for judgement in judgements if judgement.error]
     if failed and len(failed) == len(judgements):
         raise UserCodeError(f"the judge failed on all {len(judgements)} runs; the first: {failed[0].error}")
@@ -97,23 +103,30 @@ def judge_rollouts(
     *,
     advantage_fn: str | None,
     advantage_args: Mapping[str, Any] | None = None,
-    shaping: Shaping | None = None,
+    pipeline: Pipeline | None = None,
+    wanted_groups: int | None = None,
     needs_reward: bool = True,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> JudgedRollouts:
     """Judge every run and give each of its rows the run's reward and its advantage.
 
-    Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set; these, and those that ``shaping``
-    leaves out, take no part in the advantages of their group. ``advantage_fn`` None (algorithms without one) leaves
-    every advantage 0. Raises as ``judge_runs``.
+    Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set; these runs, and those that an operator
+    of the ``pipeline`` leaves out, take no part in the advantages of their group. ``wanted_groups`` are those that the
+    round is to train on. ``advantage_fn`` None (algorithms without one) leaves every advantage 0. Raises as
+    ``judge_runs`` and ``Pipeline.apply``.
     """
     runs = judge_runs(
-        rows, tasks, judge, needs_reward=needs_reward, concurrency=concurrency, auxiliary_models=auxiliary_models
+        rows,
+        tasks,
+        judge,
+        needs_reward=needs_reward,
+        concurrency=concurrency,
+        auxiliary_models=auxiliary_models,
     )
-    runs, dropped_by = _shaped(rows, runs, shaping or Shaping())
+    runs, out, reports = _processed(rows, runs, pipeline or Pipeline(), wanted_groups)
     by_run = {run.run_id: run for run in runs}
-    kept = [row for row in rows if row.run_id not in dropped_by]
+    kept = [row for row in rows if row.run_id not in out.runs]
     advantages = dict.fromkeys((row.row_id for row in rows), 0.0)
     if advantage_fn is not None and kept:
         values = compute_advantages(
@@ -122,40 +135,51 @@ def judge_rollouts(
             [row.group_id for row in kept],
             [row.run_id for row in kept],
             [row.step for row in kept],
-            columns={"env_state_hash": [row.env_state_hash for row in kept]},
+            columns={
+                "env_state_hash": [row.env_state_hash for row in kept],
+                "step_reward": [row.step_reward for row in kept],
+            },
             **(advantage_args or {}),
         )
-        advantages.update(zip((row.row_id for row in kept), values.tolist(), strict=True))
+        made = zip((row.row_id for row in kept), values.tolist(), strict=True)
+        advantages.update((row, value) for row, value in made if row not in out.rows)
     version = WORKFLOW_REWARD if judge is None else judge.version
     judged = [
-        _judged(row, by_run[row.run_id], advantages[row.row_id], version, dropped_by.get(row.run_id)) for row in rows
+        _judged(row, by_run[row.run_id], advantages[row.row_id], version, out.rows.get(row.row_id)) for row in rows
     ]
-    return JudgedRollouts(judged, runs)
+    return JudgedRollouts(judged, runs, reports)
 
 
-def _shaped(
-    rows: Sequence[RolloutRow], runs: list[RunJudgement], shaping: Shaping
-) -> tuple[list[RunJudgement], dict[str, str]]:
-    """The runs with the rewards to learn from, and what keeps a run (by id) from training."""
-    group = {row.run_id: row.group_id for row in rows}
-    length: dict[str, int] = {}
-    for row in rows:
-        length[row.run_id] = max(length.get(row.run_id, 0), len(row.response_ids))
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """What does not train: rows by what keeps them out, and the runs that do not count among their group's."""
+
+    rows: Mapping[str, str]
+    runs: frozenset[str]
+
+
+def _processed(
+    rows: Sequence[RolloutRow], runs: list[RunJudgement], pipeline: Pipeline, wanted_groups: int | None
+) -> tuple[list[RunJudgement], _LeftOut, tuple[OperatorReport, ...]]:
+    """The runs with the rewards to learn from, what is left out, and what each operator did."""
+    failed = {run.run_id for run in runs if run.error is not None}
     sound = [run for run in runs if run.error is None]
-    reward, penalty, dropped = shape(
-        shaping,
-        [run.reward for run in sound],
-        [length[run.run_id] for run in sound],
-        [group[run.run_id] for run in sound],
-    )
-    done = {
-        run.run_id: replace(run, reward=float(total), parts={**run.parts, OVERLONG: float(part)})
-        for run, total, part in zip(sound, reward, penalty, strict=True)
-        if shaping.overlong is not None
+    judged = [row for row in rows if row.run_id not in failed]
+    done = pipeline.apply(experiences_of(judged, sound, wanted_groups))
+    after = done.experiences
+    changed = bool((after.reward_R != after.judged_R).any())
+    made = {
+        run.run_id: replace(
+            run,
+            reward=float(after.reward_R[index]),
+            parts=parts_of(after, index) | ({JUDGED: run.reward} if changed else {}),
+        )
+        for index, run in enumerate(sound)
     }
-    dropped_by = {run.run_id: JUDGE_ERROR for run in runs if run.error is not None}
-    dropped_by |= {run.run_id: why for run, why in zip(sound, dropped, strict=True) if why is not None}
-    return [done.get(run.run_id, run) for run in runs], dropped_by
+    why = {row.row_id: JUDGE_ERROR for row in rows if row.run_id in failed}
+    why |= {row.row_id: name for row, name in zip(judged, done.dropped_N, strict=True) if name is not None}
+    gone = failed | {run.run_id for run, kept in zip(sound, after.kept_R, strict=True) if not kept}
+    return [made.get(run.run_id, run) for run in runs], _LeftOut(why, frozenset(gone)), done.reports
 
 
 def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, dropped_by: str | None) -> JudgedRow:
@@ -188,62 +212,23 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
             f"task {row.task_id} of taskset {row.taskset!r}: run {row.run_id} has no reward. Give the taskset a judge, "
             "or let its workflow return WorkflowOutput(reward=...)"
         )
-    return _checked(row, row.run_reward, {})
+    if not math.isfinite(row.run_reward):
+        return _failed(row, f"the reward is {row.run_reward}; expected a finite number")
+    return RunJudgement(row.run_id, row.task_id, row.run_reward)
 
 
-async def _judge_all(
-    rows: Sequence[RolloutRow],
-    tasks: Mapping[str, Task],
-    judge: JudgeSpec,
-    concurrency: int,
-    auxiliary_models: Mapping[str, Any] | None,
-) -> list[RunJudgement]:
-    gate = asyncio.Semaphore(concurrency)
-    offered = {"auxiliary_models": dict(auxiliary_models or {}), "logger": _log}
-    extras = {part.name: accepted_arguments(part.function, offered) for part in judge.parts}
-
-    async def judge_one(row: RolloutRow) -> RunJudgement:
-        async with gate:
-            try:
-                return await _judge_run(row, tasks[row.task_id], judge, extras)
-            except Exception as error:  # user code: whatever it raises is this run's error
-                _log.debug("judge failed on run %s (task %s): %r", row.run_id, row.task_id, error)
-                place = user_place(error)
-                return _failed(row, f"{type(error).__name__}: {error}{f' ({place})' if place else ''}")
-
-    return await asyncio.gather(*map(judge_one, rows))
+def _to_judge(rows: Sequence[RolloutRow], task: Task) -> RunToJudge:
+    """What judges see of the run that ``rows`` record."""
+    last = max(rows, key=lambda row: row.step)
+    response = last.response.get("content") if last.run_output is None else decode_response(last.run_output)
+    return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
 
 
-async def _judge_run(row: RolloutRow, task: Task, judge: JudgeSpec, extras: dict[str, dict[str, Any]]) -> RunJudgement:
-    response = row.response.get("content") if row.run_output is None else decode_response(row.run_output)
-    reward, parts = 0.0, {}
-    for part in judge.parts:
-        output: Any = part.function(task=task.raw, response=response, **part.args, **extras[part.name])
-        if inspect.isawaitable(output):
-            output = await output
-        value = float(getattr(output, "reward", output))  # a JudgeOutput, also another library's, or a number
-        reward += part.weight * value
-        parts[part.name] = value
-        for name, metric in (getattr(output, "metrics", None) or {}).items():
-            parts[f"{part.name}/{name}"] = float(metric)
-    return _checked(row, reward, parts)
-
-
-def _checked(row: RolloutRow, reward: float, parts: dict[str, float]) -> RunJudgement:
-    if not math.isfinite(reward):
-        return _failed(row, f"the reward is {reward}; expected a finite number")
-    return RunJudgement(row.run_id, row.task_id, reward, parts)
+def _judgement(row: RolloutRow, verdict: Verdict) -> RunJudgement:
+    if verdict.error is not None:
+        return _failed(row, verdict.error)
+    return RunJudgement(row.run_id, row.task_id, verdict.reward, verdict.parts)
 
 
 def _failed(row: RolloutRow, error: str) -> RunJudgement:
     return RunJudgement(row.run_id, row.task_id, math.nan, {}, error)
-
-
-def _wait(job: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, wherever it is asked for: inside a running event loop a thread has its own."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(job)
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, job).result()

@@ -2,13 +2,23 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from pydantic import ValidationError
+
 from rft_platform.errors import UserError
-from rft_platform.judging.registry import RULES, find_judge
-from rft_platform.judging.types import JudgeFunction, check_judge_function
+from rft_platform.judging.registry import MODEL_JUDGES, RULES, find_judge
+from rft_platform.judging.session import JudgeState
+from rft_platform.judging.types import (
+    GroupJudge,
+    JudgeFunction,
+    check_group_judge,
+    check_judge_function,
+    is_group_judge,
+)
 from rft_platform.judging.version import judge_version
+from rft_platform.user_code import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +26,17 @@ class JudgePart:
     """One function of a judge, with the arguments that are bound to it."""
 
     name: str  # of its part of the reward
-    function: JudgeFunction
+    function: JudgeFunction | GroupJudge
     args: Mapping[str, Any]
     weight: float = 1.0
+    group: bool = False  # whether it judges all runs of a group at once
+    builtin: bool = False  # whether it comes with the platform
+    settings: Mapping[str, Any] | None = None  # of a judge made of its arguments: what its rewards depend on
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What its version says beside name, weight and source."""
+        return dict(self.args if self.settings is None else self.settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +45,17 @@ class JudgeSpec:
 
     parts: tuple[JudgePart, ...]
     version: str
+    timeout_s: float | None = None  # for a function of the user's and one run, or one group
+    state: JudgeState | None = None  # where answers of models are kept, and what they cost; None: in RFT_HOME
+
+    @property
+    def asks_models(self) -> bool:
+        """Whether auxiliary models may be asked: by their names in the arguments, or by a function that takes them."""
+        return any(
+            isinstance(getattr(part.function, "model", None), str)
+            or "auxiliary_models" in inspect.signature(part.function).parameters
+            for part in self.parts
+        )
 
 
 class WeightedEntry(Protocol):
@@ -40,47 +69,92 @@ class WeightedEntry(Protocol):
     def args(self) -> Mapping[str, Any]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The tasks' columns, and the names of the models that judges know by an alias."""
+
+    answer: str | None = "answer"
+    prompt: str | None = "question"
+    models: Mapping[str, str] | None = None
+
+
 def build_judge(
     judge: str | JudgeFunction | Sequence[WeightedEntry],
     args: Mapping[str, Any] | None = None,
     *,
     answer_key: str | None = "answer",
+    prompt_key: str | None = "question",
+    models: Mapping[str, str] | None = None,
 ) -> JudgeSpec:
     """Resolve names to functions, check parameters and compute the version.
 
     ``args`` belong to a single judge; in a list each entry has its own. ``answer_key``, the tasks' answer column, is
-    given to every built-in rule that compares with a reference. Raises ``UserError`` for an unknown name, a function
-    with the wrong parameters, and arguments a function does not take or does not get.
+    given to every built-in rule that compares with a reference, ``prompt_key`` to the judges that show a model the
+    question. ``models`` says which model an auxiliary name stands for, which is part of the version; None: not known
+    here. Raises ``UserError`` for an unknown name, a function with the wrong parameters, and arguments a judge does not
+    take or does not get.
     """
+    columns = Columns(answer_key, prompt_key, models)
     if isinstance(judge, str) or callable(judge):
-        parts = [_part(judge, dict(args or {}), 1.0, answer_key)]
+        parts = [_part(judge, dict(args or {}), 1.0, columns)]
     elif args:
         raise UserError(f"judge_args {dict(args)!r}: in a list of judges each entry has arguments of its own")
     elif not judge:
         raise UserError("judge: the list is empty; give at least one judge, or null where the workflow sets the reward")
     else:
-        parts = [_part(entry.judge, dict(entry.args), entry.weight, answer_key) for entry in judge]
+        parts = [_part(entry.judge, dict(entry.args), entry.weight, columns) for entry in judge]
     parts = _distinct(parts)
-    version = judge_version([(part.name, part.function, dict(part.args), part.weight) for part in parts])
+    version = judge_version([(part.name, part.function, part.described, part.weight) for part in parts])
     return JudgeSpec(tuple(parts), version)
 
 
-def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, answer_key: str | None) -> JudgePart:
+def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+    if isinstance(judge, str) and judge in MODEL_JUDGES:
+        return _model_part(judge, args, weight, columns)
     if isinstance(judge, str):
-        name, function = judge, find_judge(judge)
+        name, function = short_name(judge), find_judge(judge)
     else:
         name, function = getattr(judge, "__name__", type(judge).__name__), judge
-    if function in RULES.values():
-        args = _rule_arguments(name, function, args, answer_key)
+    builtin, group = function in RULES.values(), is_group_judge(function)
+    if builtin:
+        args = _rule_arguments(name, function, args, columns.answer)
     else:
         try:
-            check_judge_function(function, extra=args)
+            check_group_judge(function, args) if group else check_judge_function(function, args, run=True)
         except ValueError as error:
             raise UserError(f"judge {name!r}: {error}") from error
-    return JudgePart(name, function, args, weight)
+    return JudgePart(name, function, args, weight, group, builtin)
 
 
-def _rule_arguments(name: str, rule: JudgeFunction, args: dict[str, Any], answer_key: str | None) -> dict[str, Any]:
+def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+    if "question_key" not in args:
+        if columns.prompt is None:
+            raise UserError(
+                f"judge {name!r} shows a model the question, but format.prompt_key is null: give question_key"
+            )
+        args = {**args, "question_key": columns.prompt}
+    try:
+        function = MODEL_JUDGES[name](**args)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'args'}: {fault['msg']}" for fault in error.errors())
+        raise UserError(
+            f"judge {name!r}: {told} (its arguments: {', '.join(MODEL_JUDGES[name].model_fields)})"
+        ) from error
+    settings = function.identity()
+    if isinstance(settings["model"], str) and columns.models is not None:
+        if settings["model"] not in columns.models:
+            raise UserError(
+                f"judge {name!r}: model {settings['model']!r} is not among explorer.auxiliary_models "
+                f"({', '.join(columns.models) or 'none'}): add it there, or give {{base_url, model, api_key_env}}"
+            )
+        settings["model"] = columns.models[settings["model"]]
+    judge: Any = function
+    return JudgePart(name, judge, {}, weight, is_group_judge(judge), builtin=True, settings=settings)
+
+
+def _rule_arguments(
+    name: str, rule: JudgeFunction | GroupJudge, args: dict[str, Any], answer_key: str | None
+) -> dict[str, Any]:
     options = {
         key: parameter
         for key, parameter in inspect.signature(rule).parameters.items()
@@ -106,5 +180,5 @@ def _distinct(parts: list[JudgePart]) -> list[JudgePart]:
     for part in parts:
         seen[part.name] = count = seen.get(part.name, 0) + 1
         name = part.name if count == 1 else f"{part.name}#{count}"
-        renamed.append(JudgePart(name, part.function, part.args, part.weight))
+        renamed.append(replace(part, name=name))
     return renamed

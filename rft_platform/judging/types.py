@@ -1,6 +1,7 @@
-"""What a judge is: a function from a task and a response to a reward."""
+"""What a judge is: a function from a task and a response, or from a task and a group's responses, to rewards."""
 
-from collections.abc import Awaitable, Callable, Collection
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,27 @@ class JudgeOutput:
 #: ``judge(task: dict, response: Any, ...) -> JudgeOutput | float``; parameters are matched by name; sync or async.
 JudgeFunction = Callable[..., JudgeOutput | float | Awaitable[JudgeOutput | float]]
 
+#: ``judge(task: dict, responses: list, ...)`` gives one reward for each run of a group, in their order.
+GroupJudge = Callable[..., Sequence[JudgeOutput | float] | Awaitable[Sequence[JudgeOutput | float]]]
 
-def check_judge_function(function: Callable[..., Any], extra: Collection[str] = ()) -> None:
+_OPTIONAL = ("auxiliary_models", "logger")
+
+
+def check_judge_function(function: Callable[..., Any], extra: Collection[str] = (), *, run: bool = False) -> None:
     """Raise ``ValueError`` unless the parameters are ``task``, ``response`` [, ``auxiliary_models``] [, ``logger``].
 
-    ``extra`` are the names of further arguments that will be given.
+    ``extra`` are the names of further arguments that will be given. With ``run`` (an extension of judges that a
+    configuration names) the function may also ask for ``run``, the ``JudgedRun``.
     """
-    check_parameters(function, "Judge function", ("task", "response"), ("auxiliary_models", "logger"), extra)
+    optional = (*_OPTIONAL, "run") if run else _OPTIONAL
+    check_parameters(function, "Judge function", ("task", "response"), optional, extra)
+
+
+def check_group_judge(function: Callable[..., Any], extra: Collection[str] = ()) -> None:
+    """Raise ``ValueError`` unless the parameters are ``task``, ``responses`` [, ``runs``] and those of any judge."""
+    check_parameters(function, "Group judge function", ("task", "responses"), (*_OPTIONAL, "runs"), extra)
+
+
+def is_group_judge(function: Callable[..., Any]) -> bool:
+    """Whether a function judges all runs of a group at once: it has a parameter ``responses``."""
+    return "responses" in inspect.signature(function).parameters

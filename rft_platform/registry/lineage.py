@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import DamagedError, UserError
+from rft_platform.experience.selections import TRAINED_ON, read_selection, selection_file
 from rft_platform.files import digest_file, read_json
 from rft_platform.registry.manifests import Manifest, all_manifests, chain, descendants
 from rft_platform.registry.reading import model_name, read_versions
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
 DATASET_NOTE = "dataset.json"  # what a round's folder says of the dataset that was written into it
-_NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id")
+_NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class TrainingTrace:
     judged: RowFile | None = None
     rows_trained: int = 0  # judged rows that no filter dropped; rows of the dataset
     dataset: RowFile | None = None  # of an offline training
+    selection: RowFile | None = None  # names its rows one by one, where they are of several rounds or not all
     retired: str = ""  # in words what became of rollouts that were removed on purpose
     more: dict[str, Any] = field(default_factory=dict)  # whatever else the lineage holds
 
@@ -146,11 +148,7 @@ def trace_row(
     row, judgements, retired = _find_row(row_id, store)
     known, manifests = _versions(registry), all_manifests(checkpoints)
     used = {judgement.judge_version for judgement in judgements if judgement.dropped_by is None}
-    trained = [
-        manifest
-        for manifest in manifests
-        if manifest.lineage.get("round") == row["round"] and manifest.lineage.get("judge_version") in used
-    ]
+    trained = [manifest for manifest in manifests if _trained_on(manifest.lineage, row, used, store)]
     return RowTrace(
         **row,
         judgements=judgements,
@@ -158,6 +156,17 @@ def trace_row(
         descendants=tuple(_ref(manifest, known) for manifest in descendants(trained, manifests)),
         retired=retired,
     )
+
+
+def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
+    """Whether a training read a row; ``used``: the judge versions by which no filter dropped it."""
+    number, settled = lineage.get("round"), lineage.get("row_selection")
+    if settled is None or number is None:
+        return number == row["round"] and lineage.get("judge_version") in used
+    if str(row["round"]) not in settled["judge_versions"]:
+        return False
+    taken = read_selection(store, number, ["row_id", "use"]).to_pylist()
+    return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
 
 
 #: What a trace says of a rollout row.
@@ -218,6 +227,8 @@ def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", veri
     number, judge = lineage.get("round"), lineage.get("judge_version")
     if store is not None and number is not None and lineage.get("dataset"):
         return _dataset_read(lineage, store.round_folder(number), verify)
+    if store is not None and number is not None and lineage.get("row_selection"):
+        return _selection_read(lineage["row_selection"], store, number, verify)
     if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
         return {"data_unchanged": None}
     contents, folder = store.ledger(number).read(), store.round_folder(number)
@@ -236,6 +247,33 @@ def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", veri
         same = store.digest(number) == lineage.get("data_digest")
         found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
     return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
+
+
+def _selection_read(
+    settled: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
+) -> dict[str, Any]:
+    """The fields that tell of rows that were chosen one by one: that file, and the rollouts it chose from."""
+    file, versions = selection_file(store, training), {int(n): v for n, v in settled["judge_versions"].items()}
+    rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
+    if verify and not same:
+        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {settled['sha256'][:16]})")
+    for number, version in sorted(versions.items()):
+        contents, folder = store.ledger(number).read(), store.round_folder(number)
+        if verify:
+            store.check(number, digest=True)
+        rollouts += [_row_file(folder / name, contents.files[name]) for name in contents.rollouts()]
+        retired += [contents.retirement()] if contents.retired else []
+        there = store.judged_file(number, version, contents=contents) is not None
+        same = same and there and store.digest(number, judge_version=version) == settled["digests"][str(number)]
+        same = same and not store.damaged_sizes(number, contents)
+    rows = sum(settled["rows"][use] for use in TRAINED_ON)
+    return {
+        "data_unchanged": same,
+        "rollouts": tuple(rollouts),
+        "retired": "; ".join(retired),
+        "selection": RowFile(str(file), settled["sha256"], sum(settled["rows"].values())),
+        "rows_trained": rows,
+    }
 
 
 def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:

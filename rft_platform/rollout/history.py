@@ -1,10 +1,13 @@
 """The model calls of one run, kept apart from every other run's by being an object of its own."""
 
+import math
+import threading
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from rft_platform.errors import EngineError
+from rft_platform.errors import EngineError, UserCodeError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.identity import derive_seed
 
@@ -38,36 +41,98 @@ class RecordedCall:
     policy: str | None = None  # which further trainable policy answered; None: the project's first
     step_reward: float | None = None  # what the environment gave for this step alone
 
+    @property
+    def response_text(self) -> str:
+        """The text of the answer; empty where it is nothing but tool calls."""
+        return self.response.get("content") or ""
+
+
+class RunEndedError(EngineError):
+    """A model call of a run that is over."""
+
+
+@dataclass(slots=True, eq=False)
+class CallPlace:
+    """The place of a call among the calls of its run; a client that sends its request again keeps it."""
+
+    order: int
+    times: int = 1  # how often it was sent
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A call sent for the ``time``-th time."""
+
+    place: CallPlace
+    time: int
+
+    @property
+    def order(self) -> int:
+        """The call's place among the calls of its run, by the time it was sent first."""
+        return self.place.order
+
 
 class RunHistory:
-    """What one run asked of the policy. Filled by the recording transport, read when the run has ended."""
+    """What one run asked of the policy. Filled by the recorder from any thread, read when the run has ended."""
 
-    def __init__(self, model: str, sampling: SamplingParams, seed: int) -> None:
-        """``model`` is the policy's name at the engine; ``sampling`` and ``seed`` hold where a call names none."""
+    def __init__(self, model: str, sampling: SamplingParams, seed: int, key: str = "") -> None:
+        """``model`` is the policy's name at the engine; ``sampling`` and ``seed`` hold where a call names none.
+
+        ``key`` names the run, as ``<batch>/<task>/<run>``, to agents outside of this process.
+        """
         self.model = model
+        self.key = key
         self.sampling = sampling
         self.client_retries = 0
         self.env_state_hash: str | None = None  # of the environment's state now, as the workflow told it last
         self.connection_lost = False  # the engine could not be reached at least once
+        self.context_exceeded = False  # the engine refused a prompt as longer than the context
         self._seed = seed
         self._order = count()
         self._calls: list[RecordedCall] = []
         self._extracted = 0
         self._closed = False
+        self._sent: dict[Hashable, list[CallPlace]] = {}  # by what was asked
+        self._lock = threading.Lock()
 
-    def begin_call(self) -> int:
-        """Place of a call that is about to be sent. Refused once the run is over."""
-        if self._closed:
-            raise EngineError("this run has ended: a model call made after its workflow returned is not served")
-        return next(self._order)
+    def begin_call(self, asked: Hashable = None, sent_before: int = 0) -> Sending:
+        """A call that is about to be sent; raises RunEndedError once the run is over.
+
+        ``asked`` identifies the request. Where its client has sent it ``sent_before`` times already it is the same call
+        again: same place, same seed, and its answer takes the place of one that was lost on the way.
+        """
+        with self._lock:
+            if self._closed:
+                raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
+            self.context_exceeded = False  # of an earlier call, which the workflow got over
+            places = self._sent.setdefault(asked, [])
+            if sent_before:
+                answered = {call.order for call in self._calls}
+                again = [place for place in places if place.times <= sent_before]
+                if again:
+                    place = next((p for p in reversed(again) if p.order not in answered), again[-1])
+                    place.times += 1
+                    return Sending(place, place.times)
+            places.append(CallPlace(next(self._order)))
+            return Sending(places[-1], 1)
 
     def call_seed(self, order: int) -> int:
         """Sampling seed of a call that names none."""
         return derive_seed(self._seed, order)
 
-    def add(self, calls: list[RecordedCall]) -> None:
-        """Record the choices of one finished call."""
-        self._calls.extend(calls)
+    def add(self, sending: Sending, calls: list[RecordedCall]) -> None:
+        """Record the choices of one finished call, in place of those that an earlier sending of it brought.
+
+        Nothing is recorded of a run that is over, nor of a sending whose client has meanwhile sent the call again.
+        """
+        with self._lock:
+            if self._closed or sending.time != sending.place.times:
+                return
+            if sending.time > 1:
+                earlier = sum(call.order == sending.order for call in self._calls[: self._extracted])
+                self._calls = [call for call in self._calls if call.order != sending.order]
+                self._extracted -= earlier
+            self._calls.extend(calls)
 
     def calls(self) -> list[RecordedCall]:
         """All recorded choices, in the order their calls were sent."""
@@ -80,6 +145,18 @@ class RunHistory:
             self._extracted = end
         return self._calls[start:end]
 
+    def give_step_reward(self, value: float) -> None:
+        """Add to the reward of the call recorded last; raises UserCodeError before the first, or for no number."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
+        if not self._calls:
+            raise UserCodeError("give_step_reward: this run has made no model call yet that could be rewarded")
+        step = self._calls[-1].order
+        for call in self._calls:
+            if call.order == step:
+                call.step_reward = (call.step_reward or 0.0) + float(value)
+
     def close(self) -> None:
         """End the run: a straggler it left behind can neither call the model nor add to the record."""
-        self._closed = True
+        with self._lock:
+            self._closed = True

@@ -15,6 +15,11 @@ def run_id(round: int, batch: int, task: int, repeat: int) -> str:
     return f"{group_id(round, batch, task)}-{repeat:03d}"
 
 
+def record_key(round: int, batch: int, task: int, repeat: int) -> str:
+    """The same run to an agent outside, as ``<batch>/<task>/<run>``."""
+    return f"{round_key(round)}-b{batch:04d}/t{task:05d}/{repeat:03d}"
+
+
 def derive_seed(*parts: int | str) -> int:
     """A seed in [0, 2**31) that depends on every part."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()

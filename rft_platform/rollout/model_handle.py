@@ -26,6 +26,19 @@ class ModelHandle:
         """What to give as ``model`` in a request."""
         return self.model_path
 
+    @property
+    def base_url(self) -> str:
+        """Root of the OpenAI API, ending in /v1, for an agent in a process of its own, in whatever language.
+
+        With ``api_key`` as its key every call is recorded into this run, as those of the clients below are.
+        """
+        return self._clients.gateway.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key that names this run: ``<batch>/<task>/<run>``. Refused once the run has ended."""
+        return self._clients.gateway.register(self._history)
+
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
         """An ``openai.AsyncOpenAI`` for any agent framework; the same one until somebody closes it."""
         if self._async is None or self._async.is_closed():
@@ -56,12 +69,21 @@ class ModelHandle:
         """
         self._history.env_state_hash = state_hash(state)
 
+    def give_step_reward(self, value: float) -> None:
+        """Tell what the environment gave for the last model call; several for one call add up.
+
+        A run whose workflow returns no reward has the sum of its step rewards. Advantages that look at steps (``gae``,
+        ``reinforce_plus_plus``, ``gigpo``) take each where it was given. Raises UserCodeError before the first call.
+        """
+        self._history.give_step_reward(value)
+
     def extract_experience_from_history(self, clear_history: bool = True) -> list[RecordedCall]:
         """The calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
         return self._history.extract(clear_history)
 
     async def aclose(self) -> None:
         """Close the connections of the run; what it left running behind loses them."""
+        self._clients.end(self._history)
         if self._async is not None:
             await self._async.close()
         if self._sync is not None:

@@ -1,32 +1,36 @@
-"""OpenAI clients whose chat calls are recorded. Importing this module imports ``openai``: do so only to run agents.
+"""OpenAI clients whose model calls are recorded. Importing this module imports ``openai``: do so only to run agents.
 
 Recording sits in the HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``, so it sees what
 goes over the wire whatever the caller does above it: raw responses, ``with_options`` copies, streams, helper methods.
-A request that a client sends again is recorded once, because only an answer that reached the caller is recorded.
 """
 
-import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from time import perf_counter, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 
+from rft_platform.errors import UserError
 from rft_platform.inference.replicas import Replicas
-from rft_platform.rollout import chat_wire
-from rft_platform.rollout.history import RecordedCall, RunHistory
+from rft_platform.inference.serving.api_errors import describe
+from rft_platform.rollout.endpoints import codec
+from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.recorder import ModelCall, recorded_path
 from rft_platform.rollout.routing import AsyncRouter, SyncRouter
 from rft_platform.rollout.wire import TOKENS, wire
 
-_RECORDED_PATH = "/chat/completions"
-_BYTES_A_TOKEN = 4  # of a request, roughly
+if TYPE_CHECKING:
+    from rft_platform.rollout.gateway import RecordingGateway
+
 _API_KEY = "EMPTY"  # the client refuses to be without one
+_OK, _BAD_REQUEST = 200, 400
 
 
 class RecordingClients:
-    """Makes clients of one engine. Each has connections of its own: a pool of hundreds is searched at every request.
+    """Roads to one engine on which the calls of runs are recorded.
 
-    With ``replicas`` each request goes to one of these, whatever host ``base_url`` names.
+    Each client has connections of its own: a pool of hundreds is searched at every request. With ``replicas`` each
+    request goes to one of these, whatever host ``base_url`` names.
     """
 
     def __init__(self, base_url: str, timeout_s: float, replicas: Replicas | None = None) -> None:
@@ -34,28 +38,57 @@ class RecordingClients:
         self._replicas = replicas
         self._timeout_s = timeout_s
         self._tls = wire.create_ssl_context()  # reads the certificates: once, not for every client
+        self._gateway: RecordingGateway | None = None
+        self._lock = threading.Lock()
 
     def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
-        """A client whose chat calls go into ``history``; ``await client.close()`` when done."""
-        connections: Any = wire.AsyncHTTPTransport(verify=self._tls)
-        transport: Any = AsyncRecorder(self._routed(AsyncRouter, connections), history)
+        """A client whose model calls go into ``history``; ``await client.close()`` when done."""
         # trust_env would route calls around the recorder where the environment names a proxy.
-        http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
+        http = openai.DefaultAsyncHttpxClient(
+            transport=self.async_transport(history), trust_env=False, timeout=self._timeout_s
+        )
         return openai.AsyncOpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
-        """A client whose chat calls go into ``history``, for use off the event loop's thread; ``close()`` when done."""
+        """A client whose model calls go into ``history``, for use off the event loop; ``close()`` when done."""
         connections: Any = wire.HTTPTransport(verify=self._tls)
         transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history)
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+
+    def async_transport(self, history: RunHistory) -> Any:
+        """A transport that records into ``history``, with connections of its own."""
+        connections: Any = wire.AsyncHTTPTransport(verify=self._tls)
+        return AsyncRecorder(self._routed(AsyncRouter, connections), history)
+
+    @property
+    def gateway(self) -> "RecordingGateway":
+        """The road for agents in other processes; begins to listen when it is first asked for."""
+        from rft_platform.rollout.gateway import RecordingGateway  # a server's packages: not every agent's has them
+
+        with self._lock:
+            if self._gateway is None:
+                self._gateway = RecordingGateway(self._base_url, self._timeout_s, self.async_transport)
+            return self._gateway
+
+    def end(self, history: RunHistory) -> None:
+        """The run is over: the gateway, where there is one, serves it no longer."""
+        if self._gateway is not None:
+            self._gateway.end(history)
+
+    def close(self) -> None:
+        """Stop the gateway, where there is one."""
+        with self._lock:
+            gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.close()
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):
-    """Records the chat calls that pass through ``inner``."""
+    """Records the model calls that pass through ``inner``."""
 
     def __init__(self, inner: Any, history: RunHistory) -> None:
         self._inner = inner
@@ -66,21 +99,24 @@ class AsyncRecorder(wire.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request, recorded if it is a chat call."""
+        """Send a request, recorded if it is a model call."""
+        endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
-            if not request.url.path.endswith(_RECORDED_PATH):
+            if endpoint is None:
                 return await self._inner.handle_async_request(request)
-            await request.aread()
-            call = _ChatCall(request, self._history)
-            response = await self._inner.handle_async_request(call.request)
-            if response.status_code != 200 or call.streamed:
-                return call.passed_on(response)
-            await response.aread()
+            try:
+                call = ModelCall(endpoint, await request.aread(), request.headers.raw, self._history)
+            except UserError as error:
+                return _refusal(error)
+            response = await self._inner.handle_async_request(_engine_request(request, endpoint, call))
+            if call.streamed and response.status_code == _OK:
+                return _streamed(response, call)
+            content = await response.aread()
             await response.aclose()
         except wire.TransportError:
             self._history.connection_lost = True
             raise
-        return call.finished(response)
+        return _answer(response, call, content)
 
 
 class SyncRecorder(wire.BaseTransport):
@@ -95,122 +131,78 @@ class SyncRecorder(wire.BaseTransport):
         self._inner.close()
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request, recorded if it is a chat call."""
+        """Send a request, recorded if it is a model call."""
+        endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
-            if not request.url.path.endswith(_RECORDED_PATH):
+            if endpoint is None:
                 return self._inner.handle_request(request)
-            request.read()
-            call = _ChatCall(request, self._history)
-            response = self._inner.handle_request(call.request)
-            if response.status_code != 200 or call.streamed:
-                return call.passed_on(response)
-            response.read()
+            try:
+                call = ModelCall(endpoint, request.read(), request.headers.raw, self._history)
+            except UserError as error:
+                return _refusal(error)
+            response = self._inner.handle_request(_engine_request(request, endpoint, call))
+            if call.streamed and response.status_code == _OK:
+                return _streamed(response, call)
+            content = response.read()
             response.close()
         except wire.TransportError:
             self._history.connection_lost = True
             raise
-        return call.finished(response)
+        return _answer(response, call, content)
 
 
-class _ChatCall:
-    """One chat request on its way out, and its answer on the way back."""
-
-    def __init__(self, request: Any, history: RunHistory) -> None:
-        self._history = history
-        self._order, self._env_state_hash = history.begin_call(), history.env_state_hash
-        self._created_at, self._started = time(), perf_counter()
-        history.client_retries += request.headers.get("x-stainless-retry-count", "0") != "0"
-        self._sent, self._asked = chat_wire.prepare(
-            json.loads(request.content), history.model, history.sampling, history.call_seed(self._order)
-        )
-        self.streamed = bool(self._sent.get("stream"))
-        self.request = self._rewritten(request)
-
-    def _rewritten(self, request: Any) -> Any:
-        headers = request.headers.copy()
-        headers.pop("content-length", None)
-        headers["accept-encoding"] = "identity"  # a streamed answer is read as it comes
-        content = json.dumps(self._sent).encode()
-        limit = self._sent.get("max_completion_tokens") or self._sent.get("max_tokens") or 0
-        tokens = self.choices * int(limit) + len(content) // _BYTES_A_TOKEN
-        extensions = {**request.extensions, TOKENS: tokens}
-        return wire.Request(request.method, request.url, headers=headers, content=content, extensions=extensions)
-
-    def passed_on(self, response: Any) -> Any:
-        """A refusal as it came; a streamed answer with its events read as they pass."""
-        if response.status_code != 200:
-            return response
-        stream = _TappedStream(response.stream, self, response.headers)
-        return wire.Response(200, headers=response.headers, stream=stream, extensions=response.extensions)
-
-    def finished(self, response: Any) -> Any:
-        """Record a whole answer; return it as the caller asked for it."""
-        answer = response.json()
-        self.record(answer, response.headers)
-        headers = response.headers.copy()
-        for framing in ("content-length", "transfer-encoding"):
-            headers.pop(framing, None)
-        content = json.dumps(chat_wire.restore(answer, self._asked)).encode()
-        return wire.Response(200, headers=headers, content=content, extensions=response.extensions)
-
-    def restored_event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
-        """An event of a streamed answer as the caller asked for it."""
-        fields = [line for line in event.split(b"\n") if not line.startswith(b"data:")]
-        return b"\n".join([*fields, b"data: " + json.dumps(chat_wire.restore(chunk, self._asked)).encode()])
-
-    @property
-    def choices(self) -> int:
-        """Number of choices that the answer will have."""
-        return int(self._sent.get("n") or 1)
-
-    def record(self, answer: dict[str, Any], headers: Any) -> None:
-        """Add the choices of a whole answer to the run's history."""
-        duration_s = perf_counter() - self._started
-        prompt_ids, choices = chat_wire.sampled_choices(answer)
-        self._history.add(
-            [
-                RecordedCall(
-                    order=self._order,
-                    choice=choice.index,
-                    msg_id=answer["id"],
-                    policy_version=chat_wire.policy_version(answer, headers),
-                    prompt_ids=prompt_ids,
-                    response_ids=choice.token_ids,
-                    logprobs=choice.logprobs,
-                    finish_reason=choice.finish_reason,
-                    temperature=float(self._sent["temperature"]),
-                    top_p=float(self._sent["top_p"]),
-                    top_k=int(self._sent.get("top_k") or -1),
-                    messages=self._sent["messages"],
-                    tools=self._sent.get("tools") or [],
-                    response=choice.message,
-                    created_at=self._created_at,
-                    duration_s=duration_s,
-                    env_state_hash=self._env_state_hash,
-                )
-                for choice in choices
-            ]
-        )
+def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
+    headers = wire.Headers(request.headers)
+    headers["content-length"] = str(len(call.content))
+    headers["accept-encoding"] = "identity"  # a streamed answer is read as it comes
+    url = request.url
+    if call.engine_path != endpoint:
+        url = url.copy_with(path=url.path.removesuffix(endpoint) + call.engine_path)
+    extensions = {**request.extensions, TOKENS: call.tokens}
+    stream = wire.ByteStream(call.content)
+    return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
 
 
-class _TappedStream(wire.AsyncByteStream, wire.SyncByteStream):
-    """The events of a streamed answer, recorded once every choice has finished and passed on as asked for."""
+def _answer(response: Any, call: ModelCall, content: bytes) -> Any:
+    """A whole answer as the caller asked for it, recorded; a refusal as it came."""
+    status = response.status_code
+    if status != _OK:
+        call.refused(status, content)
+        return response
+    restored = call.answered(content, response.headers)
+    if restored is content:
+        return response
+    headers = wire.Headers(response.headers)
+    headers.pop("transfer-encoding", None)
+    headers["content-length"] = str(len(restored))
+    return wire.Response(status, headers=headers, stream=wire.ByteStream(restored), extensions=response.extensions)
 
-    def __init__(self, inner: Any, call: _ChatCall, headers: Any) -> None:
+
+def _refusal(error: UserError) -> Any:
+    _, body = describe(error)
+    return wire.Response(_BAD_REQUEST, headers={"content-type": "application/json"}, content=codec.dump(body))
+
+
+def _streamed(response: Any, call: ModelCall) -> Any:
+    stream = _RecordedStream(response.stream, call, response.headers)
+    return wire.Response(_OK, headers=response.headers, stream=stream, extensions=response.extensions)
+
+
+class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
+    """The bytes of a streamed answer, recorded on their way."""
+
+    def __init__(self, inner: Any, call: ModelCall, headers: Any) -> None:
         self._inner = inner
-        self._call = call
-        self._headers = headers
-        self._events = chat_wire.EventStream()
-        self._answer = chat_wire.StreamedAnswer(call.choices)
+        self._events = call.event_stream(headers)
 
     def __iter__(self) -> Iterator[bytes]:
         for data in self._inner:
-            yield from self._passed(data)
+            yield from self._events.feed(data)
         yield self._events.rest()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for data in self._inner:
-            for event in self._passed(data):
+            for event in self._events.feed(data):
                 yield event
         yield self._events.rest()
 
@@ -219,12 +211,3 @@ class _TappedStream(wire.AsyncByteStream, wire.SyncByteStream):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-    def _passed(self, data: bytes) -> Iterator[bytes]:
-        for event in self._events.feed(data):
-            chunk = chat_wire.event_chunk(event)
-            if chunk is not None:
-                if self._answer.add(chunk):
-                    self._call.record(self._answer.whole(), self._headers)
-                event = self._call.restored_event(event, chunk)
-            yield event + b"\n\n"

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from rft_platform.errors import UserCodeError
 from rft_platform.experience.record import RolloutRow
+from rft_platform.rollout.prefixes import shared_prefix_tokens
+from rft_platform.rollout.run import TRUNCATED_METRIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,8 +17,10 @@ class RolloutReport:
 
     runs: int  # runs asked for: tasks times repeats
     failed: int  # runs that gave no rows, all attempts used
+    stopped: int  # runs that gave no rows because enough tasks were done without them (over_rollout)
     retried: int  # attempts beyond the first of every run
-    dropped_groups: int
+    dropped_groups: int  # tasks without rows: a run failed or was stopped, or all did
+    partial_groups: int  # tasks that were kept with some of their runs (group_policy partial)
     rows: int
     truncated_rows: int
     prompt_tokens: int
@@ -26,6 +31,18 @@ class RolloutReport:
     client_retries: int = 0  # HTTP requests that a client sent again
     policy_versions: tuple[int, ...] = ()  # ascending; more than one where weights changed during the batch
     errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
+    dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by what kept them from being whole
+    context_truncated: int = 0  # runs among the rows that ended because they outgrew the context
+    later_prompt_tokens: int = 0  # of all calls of a run but its first
+    shared_prefix_tokens: int = 0  # of these, how many continue an earlier call of the run token for token
+
+    @property
+    def shared_prefix_share(self) -> float | None:
+        """Share of the later calls' prompts that continues an earlier call; low where an agent rewrites its history.
+
+        None where no run made a second call.
+        """
+        return self.shared_prefix_tokens / self.later_prompt_tokens if self.later_prompt_tokens else None
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,7 +56,8 @@ class RolloutReport:
 
     def as_dict(self) -> dict[str, Any]:
         """All fields and derived figures, JSON-serialisable."""
-        derived = {"tokens_per_s": self.tokens_per_s, "truncated_share": self.truncated_share}
+        derived: dict[str, float | None] = {"tokens_per_s": self.tokens_per_s, "truncated_share": self.truncated_share}
+        derived["shared_prefix_share"] = self.shared_prefix_share
         return {**asdict(self), "policy_versions": list(self.policy_versions), **derived}
 
     @classmethod
@@ -48,7 +66,8 @@ class RolloutReport:
         totals = {name: sum(getattr(report, name) for report in reports) for name in _SUMMED}
         versions = sorted({version for report in reports for version in report.policy_versions})
         errors = sum((Counter(report.errors) for report in reports), Counter[str]())
-        return cls(**totals, policy_versions=tuple(versions), errors=dict(errors))
+        dropped_for = sum((Counter(report.dropped_for) for report in reports), Counter[str]())
+        return cls(**totals, policy_versions=tuple(versions), errors=dict(errors), dropped_for=dict(dropped_for))
 
 
 _ERRORS_REPORTED = 20
@@ -60,6 +79,7 @@ class Tally:
     """What went wrong during a batch, and how often."""
 
     retried: int = 0
+    stopped_runs: list[str] = field(default_factory=list)  # ids of the runs that were not waited for
     client_retries: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     last_error: BaseException | None = None
@@ -67,7 +87,25 @@ class Tally:
     def counts(self) -> dict[str, Any]:
         """The fields of a report that it fills; of many kinds of error the most frequent."""
         errors = dict(self.errors.most_common(_ERRORS_REPORTED))
-        return {"retried": self.retried, "client_retries": self.client_retries, "errors": errors}
+        return {
+            "retried": self.retried,
+            "stopped": len(self.stopped_runs),
+            "client_retries": self.client_retries,
+            "errors": errors,
+        }
+
+
+class RemoteFailure(UserCodeError):
+    """An attempt failed in a worker process; the message begins with the kind of error that it was there."""
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        super().__init__(message)
+        self.place = place  # ``file:line`` of the user's code
+
+
+def said(error: BaseException) -> str:
+    """An attempt's error in one text, wherever it was made."""
+    return str(error) if isinstance(error, RemoteFailure) else f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True)
@@ -81,10 +119,14 @@ class RolloutBatch:
 def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
     """The fields of a report that follow from the rows alone."""
     kept = list(rows)
+    shared, later = shared_prefix_tokens(kept)
     return {
+        "shared_prefix_tokens": shared,
+        "later_prompt_tokens": later,
         "rows": len(kept),
         "truncated_rows": sum(row.truncated for row in kept),
         "prompt_tokens": sum(len(row.prompt_ids) for row in kept),
         "completion_tokens": sum(len(row.response_ids) for row in kept),
         "policy_versions": tuple(sorted({row.policy_version for row in kept})),
+        "context_truncated": sum(TRUNCATED_METRIC in row.metrics for row in kept),
     }

@@ -50,13 +50,13 @@ class _Trip:
     def addressed(self, replica: Replica) -> Any:
         """The request, to ``replica``."""
         request, target = self._request, wire.URL(replica.url)
-        headers = request.headers.copy()
-        headers.pop("host", None)
+        headers = wire.Headers(request.headers)
+        headers["host"] = target.netloc.decode()
         return wire.Request(
             request.method,
             request.url.copy_with(host=target.host, port=target.port),
             headers=headers,
-            content=request.content,
+            stream=request.stream,
             extensions=request.extensions,
         )
 

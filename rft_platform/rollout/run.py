@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.errors import EngineError
@@ -10,9 +10,12 @@ from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.rollout.history import RecordedCall
-from rft_platform.rollout.identity import derive_seed, group_id, run_id
+from rft_platform.rollout.identity import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
+
+#: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
+TRUNCATED_METRIC = "truncated_by_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Run:
     def run_id(self) -> str:
         """The same for every attempt."""
         return run_id(self.round, self.batch, self.index, self.repeat)
+
+    @property
+    def record_key(self) -> str:
+        """What the run is called by an agent outside of this process."""
+        return record_key(self.round, self.batch, self.index, self.repeat)
 
     def seed(self, base: int, attempt: int) -> int:
         """Sampling seed; another attempt samples anew, or it could only fail in the same way."""
@@ -68,6 +76,17 @@ class AgentLimits:
     timeout_s: float  # of one attempt
     max_retries: int  # attempts of a run beyond the first
     passes: int = 1  # runs that failed are tried anew, all attempts, in each further pass
+    patience: "Patience" = field(default_factory=lambda: Patience())
+    truncated_reward: float | None = 0.0  # of a run that outgrew the context and has none; None: such a run fails
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the slowest are waited for, besides the time-out."""
+
+    dynamic_ratio: float | None = None  # an attempt may take so many times the mean of those that succeeded
+    over_ratio: float = 0.0  # share of the batch's tasks that need not finish
+    wait_after_min_s: float = 30.0  # what the others get once enough tasks have
 
 
 def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput, list[RecordedCall]]:
@@ -79,33 +98,75 @@ def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput,
     """
     if isinstance(returned, list) and returned and all(isinstance(call, RecordedCall) for call in returned):
         last = returned[-1]
-        return WorkflowOutput(reward=last.reward, response=last.response.get("content")), returned
-    if not all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
+        output, kept = WorkflowOutput(reward=last.reward, response=last.response.get("content")), returned
+    elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
+        output, kept = WorkflowOutput(returned.reward, returned.response, returned.metrics), calls
+    else:
         raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput")
-    if returned.reward is not None and not math.isfinite(returned.reward):
-        raise ValueError(f"the workflow returned reward {returned.reward}, expected a finite number")
-    return WorkflowOutput(returned.reward, returned.response, returned.metrics), calls
+    if output.reward is not None and not math.isfinite(output.reward):
+        raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
+    return output, kept
 
 
-def rows_of_run(
-    run: Run, returned: Any, calls: list[RecordedCall], status: EngineStatus, attempt: int = 0
-) -> list[RolloutRow]:
-    """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row."""
-    output, kept = as_output(returned, calls)
-    if not kept:
-        raise ValueError("the workflow returned without a recorded model call: was another client used?")
-    aborted = [call.msg_id for call in kept if call.finish_reason == "abort"]
+@dataclass(slots=True)
+class RunResult:
+    """What a run that succeeded leaves: plain values, so that it can come from another process."""
+
+    calls: list[RecordedCall]
+    reward: float | None = None
+    response: Any = None  # as ``encode_response`` wrote it
+    metrics: dict[str, float] = field(default_factory=dict)
+    truncated: bool = False  # the run ended because its next prompt was longer than the context
+
+    @classmethod
+    def of(cls, returned: Any, calls: list[RecordedCall]) -> "RunResult":
+        """The result of a run whose workflow ``returned`` something after ``calls``.
+
+        A run that got step rewards and none of its own has their sum. Raises TypeError or ValueError where what was
+        returned cannot be used, EngineError where the engine broke off an answer.
+        """
+        output, kept = as_output(returned, calls)
+        if not kept:
+            raise ValueError("the workflow returned without a recorded model call: was another client used?")
+        _check_calls(kept)
+        reward = total_step_reward(kept) if output.reward is None else float(output.reward)
+        metrics = {name: float(value) for name, value in (output.metrics or {}).items()}
+        return cls(kept, reward, encode_response(output.response), metrics)
+
+    @classmethod
+    def cut_off(cls, calls: list[RecordedCall], reward: float) -> "RunResult":
+        """The result of a run that outgrew the context: its ``calls``, and ``reward`` where its steps got none."""
+        _check_calls(calls)
+        earned = total_step_reward(calls)
+        return cls(calls, reward if earned is None else earned, None, {TRUNCATED_METRIC: 1.0}, truncated=True)
+
+
+def _check_calls(calls: Sequence[RecordedCall]) -> None:
+    aborted = [call.msg_id for call in calls if call.finish_reason == "abort"]
     if aborted:
         raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
-    steps = {order: step for step, order in enumerate(sorted({call.order for call in kept}))}
+    for call in calls:
+        if call.step_reward is not None and not math.isfinite(call.step_reward):
+            raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
+
+
+def total_step_reward(calls: Sequence[RecordedCall]) -> float | None:
+    """Sum of the step rewards, that of each call once however many choices it had; None where there are none."""
+    steps = {call.order: float(call.step_reward) for call in calls if call.step_reward is not None}
+    return sum(steps.values()) if steps else None
+
+
+def rows_of_run(run: Run, result: RunResult, status: EngineStatus, attempt: int = 0) -> list[RolloutRow]:
+    """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row."""
+    steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
     rows = [
         row_of_call(run, steps[call.order], call, status, attempt)
-        for call in sorted(kept, key=lambda c: (c.order, c.choice))
+        for call in sorted(result.calls, key=lambda c: (c.order, c.choice))
     ]
     last = rows[-1]
-    last.run_output = encode_response(output.response)
-    last.run_reward = None if output.reward is None else float(output.reward)
-    last.metrics = {**last.metrics, **{name: float(value) for name, value in (output.metrics or {}).items()}}
+    last.run_output, last.run_reward = result.response, result.reward
+    last.metrics = {**last.metrics, **result.metrics}
+    last.truncated = last.truncated or result.truncated
     return rows
 
 
@@ -135,11 +196,11 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         messages=call.messages,
         tools=call.tools,
         response=call.response,
-        metrics=dict(call.metrics),
+        metrics=dict(call.metrics or {}),
         created_at=call.created_at,
         duration_s=call.duration_s,
         attempt=attempt,
         env_state_hash=call.env_state_hash,
         policy=call.policy,
-        step_reward=call.step_reward,
+        step_reward=None if call.step_reward is None else float(call.step_reward),
     )

@@ -1,5 +1,6 @@
 """Rolls a workflow out on a batch of tasks and says what it came to."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -10,10 +11,10 @@ from rft_platform.errors import EngineError, RftError, UserCodeError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
-from rft_platform.rollout.report import RolloutBatch, RolloutReport, Tally, row_counts
-from rft_platform.rollout.run import AgentLimits, ExploreBatch
+from rft_platform.rollout.report import RemoteFailure, RolloutBatch, RolloutReport, Tally, row_counts, said
+from rft_platform.rollout.run import AgentLimits, ExploreBatch, Patience
 from rft_platform.rollout.single_turn import run_single_turn
-from rft_platform.rollout.workflow import AgentWorkflow, SingleTurnWorkflow, Workflow, WorkflowFunction
+from rft_platform.rollout.workflow import AgentWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow, WorkflowFunction
 from rft_platform.tasks.task import Task
 
 #: What becomes of a group with a failed run. ``complete``: the missing runs are tried once more, all attempts anew,
@@ -21,6 +22,8 @@ from rft_platform.tasks.task import Task
 GroupPolicy = Literal["complete", "drop", "partial"]
 
 Progress = Callable[[int, int], None]  # runs done, runs in all
+
+_PATIENT = Patience()
 
 
 def run_rollouts(
@@ -39,6 +42,8 @@ def run_rollouts(
     group_policy: GroupPolicy = "complete",
     auxiliary_models: Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    patience: Patience = _PATIENT,
+    truncated_reward: float | None = 0.0,
 ) -> RolloutBatch:
     """Run ``workflow`` ``repeat_times`` on every task; rows come in task order, ids and seeds depend on nothing else.
 
@@ -47,7 +52,10 @@ def run_rollouts(
             by the runner.
         concurrency: runs at once. Like ``timeout_s`` (of one attempt at a run) and ``max_retries`` (attempts beyond
             the first) it concerns workflows that call the model themselves; a single-turn workflow is one batch.
-        group_policy: what becomes of a group with a failed run; a failed run is never an experience.
+        group_policy: what becomes of a group with a failed run; a failed run is never an experience. A run that
+            ``patience`` stops is like a failed one, but is not tried again.
+        patience: how long the slowest runs are waited for.
+        truncated_reward: the reward of a run that outgrew the context and got none; None: such a run has failed.
 
     Raises:
         EngineError: the engine died, or every run failed by its fault.
@@ -63,20 +71,21 @@ def run_rollouts(
         if on_progress is not None:
             on_progress(len(tasks) * repeat_times, len(tasks) * repeat_times)
     else:
-        limits = AgentLimits(concurrency, timeout_s, max_retries, passes=2 if group_policy == "complete" else 1)
+        passes = 2 if group_policy == "complete" else 1
+        limits = AgentLimits(concurrency, timeout_s, max_retries, passes, patience, truncated_reward)
         rows, tally = _run_agents(engine, status, workflow, explored, limits, auxiliary_models, on_progress)
     if tasks and not rows:
         raise _all_failed(explored, tally)
     kept = rows if group_policy == "partial" else complete_groups(rows, repeat_times)
     report = RolloutReport(
         runs=len(tasks) * repeat_times,
-        failed=len(tasks) * repeat_times - len({row.run_id for row in rows}),
-        dropped_groups=len(tasks) - len({row.group_id for row in kept}),
+        failed=len(tasks) * repeat_times - len({row.run_id for row in rows}) - len(tally.stopped_runs),
         seconds=perf_counter() - started,
         cpu_s=process_time() - cpu,
         engine_cpu_s=engine.status().cpu_seconds - status.cpu_seconds,
         **tally.counts(),
         **row_counts(kept),
+        **_group_counts(explored, kept, tally),
     )
     return RolloutBatch(kept, report)
 
@@ -87,21 +96,41 @@ def complete_groups(rows: Sequence[RolloutRow], repeat_times: int) -> list[Rollo
     return [row for group in groups if len({row.run_id for row in group}) == repeat_times for row in group]
 
 
+def _group_counts(batch: ExploreBatch, kept: Sequence[RolloutRow], tally: Tally) -> dict[str, Any]:
+    """The fields of a report that say what became of groups that are not whole."""
+    runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
+    lost = {run.group_id for run in batch.runs()} - runs.keys()
+    stopped_runs = set(tally.stopped_runs)
+    stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs})
+    reasons = {"stopped": stopped, "failed": len(lost) - stopped}
+    return {
+        "dropped_groups": len(lost),
+        "partial_groups": sum(count < batch.repeat_times for count in runs.values()),
+        "dropped_for": {reason: count for reason, count in reasons.items() if count},
+    }
+
+
 def _run_agents(
     engine: PolicyEngine,
     status: EngineStatus,
-    workflow: WorkflowFunction | AgentWorkflow,
+    workflow: WorkflowFunction | AgentWorkflow | WorkerWorkflow,
     batch: ExploreBatch,
     limits: AgentLimits,
     auxiliary_models: Mapping[str, Any] | None,
     on_progress: Progress | None,
 ) -> tuple[list[RolloutRow], Tally]:
     """Rows of all runs that succeeded, in run order, and what went wrong with the others."""
-    from rft_platform.rollout.agents import AgentRunner  # imports openai
+    from rft_platform.rollout.agents import AgentRunner
+    from rft_platform.rollout.inprocess import InProcess  # imports openai
+    from rft_platform.rollout.workers import WorkerPool
 
-    runner = AgentRunner(engine, status, workflow, batch.sampling, batch.seed, limits, auxiliary_models)
-    runs = batch.runs()
-    done = runner.execute(runs, on_progress)
+    runner, runs = AgentRunner(engine, status, batch.seed, limits), batch.runs()
+    executor: Any
+    if isinstance(workflow, WorkerWorkflow):
+        executor = WorkerPool(engine, status, workflow, batch.sampling, limits, auxiliary_models)
+    else:
+        executor = InProcess(engine, status, workflow, batch.sampling, limits, auxiliary_models)
+    done = runner.execute(runs, executor, on_progress)
     return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
 
 
@@ -110,8 +139,7 @@ def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
-    failure = UserCodeError(
-        f"{what}, the last with {type(error).__name__}: {error}; run the workflow on one task alone"
-    )
+    place = f" ({error.place})" if isinstance(error, RemoteFailure) and error.place else ""
+    failure = UserCodeError(f"{what}, the last with {said(error)}{place}; run the workflow on one task alone")
     failure.__cause__ = error
     return failure

@@ -2,10 +2,12 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rft_platform.errors import UserError
+from rft_platform.rollout.class_style import ClassWorkflow, FormatArgs, is_class_style
 from rft_platform.signature import check_parameters
 from rft_platform.tasks.task import Task
 from rft_platform.user_code import load_object
@@ -48,12 +50,30 @@ class AgentWorkflow(Protocol):
         ...
 
 
-Workflow = WorkflowFunction | SingleTurnWorkflow | AgentWorkflow
+@dataclass(frozen=True, slots=True)
+class WorkerWorkflow:
+    """A workflow that worker processes load by its name and run; this process never imports it."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    format_args: FormatArgs = field(default_factory=FormatArgs)
+    reward_fn_args: Mapping[str, Any] = field(default_factory=dict)
+    python: str | None = None  # interpreter of the workers' environment; None: this one
+    count: int | None = None  # workers at most; None: as many as runs at once
+    log_folder: Path | None = None  # where what they print goes; None: nowhere
+
+
+#: What this process can call.
+LocalWorkflow = WorkflowFunction | SingleTurnWorkflow | AgentWorkflow
+
+Workflow = LocalWorkflow | WorkerWorkflow
 
 #: Workflows that come with the platform, by the name they have in a configuration.
 BUILT_IN = {
     "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
     "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
+    "agentscope_react": "rft_platform.rollout.agentscope_react:AgentScopeReActWorkflow",
+    "dialogue": "rft_platform.rollout.dialogue:DialogueWorkflow",
 }
 
 
@@ -63,16 +83,26 @@ def check_workflow_function(function: Callable[..., Any]) -> None:
 
 
 def resolve_workflow(
-    name: str, arguments: Mapping[str, Any] | None = None, system_prompt: str | None = None
-) -> Workflow:
+    name: str,
+    arguments: Mapping[str, Any] | None = None,
+    system_prompt: str | None = None,
+    *,
+    format_args: FormatArgs | None = None,
+    reward_fn_args: Mapping[str, Any] | None = None,
+) -> LocalWorkflow:
     """The workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
 
     The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or the class of one.
-    ``arguments`` are given to the class; ``system_prompt`` too, if it has a parameter of that name. Raises UserError.
+    ``arguments`` are given to the class; ``system_prompt`` too, if it has a parameter of that name. A class that is
+    made for each run (``class_style``) finds them in its task, beside ``format_args`` (whose system prompt, where there
+    is one, counts) and ``reward_fn_args``. Raises UserError.
     """
     target = _load(name)
+    keys = format_args or FormatArgs(system_prompt=system_prompt)
     if isinstance(target, type):
-        target = _instantiate(name, target, dict(arguments or {}), system_prompt)
+        if is_class_style(target):
+            return ClassWorkflow(target, dict(arguments or {}), keys, dict(reward_fn_args or {}))
+        target = _instantiate(name, target, dict(arguments or {}), keys.system_prompt)
     elif arguments:
         raise UserError(f"workflow {name!r}: workflow_args {sorted(arguments)} given, but only a class can take them")
     if isinstance(target, SingleTurnWorkflow | AgentWorkflow):
@@ -83,7 +113,8 @@ def resolve_workflow(
         check_workflow_function(target)
     except ValueError as error:
         raise UserError(f"workflow {name!r}: {error}") from error
-    return target
+    checked: WorkflowFunction = target
+    return checked
 
 
 def _load(name: str) -> Any:

@@ -2,18 +2,15 @@
 
 from dataclasses import replace
 
-from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.choice import choose
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import Preset
 from rft_platform.config.algorithm_parts import RolloutCorrection
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.judging.shaping import Overlong, Shaping
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 _PLAIN = RolloutCorrection()
-_CACHE_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
 
 
 def chosen_algorithm(config: RftConfig) -> Preset:
@@ -32,6 +29,7 @@ def chosen_algorithm(config: RftConfig) -> Preset:
     return replace(
         chosen,
         drop_zero_variance=chosen.drop_zero_variance if given.zero_variance is None else given.zero_variance,
+        max_batches=given.max_batches or chosen.max_batches,
         reward_threshold=chosen.reward_threshold if given.reward_threshold is None else given.reward_threshold,
         overlong_penalty=chosen.overlong_penalty if given.overlong.weight is None else given.overlong.weight,
     )
@@ -41,21 +39,6 @@ def loaded_digest(config: RftConfig) -> str | None:
     """Identity of the plugins' code; None without plugins."""
     import_plugins(config.algorithm.plugins)
     return plugins_digest(config.algorithm.plugins)
-
-
-def shaping_of(config: RftConfig) -> Shaping:
-    """What is done with the rewards of a round before its advantages."""
-    chosen, given = chosen_algorithm(config), config.algorithm.filters.overlong
-    longest = given.max_length or config.model.response_limit
-    cache = given.cache_length or max(1, longest // _CACHE_SHARE)
-    overlong = Overlong(chosen.overlong_penalty, longest, cache) if chosen.overlong_penalty else None
-    return Shaping(overlong, chosen.drop_zero_variance, chosen.reward_threshold, _std_threshold(chosen))
-
-
-def _std_threshold(chosen: Preset) -> float | None:
-    """The standard deviation at or below which the advantage in force leaves a group out; None where it has none."""
-    option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
-    return chosen.advantage_args.get(option) if option else None
 
 
 def spec_of(config: RftConfig) -> AlgorithmSpec:

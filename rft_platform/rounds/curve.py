@@ -14,6 +14,15 @@ def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult
     return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
 
 
+def previous_evaluation(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
+    """The evaluation of the newest round before ``round_number`` that has one."""
+    for number in sorted((n for n in store.rounds() if n < round_number), reverse=True):
+        result = evaluation_of(store, number)
+        if result is not None:
+            return result
+    return None
+
+
 def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> EvaluationResult | None:
     """The newest evaluation of a set of weights: no-op rounds measure their parent's again."""
     for number in reversed(store.rounds()):

@@ -1,25 +1,62 @@
 """Demonstrations for supervised fine-tuning, as the one Parquet file that the trainer reads."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from rft_platform.config.algorithm_parts import Experts
 from rft_platform.config.trainer import WarmStart
 from rft_platform.errors import UserError
 from rft_platform.files import atomic_path, digest_file, digest_json
 
+MESSAGES = "messages"  # the column of a dataset of conversations
+Cells = dict[str, list[str | None]]
+
 
 def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str = "warm_start.path") -> str:
-    """Write the configured demonstrations to ``target`` (columns prompt, response, system); returns their digest.
+    """Write the configured demonstrations to ``target`` as the trainer reads them; returns their digest.
 
-    ``key`` is where the configuration names them.
+    A dataset with a column ``messages`` (and none of ``format.prompt_key``) holds conversations, perhaps with ``tools``
+    and tool calls: every assistant message is imitated. Any other holds a prompt and a response a row. ``key`` is where
+    the configuration names them.
 
     Raises UserError for a dataset that cannot be read, lacks a column, or holds a row without a response.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    columns, digest = _conversations(settings) if _are_conversations(settings) else _texts(settings, key)
+    with atomic_path(target) as temp:
+        pq.write_table(
+            pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()}), temp, compression="zstd"
+        )
+    return digest_json([digest, digest_file(target)])
+
+
+def _are_conversations(settings: WarmStart | Experts) -> bool:
+    from rft_platform.tasks.sources import located_rows
+
+    _, _, first = next(located_rows(settings.path, settings.split, settings.subset_name), ("", 0, {}))
+    return MESSAGES in first and settings.format.prompt_key not in first
+
+
+def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
+    """Columns messages and, where there are any, tools, each cell as JSON; and the digest of the dataset."""
+    from rft_platform.tasks.columns import Columns
+    from rft_platform.tasks.offline import load_conversations
+
+    named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
+    dataset = load_conversations(settings.path, named, split=settings.split, subset_name=settings.subset_name)
+    names = list(dict.fromkeys(name for row in dataset.rows for name in row))
+    return {name: [_json(row.get(name)) for row in dataset.rows] for name in names}, dataset.digest
+
+
+def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
+    """Columns prompt, response and system; and the digest of the dataset."""
     from rft_platform.tasks.dataset import load_tasks
 
+    if settings.format.prompt_key is None:
+        raise UserError(f"{key} {settings.path}: format.prompt_key is null; name the column with the prompt")
     dataset = load_tasks(
         settings.path,
         split=settings.split,
@@ -30,11 +67,9 @@ def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str =
     answers = [task.answer for task in dataset.tasks]
     if None in answers:
         raise UserError(f"{key} {settings.path}: {answers.count(None)} rows have no response to learn from")
-    columns = {
-        "prompt": pa.array([task.prompt for task in dataset.tasks], pa.string()),
-        "response": pa.array(answers, pa.string()),
-        "system": pa.array([settings.format.system_prompt] * len(answers), pa.string()),
-    }
-    with atomic_path(target) as temp:
-        pq.write_table(pa.table(columns), temp, compression="zstd")
-    return digest_json([dataset.digest, digest_file(target)])
+    system = [settings.format.system_prompt] * len(answers)
+    return {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}, dataset.digest
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

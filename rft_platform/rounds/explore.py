@@ -1,5 +1,7 @@
 """Exploration of a round: its explore batches, rolled out on one policy version and stored."""
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -7,12 +9,17 @@ from rft_platform.config.buffer import Taskset
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.progress import report
-from rft_platform.rollout.runner import RolloutReport, run_rollouts
-from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rollout.auxiliary import AuxiliaryModel
+from rft_platform.rollout.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rounds.auxiliary import serving_auxiliaries
+from rft_platform.rounds.dynamic_sampling import SignalCount
 from rft_platform.rounds.mend import mending
 from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.rounds.project import Project
-from rft_platform.tasks.selector import select
+from rft_platform.rounds.task_selection import TaskSelection
+from rft_platform.rounds.workflows import patience_of, workflow_of
+from rft_platform.tasks.task import Task
 
 
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
@@ -24,9 +31,14 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     with mending(project, policy):
         canary_delta = deploy(engine, policy)
     started = perf_counter()
-    reports = [
-        _explore_batch(project, engine, round_number, batch) for batch in range(config.synchronizer.sync_interval)
-    ]
+    with serving_auxiliaries(project) as auxiliaries:
+        roll_out = partial(_roll_out, project, engine, auxiliaries, round_number)
+        selection, signal = TaskSelection(project, round_number, policy.round), SignalCount(project)
+        reports = []
+        for batch in range(config.synchronizer.batches_a_round):
+            batches = list(_batches(roll_out, selection, signal, batch, config.synchronizer.batches_a_round))
+            project.store.write_rollouts(round_number, batch, [row for found in batches for row in found.rows])
+            reports += [found.report for found in batches]
     summary = {
         **RolloutReport.merge(reports).as_dict(),
         "seconds": perf_counter() - started,  # with the writing of the rows
@@ -35,26 +47,45 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         "weights_digest": policy.weights_digest,
         "taskset_digest": project.tasks.digest,
         "canary_delta": canary_delta,
+        "task_selection": selection.as_dict(),
+        **signal.as_dict(),
     }
     project.store.write_note(round_number, "explore", summary)
     return summary
 
 
-def _explore_batch(project: Project, engine: PolicyEngine, round_number: int, batch: int) -> RolloutReport:
+def _batches(
+    roll_out: Callable[[int, Sequence[Task]], RolloutBatch],
+    selection: TaskSelection,
+    signal: SignalCount,
+    batch: int,
+    batches_a_round: int,
+) -> Iterator[RolloutBatch]:
+    """The rollouts of an explore batch: one batch of tasks, and further ones while signal is wanting.
+
+    Its first batch of tasks has its own number in the ids of runs; further ones have numbers beyond the round's.
+    """
+    signal.begin()
+    for attempt in range(signal.max_batches):
+        rollouts = roll_out(batch + attempt * batches_a_round, selection.next())
+        yield rollouts
+        if signal.enough(rollouts.rows):
+            return
+
+
+def _roll_out(
+    project: Project,
+    engine: PolicyEngine,
+    auxiliaries: Mapping[str, AuxiliaryModel],
+    round_number: int,
+    batch: int,
+    tasks: Sequence[Task],
+) -> RolloutBatch:
     config, taskset = project.config, project.taskset
-    selector = taskset.task_selector
-    step = (round_number - 1) * config.synchronizer.sync_interval + batch
-    tasks = select(
-        project.tasks.tasks,
-        config.buffer.batch_size,
-        step,
-        selector.selector_type,
-        config.seed if selector.seed is None else selector.seed,
-    )
-    rollouts = run_rollouts(
+    return run_rollouts(
         engine,
         tasks,
-        resolve_workflow(taskset.workflow, taskset.workflow_args, taskset.format.system_prompt),
+        workflow_of(project, taskset),
         round=round_number,
         batch=batch,
         repeat_times=project.repeat_times,
@@ -63,10 +94,12 @@ def _explore_batch(project: Project, engine: PolicyEngine, round_number: int, ba
         concurrency=config.explorer.runner_per_model * config.explorer.rollout_model.engine_num,
         timeout_s=config.explorer.max_timeout,
         max_retries=config.explorer.max_retry_times,
+        group_policy=config.explorer.group_policy,
+        patience=patience_of(config),
+        truncated_reward=config.explorer.truncated_reward,
+        auxiliary_models=auxiliaries,
         on_progress=lambda done, total: report(f"{round_key(round_number)} rollouts", done, total),
     )
-    project.store.write_rollouts(round_number, batch, rollouts.rows)
-    return rollouts.report
 
 
 def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:

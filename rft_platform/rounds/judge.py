@@ -1,12 +1,15 @@
 """Judgement of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
-from rft_platform.config.buffer import Taskset
-from rft_platform.errors import StorageError
+from pydantic import ValidationError
+
+from rft_platform.config.buffer import Taskset, WeightedJudge
+from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
     ROLLOUT_COLUMNS,
@@ -19,18 +22,29 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
-from rft_platform.rounds.algorithm import chosen_algorithm, shaping_of
+from rft_platform.judging.session import JudgeState
+from rft_platform.rounds.algorithm import chosen_algorithm
+from rft_platform.rounds.auxiliary import auxiliaries_for_judge
 from rft_platform.rounds.mend import refuse_damaged_rows
+from rft_platform.rounds.operators import pipeline_of
 from rft_platform.rounds.project import Project
 
 NOTE = "judge"
 
 
-def judge(project: Project, round_number: int, other_judge: str | None = None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class OtherJudge:
+    """A judge in place of the configured one: a name with arguments, or a weighted list."""
+
+    judge: str | Sequence[WeightedJudge]
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> dict[str, Any]:
     """Judge a round's stored rollouts and put the judgement in force if it is sound; returns the round's report.
 
-    ``other_judge`` replaces the configured one. Judgements by earlier judges stay beside it. Raises StorageError where
-    the round has no rollouts.
+    ``other`` replaces the configured judge. Judgements by earlier judges stay beside it. Raises StorageError where the
+    round has no rollouts, and JudgeUnavailableError where a model that judges does not answer: then nothing is judged.
     """
     started, store = perf_counter(), project.store
     refuse_damaged_rows(project, round_number, rests_on="explore")
@@ -38,16 +52,19 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
     chosen = chosen_algorithm(project.config)
-    spec = judge_spec(project.taskset, other_judge)
-    judged = judge_rollouts(
-        rows,
-        {task.task_id: task for task in project.tasks.tasks},
-        spec,
-        advantage_fn=chosen.advantage,
-        advantage_args=chosen.advantage_args,
-        shaping=shaping_of(project.config),
-        needs_reward=chosen.needs_reward,
-    )
+    spec, pipeline = judge_of(project, project.taskset, other), pipeline_of(project.config)
+    with auxiliaries_for_judge(project, spec if spec and spec.asks_models else None) as auxiliaries:
+        judged = judge_rollouts(
+            rows,
+            {task.task_id: task for task in project.tasks.tasks},
+            spec,
+            advantage_fn=chosen.advantage,
+            advantage_args=chosen.advantage_args,
+            pipeline=pipeline,
+            wanted_groups=project.groups_a_round,
+            needs_reward=chosen.needs_reward,
+            auxiliary_models=auxiliaries,
+        )
     version = WORKFLOW_REWARD if spec is None else spec.version
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
@@ -58,7 +75,10 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
         "rows": len(judged.rows),
         "judge_version": version,
         "judge_errors": len(judged.errors),
+        **(spec.state.usage.to_note() if spec and spec.state else {}),
         **_reward_summary(judged.rows, has_advantage=chosen.advantage is not None),
+        "operators": [report.as_dict() for report in judged.operators],
+        "operators_version": pipeline.version,
         "sound": sound,
         "seconds": perf_counter() - started,
     }
@@ -66,13 +86,42 @@ def judge(project: Project, round_number: int, other_judge: str | None = None) -
     return summary
 
 
-def judge_spec(taskset: Taskset, other_judge: str | None = None) -> JudgeSpec | None:
-    """The judge of a taskset; None where its workflow rewards itself."""
-    if other_judge is not None:
-        return build_judge(other_judge, answer_key=taskset.format.response_key)
-    if taskset.judge is None:
+def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[str, Any]]) -> OtherJudge | None:
+    """The judge that a run's configuration names; None where it names none. Raises UserError where it is unclear."""
+    if args and not judge:
+        raise UserError(f"judge_args {dict(args)!r} without a judge: name the judge that takes them")
+    if not judges:
+        return OtherJudge(judge, args) if judge else None
+    if judge:
+        raise UserError("give judge or judges, not both")
+    try:
+        return OtherJudge([WeightedJudge.model_validate(entry) for entry in judges])
+    except ValidationError as error:
+        raise UserError(f"judges: expected a list of {{judge, weight, args}}: {error.errors()[0]['msg']}") from error
+
+
+def judge_spec(
+    taskset: Taskset, other: OtherJudge | None = None, models: Mapping[str, str] | None = None
+) -> JudgeSpec | None:
+    """The judge of a taskset; None where its workflow rewards itself. ``models``: which model an alias stands for."""
+    chosen = other or (OtherJudge(taskset.judge, taskset.judge_args) if taskset.judge is not None else None)
+    if chosen is None:
         return None
-    return build_judge(taskset.judge, taskset.judge_args, answer_key=taskset.format.response_key)
+    keys = taskset.format
+    return build_judge(
+        chosen.judge, chosen.args, answer_key=keys.response_key, prompt_key=keys.prompt_key, models=models
+    )
+
+
+def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
+    """The same, ready for work in a project: its auxiliary models by name, its kept answers, its time-out."""
+    config = project.config
+    models = {entry.known_as: entry.model or entry.model_path for entry in config.explorer.auxiliary_models}
+    spec = judge_spec(taskset, other, models)
+    if spec is None:
+        return None
+    state = JudgeState.of(project.home, f"{config.project}/{config.name}")
+    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state)
 
 
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:

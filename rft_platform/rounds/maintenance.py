@@ -97,8 +97,11 @@ def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
     champion = registry.champion()
     if champion is None:
         return set()
-    numbers = (manifest.lineage.get("round") for manifest in chain(champion.folder))
-    return {number for number in numbers if number is not None}
+    found: set[int] = set()
+    for lineage in (manifest.lineage for manifest in chain(champion.folder)):
+        number, settled = lineage.get("round"), lineage.get("row_selection") or {}
+        found |= {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
+    return found
 
 
 def _all_but_last(store: ExperienceStore, keep_last: int) -> list[int]:

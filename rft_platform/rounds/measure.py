@@ -1,14 +1,18 @@
 """Measuring the policy that the engine serves now on the project's held-out tasksets."""
 
+from collections.abc import Mapping
+
 from rft_platform.config.buffer import Taskset
 from rft_platform.evaluation.evaluate import RunLimits, evaluate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
-from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rollout.auxiliary import AuxiliaryModel
+from rft_platform.rounds.auxiliary import serving_auxiliaries
 from rft_platform.rounds.explore import sampling_of
-from rft_platform.rounds.judge import judge_spec
+from rft_platform.rounds.judge import judge_of
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.workflows import workflow_of
 from rft_platform.tasks.dataset import TaskDataset
 
 
@@ -16,16 +20,19 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
     """Sampled and greedy scores on every held-out taskset, in the configuration's order."""
     settings = project.config.evaluation
     results = []
-    for taskset, dataset in project.eval_tasks:
-        sampled_n = taskset.rollout_args.n or settings.sampled_n
-        results.append(_measure_taskset(project, engine, taskset, dataset, round_number, sampled_n, settings.greedy))
+    with serving_auxiliaries(project) as auxiliaries:
+        for taskset, dataset in project.eval_tasks:
+            runs = taskset.rollout_args.n or settings.sampled_n
+            greedy = settings.greedy
+            results.append(_measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries))
     return results
 
 
 def sampled_pass(project: Project, engine: PolicyEngine) -> float:
     """Sampled pass rate on the first held-out taskset, one run a task."""
     taskset, dataset = project.eval_tasks[0]
-    result = _measure_taskset(project, engine, taskset, dataset, 0, sampled_n=1, greedy=False)
+    with serving_auxiliaries(project) as auxiliaries:
+        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries)
     return result.summary()["sampled_pass"]
 
 
@@ -37,13 +44,14 @@ def _measure_taskset(
     round_number: int,
     sampled_n: int,
     greedy: bool,
+    auxiliaries: Mapping[str, AuxiliaryModel],
 ) -> EvaluationResult:
     config = project.config
     return evaluate(
         engine,
         dataset.tasks,
-        workflow=resolve_workflow(taskset.workflow, taskset.workflow_args, taskset.format.system_prompt),
-        judge=judge_spec(taskset),
+        workflow=workflow_of(project, taskset),
+        judge=judge_of(project, taskset),
         sampled_n=sampled_n,
         greedy=greedy,
         sampling=sampling_of(project, taskset),
@@ -54,6 +62,8 @@ def _measure_taskset(
             config.explorer.runner_per_model * config.explorer.rollout_model.engine_num,
             config.explorer.max_timeout,
             config.explorer.max_retry_times,
+            config.explorer.truncated_reward,
         ),
+        auxiliary_models=auxiliaries,
         on_progress=lambda done, total: report("evaluation", done, total),
     )

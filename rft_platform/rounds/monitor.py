@@ -1,6 +1,7 @@
 """Where a project's numbers go beside MLflow: TensorBoard, where ``monitor.monitor_type`` names it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rft_platform.experience.rounds import round_key
@@ -26,4 +27,6 @@ def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any
 def _tensorboard(project: Project) -> TensorBoardRun | None:
     if "tensorboard" not in project.config.monitor.monitor_type:
         return None
-    return TensorBoardRun(project.home.tensorboard, f"{project.config.project}-{project.config.name}")
+    given = project.config.monitor.tensorboard_dir
+    folder = Path(given) if given else project.home.tensorboard
+    return TensorBoardRun(folder, f"{project.config.project}-{project.config.name}")

@@ -2,15 +2,16 @@
 
 import os
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from rft_platform.errors import UserError
+from rft_platform.rounds.bench import unmeasured
 from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.judge import NOTE as JUDGE
+from rft_platform.rounds.landing import is_sound, landed, rows_wanted, trained_through
 from rft_platform.rounds.policy import NOTE as POLICY
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import PhaseState, ProjectState, RoundState
+from rft_platform.rounds.replay import replayable_rows
+from rft_platform.rounds.state import Landed, PhaseState, ProjectState, RoundState
 
 _DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
 
@@ -59,18 +60,38 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
 
     ``now`` is the time on the clock that the launches' ends were taken from; None: seconds since the epoch.
     """
-    mode = project.config.mode
+    mode, sync = project.config.mode, project.config.synchronizer
+    through = trained_through(project) if sync.dynamic else 0
+    begun = range(1, _begun(project, launches) + 1)
     return ProjectState(
-        rounds=tuple(_observe_round(project, launches, number) for number in range(1, _begun(project, launches) + 1)),
-        rounds_budget=project.rounds_budget,
+        rounds=tuple(_observe_round(project, launches, number, through) for number in begun),
+        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # it may have no tasks to explore
         experiences_needed=project.experiences_a_round,
-        sync_offset=project.config.synchronizer.offset_rounds,
+        sync_offset=sync.offset_rounds,
+        sync_style="fixed" if project.offline is not None else sync.sync_style,
+        rows_a_step=project.train_batch_size,
+        rows_wanted=rows_wanted(project),
+        max_staleness=sync.max_staleness,
+        landed=_landed(project, through) if sync.dynamic and project.offline is None else Landed(),
         warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         offline=project.offline,
-        mode=mode if mode in ("explore", "train") else "both",
+        mode=mode if mode in ("explore", "train", "bench") else "both",
+        unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
         now=time.time() if now is None else now,
         first_retry_s=first_retry_s(),
     )
+
+
+def _landed(project: Project, through: int) -> Landed:
+    """With the rows that replay could add, where the fresh ones alone are not enough."""
+    found = landed(project, through)
+    if 0 < found.rows < rows_wanted(project):
+        return replace(found, replayable=replayable_rows(project, found.settled + 1))
+    return found
+
+
+def _unmeasured(project: Project, launches: Launches) -> tuple[tuple[int, PhaseState], ...]:
+    return tuple((number, launches.phase("evaluate", number, done=False)) for number in unmeasured(project))
 
 
 def first_retry_s() -> float:
@@ -90,20 +111,19 @@ def _begun(project: Project, launches: Launches) -> int:
     return max([*project.store.rounds(), *(number for _, number in launched)], default=0)
 
 
-def _is_sound(judge_note: dict[str, Any] | None) -> bool:
-    """Rows that a blocking check refuses are not waited on as if they could train."""
-    return bool(judge_note and judge_note["sound"])
+def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
+    """A closed round is told by the presence of two notes: the cost of a tick lies with the rounds still open.
 
-
-def _observe_round(project: Project, launches: Launches, number: int) -> RoundState:
-    """A closed round is told by the presence of two notes: the cost of a tick lies with the rounds still open."""
+    ``through``: dynamic styles: the last of the rounds whose rows have all been trained on.
+    """
     store = project.store
     synced = store.has_note(number, POLICY)
     evaluated = synced and store.has_note(number, EVALUATION)
-    sound = not synced and _is_sound(store.read_note(number, JUDGE))
+    trained = synced or number <= through
+    sound = not trained and is_sound(store, number)
     return RoundState(
         number,
-        explore=launches.phase("explore", number, done=sound or synced),
+        explore=launches.phase("explore", number, done=sound or trained),
         sync=launches.phase(project.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )

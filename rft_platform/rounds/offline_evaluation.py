@@ -19,6 +19,7 @@ def evaluate_offline(
     registry: "ModelRegistry",
     round_number: int,
     force: bool = False,
+    promote: bool = True,
 ) -> RoundEvaluation:
     """Measure the round's policy and, unless that was done before, the base model.
 
@@ -32,6 +33,6 @@ def evaluate_offline(
         project.store.write_note(round_number, EVALUATION, note)
         return outcome
     engine = connect_engine()
-    if is_due(project, 0) and not project.store.has_note(0, EVALUATION):
+    if round_number and is_due(project, 0) and not project.store.has_note(0, EVALUATION):
         evaluate_round(project, engine, registry, 0)
-    return evaluate_round(project, engine, registry, round_number, force=force)
+    return evaluate_round(project, engine, registry, round_number, force=force, promote=promote)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Literal, TypeAlias
 
 from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.dynamic import held_back, trains
 from rft_platform.rounds.state import (
     LONGEST_RETRY_WAIT_S,
     RETRY_GROWTH,
@@ -31,7 +32,12 @@ def plan_next(state: ProjectState) -> Plan:
     Order of a project: the warm start, then for each round exploration and sync. Round k may explore once round
     ``k - 1 - sync_offset`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
     after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
+
+    In the dynamic styles batch after batch is explored, and training k takes what has landed by then, of whatever
+    rounds: as soon as that is enough, or all there will be. It never has a higher number than there are batches.
     """
+    if state.mode == "bench":
+        return _next_evaluation(state)
     if state.offline is not None:
         training = _round(state, 1).sync
         return Plan(finished=True) if training.done else _collect([_phase_step(state.offline, 1, training, state)])
@@ -39,14 +45,26 @@ def plan_next(state: ProjectState) -> Plan:
         return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
     wanted = _last_round(state)
     steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
+    if state.sync_style != "fixed":
+        steps.reverse()  # who can do one thing at a time trains as soon as there is enough
     if not steps:
         return Plan(finished=True)
     return _collect(steps)
 
 
+def _next_evaluation(state: ProjectState) -> Plan:
+    """Mode bench: one policy after another is evaluated; where there is none at all, the start is made first."""
+    if state.offline is None and state.warm_start is not None and not state.warm_start.done:
+        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
+    if not state.unmeasured:
+        return Plan(finished=True)
+    number, phase = state.unmeasured[0]
+    return _collect([_phase_step("evaluate", number, phase, state)])
+
+
 def _last_round(state: ProjectState) -> int:
     """Mode train works off the rounds that were explored elsewhere; the other modes fill the budget."""
-    return len(state.rounds) if state.mode == "train" else state.rounds_budget
+    return len(state.rounds) if state.mode == "train" and state.sync_style == "fixed" else state.rounds_budget
 
 
 def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
@@ -56,6 +74,9 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     if number > wanted:
         return None
     phase = _round(state, number).explore
+    if state.sync_style != "fixed":
+        held = None if phase.running else held_back(state, number)
+        return held or _phase_step("explore", number, phase, state)
     needs = number - 1 - state.sync_offset
     if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not phase.running:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
@@ -66,12 +87,25 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
     if state.mode == "explore":
         return None
     number = 1 + sum(1 for r in _leading(state, "sync"))
+    if state.sync_style != "fixed":
+        return _next_training(state, number)
     if number > wanted:
         return None
     current = _round(state, number)
     if not current.explore.done and current.experiences < state.experiences_needed:
         return f"{round_key(number)}: {current.experiences}/{state.experiences_needed} rows"
     return _phase_step("sync", number, current.sync, state)
+
+
+def _next_training(state: ProjectState, number: int) -> Step | None:
+    """The next training of a dynamic style."""
+    phase = _round(state, number).sync
+    if phase.running:
+        return _phase_step("sync", number, phase, state)
+    ready = trains(state, number, explored=sum(1 for _ in _leading(state, "explore")))
+    if ready is True:
+        return _phase_step("sync", number, phase, state)
+    return ready or None
 
 
 def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: ProjectState) -> Step:

@@ -67,21 +67,27 @@ def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> 
     return _need(None, round_number, oldest)
 
 
-def take_snapshot(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
+def take_snapshot(
+    store: ExperienceStore, round_number: int, sync_offset: int, going_on: Policy | None = None
+) -> Policy:
     """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing.
 
     A round that is explored again keeps its snapshot, and so gets the same rows. Only where that policy is gone, and
-    the round was not trained yet, another one is taken.
+    the round was not trained yet, another one is taken. ``going_on``: the policy to take in place of the newest.
     """
     if store.read_note(round_number, SNAPSHOT) is not None:
         settled = snapshot_of(store, round_number)
-        origin = published(store, settled.round)
-        still_there = origin is not None and origin.weights_digest == settled.weights_digest
-        if still_there or published(store, round_number) is not None:
+        if is_published(store, settled) or published(store, round_number) is not None:
             return settled
-    policy = explorer_of(store, round_number, sync_offset)
+    policy = going_on or explorer_of(store, round_number, sync_offset)
     store.write_note(round_number, SNAPSHOT, asdict(policy))
     return policy
+
+
+def is_published(store: ExperienceStore, policy: Policy) -> bool:
+    """Whether a policy that a round took is still the one that its own round published."""
+    origin = published(store, policy.round)
+    return origin is not None and origin.weights_digest == policy.weights_digest
 
 
 def snapshot_of(store: ExperienceStore, round_number: int) -> Policy:

@@ -4,7 +4,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import PolicyEngine
@@ -12,7 +12,7 @@ from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
-    from rft_platform.config.schema import RftConfig
+    from rft_platform.config.explorer import Engine, RolloutModel
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.vllm_engine.settings import VllmOptions
     from rft_platform.registry.models import ModelRegistry
@@ -50,46 +50,53 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
     from rft_platform.inference.launcher import find_or_start_engine
     from rft_platform.inference.pool_start import replica_gpus
 
-    config, home = project.config, project.home
-    serving = config.explorer.rollout_model
+    config = project.config
+    serving, rank = config.explorer.rollout_model, config.engine.max_lora_rank
+    if rank is None:
+        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
     alone = serving.engine_num == 1 or config.engine.device == "cpu"
     return find_or_start_engine(
         folder,
-        home.leases,
-        home.logs,
-        kind=config.engine.kind,
-        dtype=config.engine.dtype,
-        device=config.engine.device,
-        threads=config.engine.threads,
-        idle_timeout_s=config.engine.idle_timeout_s,
+        project.home.leases,
+        project.home.logs,
+        **engine_arguments(project, serving, number),
         max_model_len=config.model.max_model_len,
-        seed=serving.seed + number * SEEDS_A_REPLICA,
-        tool_call_parser=serving.tool_call_parser,
         chat_template=config.model.custom_chat_template,
-        replica=number,
         gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
-        python=config.engine.python,
-        vllm=vllm_options(config),
+        vllm=vllm_options(config.engine, serving, rank),
     )
 
 
-def vllm_options(config: "RftConfig") -> "VllmOptions":
-    """What a vLLM engine of the project is told beyond what every engine is."""
+def engine_arguments(project: Project, serving: "RolloutModel", number: int) -> dict[str, Any]:
+    """What ``find_or_start_engine`` is told of every model of the project, the policy or an auxiliary one."""
+    engine = project.config.engine
+    return {
+        "kind": engine.kind,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "threads": engine.threads,
+        "idle_timeout_s": engine.idle_timeout_s,
+        "seed": serving.seed + number * SEEDS_A_REPLICA,
+        "tool_call_parser": serving.tool_call_parser,
+        "reasoning_parser": serving.reasoning_parser,
+        "enable_thinking": serving.enable_thinking,
+        "replica": number,
+        "python": engine.python,
+    }
+
+
+def vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int = 0) -> "VllmOptions":
+    """What a vLLM engine that serves ``serving`` is told beyond what every engine is."""
     from rft_platform.inference.vllm_engine.settings import VllmOptions
 
-    serving, engine = config.explorer.rollout_model, config.engine
-    rank = engine.max_lora_rank
-    if rank is None:
-        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
     return VllmOptions(
-        reasoning_parser=serving.reasoning_parser,
         enable_prefix_caching=serving.enable_prefix_caching,
         gpu_dtype=serving.dtype,
         gpu_memory_utilization=serving.gpu_memory_utilization,
         enforce_eager=serving.enforce_eager,
         tensor_parallel_size=serving.tensor_parallel_size,
         kv_cache_gb=engine.kv_cache_gb,
-        max_lora_rank=rank,
+        max_lora_rank=lora_rank,
         arguments=engine.vllm_args,
     )
 

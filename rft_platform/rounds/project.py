@@ -82,9 +82,14 @@ class Project:
         return settings.repeat_times or chosen_algorithm(self.config).repeat_times
 
     @property
+    def groups_a_round(self) -> int:
+        """Tasks whose runs a round is to train on."""
+        return self.config.buffer.batch_size * self.config.synchronizer.batches_a_round
+
+    @property
     def experiences_a_round(self) -> int:
         """Runs of a round in which none fails; a workflow of several calls gives more rows than that."""
-        return self.config.buffer.batch_size * self.repeat_times * self.config.synchronizer.sync_interval
+        return self.config.buffer.batch_size * self.repeat_times * self.config.synchronizer.batches_a_round
 
     @property
     def train_batch_size(self) -> int:

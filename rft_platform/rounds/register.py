@@ -38,7 +38,8 @@ def register(
     else:
         run.log_steps(steps)
         monitor_steps(project, round_number, steps)
-        tags = {**made_of, "weights_digest": result.weights_digest}
+        told = {name: value for name, value in made_of.items() if not isinstance(value, dict)}
+        tags = {**told, "weights_digest": result.weights_digest}
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
         registered = replace(policy, model_version=str(version))
     publish(project.store, registered)

@@ -1,11 +1,11 @@
 """A training request run to its end: steps watched, weights compared, the policy published, its note left."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
@@ -37,6 +37,7 @@ class Training:
     total_steps: int  # optimiser steps that are expected, for the progress line
     reads: tuple[Policy, ...]  # policies whose weights the trainer reads: a damaged one among them is mended
     canary_sequences: Callable[[], list[list[int]]]  # token ids that the new weights are asked about
+    selection: Mapping[str, Any] | None = None  # what was settled of its rows, where they are chosen row by row
 
 
 def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
@@ -69,6 +70,8 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
     events = [asdict(event) for event in steps]
     note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    if training.selection is not None:
+        note["row_selection"] = dict(training.selection)
     store.write_note(training.round, NOTE, note)
     publish(store, policy)
     return result, steps

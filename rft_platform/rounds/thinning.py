@@ -1,8 +1,9 @@
 """Old checkpoints reduced to what lineage needs, where ``trainer.max_checkpoints_to_keep`` says how many stay whole.
 
 The manifest, the measurements of each step and a note of what was removed stay, so that later weights can be traced
-through them. Kept whole are the newest policies, the champion and the one a rollback would bring back, the policy the
-project started from, and those that a round which is not trained yet explores with.
+through them. Kept whole are the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and
+the one a rollback would bring back, the policy the project started from, and those that a round which is not trained
+yet explores with.
 """
 
 import logging
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from rft_platform.checkpoint_files import MANIFEST, THINNED
 from rft_platform.files import write_json
 from rft_platform.registry.models import PREVIOUS_TAG
+from rft_platform.rounds.landing import trained_through
 from rft_platform.rounds.policy import SNAPSHOT, published, snapshot_of
 from rft_platform.rounds.project import Project
 
@@ -26,13 +28,14 @@ _STEPS = "steps.json"
 
 def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
     """Remove the weights of policies beyond the limit; their folders. Without a limit nothing is removed."""
-    limit = project.config.trainer.max_checkpoints_to_keep
+    limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
     if limit is None:
         return []
     store = project.store
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number)) is not None]
     folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
-    kept = {*folders[-limit:], *_champions(registry), *_in_use(project)}
+    marked = {Path(policy.folder) for policy in policies if every is not None and policy.policy_version % every == 0}
+    kept = {*folders[-limit:], *marked, *_champions(registry), *in_use(project)}
     old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints]
     return [folder for folder in old if _thin(folder)]
 
@@ -46,10 +49,15 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
     return {version.folder for version in (champion, *previous)}
 
 
-def _in_use(project: Project) -> set[Path]:
+def in_use(project: Project) -> set[Path]:
     """The starting policy, and what untrained rounds explore with."""
     store, start = project.store, published(project.store, 0)
-    exploring = [n for n in store.rounds() if published(store, n) is None and store.has_note(n, SNAPSHOT)]
+    exploring = [n for n in store.rounds() if store.has_note(n, SNAPSHOT)]
+    if project.config.synchronizer.dynamic:  # the newest may be what the next batch goes on with
+        through = trained_through(project)
+        exploring = [n for n in exploring if n > through or n == exploring[-1]]
+    else:
+        exploring = [n for n in exploring if published(store, n) is None]
     used = {Path(snapshot_of(store, number).folder) for number in exploring}
     return used if start is None else used | {Path(start.folder)}
 

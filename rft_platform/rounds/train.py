@@ -1,21 +1,29 @@
 """Training of a round: from its judged experiences to a published checkpoint."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.config.batches import run_steps
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import Optimizer
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.rounds import round_key
+from rft_platform.experience.selections import selection_file
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.files import digest_json
 from rft_platform.rounds.algorithm import chosen_algorithm, loaded_digest, spec_of
 from rft_platform.rounds.demonstrations import write_demonstrations
+from rft_platform.rounds.landing import selection_note
 from rft_platform.rounds.mend import refuse_damaged_rows
 from rft_platform.rounds.policy import Policy, parent_of, required
 from rft_platform.rounds.processes import model_folder
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
+from rft_platform.rounds.row_selection import rounds_of, settle
 from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
 from rft_platform.training.protocol import (
     AlgorithmSpec,
@@ -44,13 +52,16 @@ def train(
     store = project.store
     refuse_with_successor(store, round_number)
     parent = parent_of(store, round_number)
-    refuse_damaged_rows(project, round_number, rests_on="judge")
+    selection = settle(project, round_number, parent) if project.config.selects_rows else None
+    for number in rounds_read(round_number, selection):
+        refuse_damaged_rows(project, number, rests_on="judge")
     request = train_request(project, parent, round_number, run_id)
     training = Training(
         request=request,
         parent=parent,
         round=round_number,
-        total_steps=steps_a_round(project),
+        total_steps=steps_a_round(project) if selection is None else selection["steps"],
+        selection=selection,
         reads=(parent, *([required(store, 0)] if request.reference else [])),
         canary_sequences=partial(_canary_sequences, project, round_number),
     )
@@ -63,21 +74,18 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
     Raises StorageError where no judgement is in force.
     """
     config, store = project.config, project.store
-    rollouts, judged = store.rollout_files(round_number), store.judged_file(round_number)
-    if judged is None:
-        key = round_key(round_number)
-        raise StorageError(f"{key} has no judgement in force, which its training reads: launch judge_job for {key}")
+    selection = selection_note(store, round_number) if config.selects_rows else None
+    rounds = rounds_read(round_number, selection)
     algorithm = algorithm_spec(project)
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
         output=str(project.checkpoints),
         algorithm=algorithm,
-        optimizer=optimizer_spec(
-            config.algorithm.optimizer, project.rounds_budget * steps_a_round(project), config.trainer.grad_clip
-        ),
-        rollouts=tuple(str(file) for file in rollouts),
-        judged=(str(judged),),
+        optimizer=optimizer_spec(config.algorithm.optimizer, steps_of_run(project), config.trainer.grad_clip),
+        rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
+        judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
+        selection=None if selection is None else str(selection_file(store, round_number)),
         train_batch_size=project.train_batch_size,
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
         max_tokens_per_row=config.model.max_model_len,
@@ -93,6 +101,20 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
         lineage=lineage(project, round_number, run_id),
     )
+
+
+def rounds_read(round_number: int, selection: Mapping[str, Any] | None) -> list[int]:
+    """The rounds whose files a training reads: its own, or those of which rows were settled."""
+    return (selection and rounds_of(selection)) or [round_number]
+
+
+def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> Path:
+    settled = {} if selection is None else selection["judge_versions"]
+    judged = store.judged_file(number, settled.get(str(number)))
+    if judged is None:
+        key = round_key(number)
+        raise StorageError(f"{key} has no judgement in force, which a training reads: launch judge_job for {key}")
+    return judged
 
 
 def reference_folder(project: Project, algorithm: AlgorithmSpec) -> str | None:
@@ -134,6 +156,7 @@ def lora_spec(project: Project) -> LoraSpec | None:
 def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
     """What made a round's weights: kept in the checkpoint's manifest and in the tags of its model version."""
     config, store = project.config, project.store
+    selection = selection_note(store, round_number) if config.selects_rows else None
     return {
         "round": round_number,
         "project": config.project,
@@ -141,13 +164,39 @@ def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
         "base_model": config.model.model_path,
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
-        "data_digest": store.digest(round_number),
-        "judge_version": store.judge_version(round_number),
+        **_data_lineage(store, round_number, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),
         "dagster_run_id": run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
+        **_operators(store, round_number),
     }
+
+
+def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Which rows made the weights: those of a round, or where they were settled row by row, that file's."""
+    if selection is None:
+        return {"data_digest": store.digest(number), "judge_version": store.judge_version(number)}
+    versions = {int(n): version for n, version in selection["judge_versions"].items()}
+    digests = {str(n): store.digest(n, judge_version=version) for n, version in sorted(versions.items())}
+    every = sorted(set(versions.values()))
+    return {
+        "data_digest": digest_json([selection["sha256"], digests]),
+        "judge_version": every[0] if len(every) == 1 else ", ".join(every) or None,
+        "row_selection": {
+            "sha256": selection["sha256"],
+            "rows": selection["rows"],
+            "judge_versions": selection["judge_versions"],
+            "digests": digests,
+            "policy_versions": selection["policy_versions"],
+        },
+    }
+
+
+def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
+    """The version of the operators behind the judgement of a round; empty where there were none."""
+    version = (store.read_note(round_number, "judge") or {}).get("operators_version")
+    return {"operators_version": version} if version else {}
 
 
 def algorithm_spec(project: Project) -> AlgorithmSpec:
@@ -161,7 +210,7 @@ def critic_spec(project: Project) -> CriticSpec:
     settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
     return CriticSpec(
         folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
-        optimizer=optimizer_spec(settings, project.rounds_budget * steps_a_round(project)),
+        optimizer=optimizer_spec(settings, steps_of_run(project)),
         value_clip=settings.value_clip,
         warmup_steps=settings.warmup_steps,
     )
@@ -184,6 +233,11 @@ def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None 
 def steps_a_round(project: Project) -> int:
     """Optimiser steps of a round in which no row was dropped."""
     return math.ceil(project.experiences_a_round / project.train_batch_size)
+
+
+def steps_of_run(project: Project) -> int:
+    """Optimiser steps of the whole run, where no row is dropped."""
+    return run_steps(project.config, project.rounds_budget, project.experiences_a_round, project.train_batch_size)
 
 
 def _canary_sequences(project: Project, round_number: int) -> list[list[int]]:

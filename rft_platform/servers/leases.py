@@ -1,4 +1,4 @@
-"""The long-lived processes of a project, found by their lease files: the engine's replicas and the trainer."""
+"""The long-lived processes of a project by their lease files: the engine's replicas, auxiliary models, the trainer."""
 
 from collections.abc import Container
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ def leases_of(home: Home) -> list[Held]:
 
 def wait_for_starts(home: Home) -> None:
     """Wait for engine processes whose start is under way: a pool starts lost replicas behind its caller's back."""
-    for lock in home.leases.glob("engine*.json.lock"):
+    for lock in [*home.leases.glob("engine*.json.lock"), *home.leases.glob("auxiliary-*.json.lock")]:
         with locked(lock.with_suffix("")):
             pass
 

@@ -1,6 +1,7 @@
 """Loading a taskset: rows become tasks, faulty rows are left out and reported, the content gets a digest."""
 
 import difflib
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -52,7 +53,7 @@ def load_tasks(
     name: str | None = None,
     split: str = "train",
     subset_name: str | None = None,
-    prompt_key: str = "question",
+    prompt_key: str | None = "question",
     response_key: str | None = "answer",
     limit: int | None = None,
 ) -> TaskDataset:
@@ -63,7 +64,7 @@ def load_tasks(
         name: of the taskset; default: the file's or dataset's own name with the split.
         split: which file of a folder, or which split of a Hugging Face dataset; of no use for a single file.
         subset_name: folder inside the folder, or configuration of a Hugging Face dataset.
-        prompt_key: column with the prompt.
+        prompt_key: column with the prompt; None: the row itself, as JSON text, stands for it.
         response_key: column with the reference answer; None: the tasks have none.
         limit: keep the first so many tasks.
 
@@ -81,14 +82,14 @@ def load_tasks(
 
 
 def _collect(
-    path: str, numbered: Iterable[NumberedRow], prompt_key: str, response_key: str | None
+    path: str, numbered: Iterable[NumberedRow], prompt_key: str | None, response_key: str | None
 ) -> tuple[DatasetReport, Iterable[dict[str, Any]]]:
     columns: dict[str, None] = {}
     kept: dict[str, dict[str, Any]] = {}
     duplicates: list[int] = []
     empty: list[int] = []
     total = 0
-    keys = [prompt_key] if response_key is None else [prompt_key, response_key]
+    keys = [key for key in (prompt_key, response_key) if key is not None]
     for number, row in numbered:
         total += 1
         columns.update(dict.fromkeys(row))
@@ -132,9 +133,10 @@ def _task_id(row: dict[str, Any]) -> str:
     return digest_json(row)[:16]
 
 
-def _task(taskset: str, row: dict[str, Any], prompt_key: str, response_key: str | None) -> Task:
+def _task(taskset: str, row: dict[str, Any], prompt_key: str | None, response_key: str | None) -> Task:
     answer = None if response_key is None else _text(row[response_key])
-    return Task(_task_id(row), taskset, _text(row[prompt_key]), answer, row)
+    prompt = json.dumps(row, ensure_ascii=False) if prompt_key is None else _text(row[prompt_key])
+    return Task(_task_id(row), taskset, prompt, answer, row)
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import UserError
+from rft_platform.tasks.splits import names_any_split, names_split
 
 #: A row and where it stands: a line number for text files, a row number (from 1) for the others.
 NumberedRow = tuple[int, dict[str, Any]]
@@ -28,6 +29,9 @@ def read_rows(path: Path) -> Iterator[NumberedRow]:
 def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]:
     """The files of a split: ``train.jsonl``, or shards such as ``train-00000-of-00002.parquet``, also below ``data/``.
 
+    Else those whose names hold a word for the split (``my_dev.csv`` for ``validation``); where no file's name holds
+    any such word, all of them are ``train``. So ``datasets.load_dataset`` finds them too.
+
     A ``subset_name`` is a folder inside ``folder``.
     """
     root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
@@ -37,6 +41,9 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
         if len(exact) > 1:
             raise UserError(f"{base}: {', '.join(path.name for path in exact)} all hold split {split!r}; name one file")
         found = exact or [path for path in files if path.stem.startswith(f"{split}-")]
+        found = found or [path for path in files if names_split(path.stem, split)]
+        if not found and split == "train" and not any(names_any_split(path.stem) for path in files):
+            found = files  # no file says what it holds: all are to be trained on
         if found:
             return found
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in _READERS)
@@ -52,11 +59,21 @@ def _read_jsonl(path: Path) -> Iterator[NumberedRow]:
 
 
 def _read_json(path: Path) -> Iterator[NumberedRow]:
-    rows = _parse(path, path.read_text(encoding="utf-8"), first_line=1)
+    text = path.read_text(encoding="utf-8")
+    if _are_lines(text):
+        yield from _read_jsonl(path)
+        return
+    rows = _parse(path, text, first_line=1)
     if not isinstance(rows, list):
         raise UserError(f"{path}: expected a list of objects, got a {type(rows).__name__}")
     for number, row in enumerate(rows, start=1):
         yield number, _object(path, number, row)
+
+
+def _are_lines(text: str) -> bool:
+    """Whether a JSON file holds an object a line."""
+    first, _, rest = text.strip().partition("\n")
+    return first.startswith("{") and first.rstrip().endswith("}") and rest.lstrip().startswith("{")
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:

@@ -8,6 +8,7 @@ from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.errors import UserError
 from rft_platform.tasks.hub import is_hub_name, read_hub
 from rft_platform.tasks.readers import read_rows, split_files
+from rft_platform.tasks.splits import SplitPart, split_parts
 
 #: A row, the file (or dataset) it stands in, and its line there; see ``readers.NumberedRow``.
 LocatedRow = tuple[str, int, dict[str, Any]]
@@ -20,7 +21,7 @@ def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
     """
     local = Path(path).expanduser()
     if local.is_dir():
-        return split_files(local, split, subset_name)
+        return [file for part in split_parts(split) for file in split_files(local, part.name, subset_name)]
     if local.is_file() or local.suffix.lower() in DATA_SUFFIXES:
         return [local]
     if is_hub_name(path):
@@ -29,11 +30,17 @@ def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
 
 
 def located_rows(path: str, split: str, subset_name: str | None) -> Iterator[LocatedRow]:
-    """Every row of a dataset in order, with where it stands."""
-    files = source_files(path, split, subset_name)
-    for file in files:
-        for number, row in read_rows(file):
-            yield file.name, number, row
-    if not files:
+    """Every row of a dataset in order, with where it stands. ``split`` may be an expression, as in ``train[:100]``."""
+    if not source_files(path, split, subset_name):
         for number, row in read_hub(path, split, subset_name):
             yield path, number, row
+        return
+    for part in split_parts(split):
+        rows = _local_rows(path, part, subset_name)
+        yield from rows if part.is_whole else part.of(list(rows))
+
+
+def _local_rows(path: str, part: SplitPart, subset_name: str | None) -> Iterator[LocatedRow]:
+    for file in source_files(path, part.name, subset_name):
+        for number, row in read_rows(file):
+            yield file.name, number, row

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import StorageError, UserError
+from rft_platform.inference.serving.chat_template import normalised
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,6 +94,7 @@ def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
 
 
 def _render(tokenizer: Any, messages: Conversation, turn: Turn, *, prompt: bool) -> str:
+    messages = [normalised(message) for message in messages]  # as at inference
     text: str = tokenizer.apply_chat_template(messages, tools=turn.tools, tokenize=False, add_generation_prompt=prompt)
     return text
 

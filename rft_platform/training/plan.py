@@ -20,8 +20,9 @@ from rft_platform.training.rows import TrainingRows, digest_files, read_rollouts
 
 #: Fields that say where things lie or who asks, not what is computed.
 _NOT_IDENTITY = (
-    "parent", "output", "rollouts", "judged", "demonstrations", "preferences", "data_position", "reference", "teacher",
-    "max_tokens_per_row", "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep", "lineage",
+    "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
+    "reference", "teacher", "max_tokens_per_row", "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep",
+    "lineage",
 )  # fmt: skip
 
 Reader = Callable[[str, Path], TrainingRows]
@@ -81,7 +82,12 @@ class Planner:
         return rows, steps, Position(rows.digest, request.seed, start + count), taken
 
     def _rollouts(self, request: TrainRequest, parent: Path, objective: Objective) -> _Parts:
-        rows = read_rollouts(request.rollouts, request.judged, policy_gradient=objective.policy_loss.policy_gradient)
+        rows = read_rollouts(
+            request.rollouts,
+            request.judged,
+            policy_gradient=objective.policy_loss.policy_gradient,
+            selection=request.selection,
+        )
         steps = list(group_steps(rows.group, request.train_batch_size, request.seed, request.epochs))
         if request.demonstrations is None:
             signal = _signal(rows, objective, request.algorithm)

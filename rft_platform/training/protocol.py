@@ -78,7 +78,8 @@ class TrainRequest:
     The worker reloads ``parent`` unless it already holds exactly that state, so a repeated request gives the same
     weights whatever happened in between. What is trained on is one of
 
-    - ``rollouts`` and ``judged``: Parquet files joined on ``row_id``; with ``expert_weight`` beside ``demonstrations``;
+    - ``rollouts`` and ``judged``: Parquet files joined on ``row_id``, all rows or those of ``selection``; with
+      ``expert_weight`` beside ``demonstrations``;
     - ``demonstrations``: a Parquet file with a column ``messages`` (JSON), or with ``prompt``, ``response`` and perhaps
       ``system`` as text;
     - ``preferences``: a Parquet file with ``prompt``, ``chosen`` and ``rejected``, as text or as messages (JSON).
@@ -91,6 +92,7 @@ class TrainRequest:
     optimizer: OptimizerSpec
     rollouts: tuple[str, ...] = ()
     judged: tuple[str, ...] = ()
+    selection: str | None = None  # Parquet file with ``row_id`` and ``use``: the rows of those files to take; None: all
     demonstrations: str | None = None
     preferences: str | None = None
     train_batch_size: int = 512  # experiences (or demonstrations, or pairs) an optimiser step

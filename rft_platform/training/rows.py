@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rft_platform.errors import NAMED, NonFiniteError, StorageError, UserError, some
+from rft_platform.experience.selections import STALE
 from rft_platform.files import digest_file, digest_json
-from rft_platform.judging.shaping import ZERO_VARIANCE
+from rft_platform.judging.operators.dynamic_sampling import NO_SIGNAL
 from rft_platform.training.samples import Sample, check_sampling, rollout_sample
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 _ROLLOUT_COLUMNS = [
     "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask",
-    "temperature", "top_p", "top_k", "truncated",
+    "temperature", "top_p", "top_k", "truncated", "step_reward",
 ]  # fmt: skip
+_LATER_COLUMNS = {"step_reward": "double"}  # which files of earlier schema versions do not have
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
 
 
@@ -32,7 +34,7 @@ class TrainingRows:
     samples: list[Sample]
     group: np.ndarray  # int64 [R], numbered from 0 in order of appearance
     digest: str  # of the files' contents
-    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, truncated, reward, run, step
+    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, reward, run, step, ...
     dropped: int = 0  # rows that a filter kept from training
     zero_variance_groups: float | None = None  # share of all judged groups, those that a filter kept from training too
     reference_source: str | None = None  # identity of what made the samples' reference log-probs
@@ -87,17 +89,23 @@ def digest_files(paths: Sequence[str]) -> str:
     return digest_json([digest_file(Path(path)) for path in paths])
 
 
-def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_gradient: bool) -> TrainingRows:
+def read_rollouts(
+    rollouts: Sequence[str], judged: Sequence[str], *, policy_gradient: bool, selection: str | None = None
+) -> TrainingRows:
     """Rollout rows with their judgement, in the order of the files; rows that a filter dropped are left out.
 
-    Raises StorageError where rows and judgements do not match one to one, NonFiniteError naming rows whose numbers are
-    not finite, and UserError for rows a ``policy_gradient`` loss cannot use.
+    ``selection`` is a file that names the rows to take, each once. Raises StorageError where rows and judgements do not
+    match one to one, NonFiniteError naming rows whose numbers are not finite, and UserError for rows a
+    ``policy_gradient`` loss cannot use.
     """
     import pyarrow.compute as pc
 
-    digest = digest_files([*rollouts, *judged])
+    digest = digest_files([*rollouts, *judged, *([] if selection is None else [selection])])
     rows, judgements = _read(rollouts, _ROLLOUT_COLUMNS), _read(judged, _JUDGED_COLUMNS)
     judgements = judgements.take(_matches(rows, judgements))
+    if selection is not None:
+        chosen = _chosen(rows, selection)
+        rows, judgements = rows.filter(chosen), judgements.filter(chosen)
     flat = _zero_variance_share(rows, judgements)
     kept = pc.is_null(judgements["dropped_by"])
     dropped = len(rows) - pc.sum(kept).as_py() if len(rows) else 0
@@ -113,6 +121,7 @@ def read_rollouts(rollouts: Sequence[str], judged: Sequence[str], *, policy_grad
         "reward": judgements["reward"].to_numpy(),
         "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
         "step": rows["step"].to_numpy(),
+        "step_reward": rows["step_reward"].to_numpy(),  # NaN where there is none
     }
     return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
 
@@ -124,9 +133,13 @@ def _read(paths: Sequence[str], columns: list[str]) -> "pa.Table":
     tables = []
     for path in paths:
         try:
-            tables.append(pq.read_table(path, columns=columns))
+            later = _LATER_COLUMNS.keys() & set(columns) - set(pq.read_schema(path).names)
+            table = pq.read_table(path, columns=[name for name in columns if name not in later])
         except (pa.ArrowException, OSError) as error:
             raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
+        for name in later:
+            table = table.append_column(name, pa.nulls(len(table), _LATER_COLUMNS[name]))
+        tables.append(table.select(columns))
     if not tables:
         raise UserError("a training on rollouts needs at least one file of rollouts and one of judgements")
     return pa.concat_tables(tables)
@@ -148,6 +161,23 @@ def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
         extra = judged_ids.filter(pc.is_null(pc.index_in(judged_ids, ids.combine_chunks())))
         raise StorageError(f"{len(extra)} judgements have no rollout row ({_few(extra)}): a rollout file is missing")
     return index
+
+
+def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
+    """bool [R]: whether the selection takes a row. Raises StorageError where it repeats rows or names unknown ones."""
+    import pyarrow.compute as pc
+
+    named = _read([selection], ["row_id", "use"])
+    if pc.count_distinct(named["row_id"]).as_py() != len(named):
+        raise StorageError(f"{selection}: names a row_id more than once, and a training takes a row once")
+    taken = named.filter(pc.not_equal(named["use"], STALE))["row_id"].combine_chunks()
+    unknown = taken.filter(pc.is_null(pc.index_in(taken, rows["row_id"].combine_chunks())))
+    if len(unknown):
+        raise StorageError(
+            f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was explored "
+            "anew since it was settled; delete the file, and other rows are settled"
+        )
+    return pc.is_in(rows["row_id"], taken)
 
 
 def _check_sampling(rows: "pa.Table") -> None:
@@ -199,7 +229,8 @@ def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
     np.maximum.at(high, member, reward)
     np.minimum.at(low, member, reward)
     flat = high == low
-    flat[member] |= np.array(judgements["dropped_by"].to_pylist(), object)[last] == ZERO_VARIANCE
+    dropped_by = np.array(judgements["dropped_by"].to_pylist(), object)
+    flat[member] |= np.isin(dropped_by[last].astype(str), list(NO_SIGNAL))
     return float(flat.mean()) if len(groups) else 0.0
 
 

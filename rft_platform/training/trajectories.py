@@ -134,9 +134,8 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
     outcome = rows.facts["reward"][last].astype(np.float64) if entry.rewards else np.zeros(len(last))
     _check_rewards(outcome, [rows.samples[row] for row in last])
     start = layout.first_token[layout.first_row]
-    reward = np.zeros(layout.first_token[-1])
-    acts = np.diff(start) > 0
-    reward[start[1:][acts] - 1] = outcome[acts]
+    given = rows.facts.get("step_reward") if entry.rewards else None
+    reward = _rewards(layout, start, outcome, None if given is None else given[layout.order])
     holders = _holders(len(rows.samples), layout.order, ranks)
     return Trajectories(
         start=start,
@@ -148,6 +147,22 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
         value=layout.column("old_values") if entry.critic else None,
         share=np.repeat(1.0 / holders[layout.order], np.diff(layout.first_token)),
     )
+
+
+def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_reward: np.ndarray | None) -> np.ndarray:
+    """Rewards of the tokens, float64 [N]: a step's at its last one, what these leave of the outcome at the run's last.
+
+    ``step_reward`` is of each row of the layout, NaN where it was given none. Each run's sum is its outcome.
+    """
+    reward = np.zeros(layout.first_token[-1])
+    if step_reward is not None:
+        rewarded = (np.diff(layout.first_token) > 0) & ~np.isnan(step_reward)
+        reward[layout.first_token[1:][rewarded] - 1] = step_reward[rewarded]
+    run = np.repeat(np.arange(len(outcome)), np.diff(start))
+    earned = np.bincount(run, reward, minlength=len(outcome))
+    acts = np.diff(start) > 0
+    reward[start[1:][acts] - 1] += (outcome - earned)[acts]
+    return reward
 
 
 def _own_logprobs(algorithm: AlgorithmSpec) -> str:

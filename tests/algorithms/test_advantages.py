@@ -168,6 +168,25 @@ def test_gigpo_by_hand() -> None:
     np.testing.assert_allclose(compute("gigpo", rows, gamma=0.5), [0.75, 0.5, -0.75, 0.0])
 
 
+def test_gigpo_takes_the_rewards_of_steps_where_they_were_given() -> None:
+    rows = [
+        ("t", "a", 0, 1.0, "start"),
+        ("t", "a", 2, 1.0, "mid"),
+        ("t", "a", 3, 1.0, "end"),
+        ("t", "b", 0, 0.0, "start"),
+        ("t", "b", 1, 0.0, "mid"),
+    ]
+    groups, runs, steps, rewards, states = zip(*rows, strict=True)
+    columns = {"env_state_hash": states, "step_reward": [0.25, None, 0.5, 1.0, None]}
+    got = compute_advantages("gigpo", rewards, groups, runs, steps, columns=columns, gamma=0.5)
+    # a: 0.25, nothing, and 0.5 with what is left of its outcome, 0.25; b: 1, and -1 at its end: its outcome is 0
+    a_end, b_end = 0.75, -1.0
+    a_mid, a_start, b_start = 0.5 * a_end, 0.25 + 0.25 * 0.5 * a_end, 1.0 + 0.5 * b_end
+    start, mid = (a_start + b_start) / 2, (a_mid + b_end) / 2
+    want = [0.5 + a_start - start, 0.5 + a_mid - mid, 0.5, -0.5 + b_start - start, -0.5 + b_end - mid]
+    np.testing.assert_allclose(got, want, atol=1e-12)
+
+
 def test_gigpo_without_states_says_how_to_tell_them() -> None:
     with pytest.raises(UserError, match=r"model\.set_env_state"):
         compute_advantages("gigpo", [1.0, 0.0], ["x", "x"], ["a", "b"], [0, 0])

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.commands.demo import demo_config, move_aside
-from rft_platform.cli.starting import put_in_force
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driving.starting import put_in_force
 from rft_platform.errors import UserError
 from rft_platform.files import write_text
 

@@ -6,8 +6,8 @@ import re
 
 from rich.console import Console
 
-from rft_platform.cli.live import PlainLines, showing_progress
-from rft_platform.cli.live_table import LiveTable
+from rft_platform.driving.live import PlainLines, showing_progress
+from rft_platform.driving.live_table import LiveTable
 from rft_platform.progress import LOGGER, Progress, report, tell
 
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.health import config_findings, package_findings, port_findings, process_findings
-from rft_platform.cli.ledger import drive_costs, launch_seconds, recorded_cost
 from rft_platform.config.home import Home
+from rft_platform.driving.ledger import drive_costs, launch_seconds, recorded_cost
 from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.health import process_findings
-from rft_platform.cli.starting import put_in_force
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driving.starting import put_in_force
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool import EnginePool
 from rft_platform.rounds.processes import connect_engine

@@ -11,14 +11,14 @@ from dagster import DagsterRunStatus
 from typer.testing import Result
 
 from rft_platform.cli.commands.demo import is_finished
-from rft_platform.cli.ledger import recorded_cost
-from rft_platform.cli.round_lines import nothing_trained, round_lines
-from rft_platform.cli.round_news import RoundNews, describe_round
-from rft_platform.cli.starting import put_in_force
 from rft_platform.cli.summary import summary_of, write_summary
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
+from rft_platform.driving.ledger import recorded_cost
+from rft_platform.driving.round_lines import nothing_trained, round_lines
+from rft_platform.driving.round_news import RoundNews, describe_round
+from rft_platform.driving.starting import put_in_force
 from rft_platform.experience.record import JudgedRow
 from rft_platform.files import write_json
 from rft_platform.jobs.instance import open_instance

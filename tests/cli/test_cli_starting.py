@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.starting import check_may_start, put_in_force, with_rounds
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driving.starting import check_may_start, put_in_force, with_rounds
 from rft_platform.errors import UserError
 
 

@@ -83,6 +83,40 @@ def test_a_short_batch_is_no_fault_where_runs_give_many_experiences(make_config:
     assert problems(dynamic) == []
 
 
+DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32 experiences
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({**DYNAMIC, "buffer__train_batch_size": 97}, "the whole run explores 3 batches of 32 experiences"),
+        (
+            {**DYNAMIC, "buffer__train_batch_size": 65, "synchronizer__sync_offset": 2},
+            "sync_offset 2 batches of 32 experiences have landed; set it to 3 or more",
+        ),
+        (
+            {"synchronizer__sync_style": "trainer_driven", "synchronizer__sync_interval": 4},
+            "buffer.train_batch_size 32 * synchronizer.sync_interval 4 = 128 can never fill",
+        ),
+        (
+            {"synchronizer__sync_offset": 1, "synchronizer__max_staleness": 1, "buffer__train_batch_size": 16},
+            "2 policy versions old when they train",
+        ),
+    ],
+)
+def test_what_explorer_and_trainer_could_never_do(
+    make_config: MakeConfig, settings: dict[str, Any], expected: str
+) -> None:
+    (found,) = problems(make_config(**settings))
+    assert expected in found
+
+
+def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) -> None:
+    replay = {"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}
+    assert problems(make_config(buffer__train_batch_size=48, **replay)) == []
+    assert len(problems(make_config(buffer__train_batch_size=48))) == 1
+
+
 def test_supervised_training_takes_any_sampling(make_config: MakeConfig) -> None:
     assert problems(make_config(model__top_p=0.5, model__temperature=0), PRESETS["rft"]) == []
 
@@ -148,3 +182,69 @@ def test_notices_name_what_has_no_effect() -> None:
     assert len(lines) == 4
     for key in ("trainer.trainer_config", "wandb", "kl_coef", "enforce_eager"):
         assert sum(key in line for line in lines) == 1
+
+
+REMOTE = {"name": "critic", "base_url": "https://host/v1", "model": "big"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([{}], "[0]: neither model_path nor base_url is set"),
+        ([{**REMOTE, "model_path": "/m"}], "[0]: model_path and base_url are both set"),
+        ([{**REMOTE, "model": None}], "[0].model is not set: https://host/v1 must be told"),
+        ([{**REMOTE, "base_url": "host:80"}], "[0].base_url 'host:80': expected the root of an OpenAI-compatible API"),
+        ([{**REMOTE, "engine_num": 2, "dtype": "float16"}], "[0]: dtype, engine_num cannot be set for a model that is"),
+        (
+            [{"model_path": "owner/m", "api_key_env": "KEY"}],
+            "[0].api_key_env is only for a model that is served elsewh",
+        ),
+        ([REMOTE, REMOTE], "'critic' is not the name of one model alone"),
+        ([{**REMOTE, "name": "a.b"}, {**REMOTE, "name": "a-b"}], "'a-b' is not the name of one model alone"),
+        (
+            [{"model_path": "o/m", "name": "x", "engine_num": 2}, {**REMOTE, "name": "x-1"}],
+            "'x' is not the name of one",
+        ),
+    ],
+)
+def test_auxiliary_models_are_served_here_or_asked_elsewhere(
+    make_config: MakeConfig, entries: list[dict[str, object]], expected: str
+) -> None:
+    found = [line for line in problems(make_config(explorer__auxiliary_models=entries)) if expected in line]
+    assert found, problems(make_config(explorer__auxiliary_models=entries))
+
+
+def test_auxiliary_models_take_gpus_of_their_own(make_config: MakeConfig) -> None:
+    entries = [{"model_path": "owner/judge", "tensor_parallel_size": 2}, REMOTE]
+    config = make_config(explorer__auxiliary_models=entries)
+    assert [entry.known_as for entry in config.explorer.auxiliary_models] == ["judge", "critic"]
+    assert problems(config, gpu_count=3) == []
+    assert "and 2 for explorer.auxiliary_models asks for 3 devices of 2" in problems(config, gpu_count=2)[0]
+    assert problems(config, gpu_count=0) == []  # processors are shared
+    assert not any("auxiliary" in line for line in config_notices(config, gpu_count=0))
+
+
+def test_a_confident_gate_needs_a_metric_that_is_kept_by_task(make_config: MakeConfig) -> None:
+    assert problems(make_config(evaluation__gate__confident=True)) == []
+    other = make_config(evaluation__gate__confident=True, evaluation__gate__metric="eval/x/reward/best@4")
+    assert "set evaluation.gate.metric to one of sampled_pass, greedy_pass, mean_reward" in problems(other)[0]
+    nothing = make_config(
+        evaluation__gate__confident=True, evaluation__gate__metric="greedy_pass", evaluation__greedy=False
+    )
+    assert "evaluation.greedy is false" in problems(nothing)[0]
+
+
+def test_a_bare_word_is_no_checkpoint_folder(make_config: MakeConfig) -> None:
+    assert "is not an absolute path" in problems(make_config(checkpoint_root_dir="CHECKPOINT_ROOT_DIR"))[0]
+    assert problems(make_config(checkpoint_root_dir="/data/saved")) == []
+
+
+def test_a_built_in_workflow_needs_a_prompt_column(make_config: MakeConfig) -> None:
+    columns = {"prompt_key": None, "response_key": None}
+
+    def found(workflow: str) -> list[str]:
+        taskset = {"path": "owner/tasks", "workflow": workflow, "judge": None, "format": columns}
+        return problems(make_config(buffer__explorer_input__taskset=taskset))
+
+    assert any("format.prompt_key is null: the workflow single_turn asks" in line for line in found("single_turn"))
+    assert not any("prompt_key" in line for line in found("my.agent:solve"))

@@ -59,6 +59,20 @@ def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -
     assert "wandb has no effect" in text
 
 
+def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
+    sync = {"synchronizer__sync_interval": 2, "synchronizer__max_staleness": 3}
+    config = make_config(buffer__train_batch_size=48, synchronizer__sync_style="dynamic_by_explorer", **sync)
+    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    assert "48 experiences a step, as they land" in text
+    assert "rounds: 3, about 2 optimiser steps in all" in text, "96 experiences; a round is one batch"
+    assert "explore batches follow one another without waiting; every 2 of them newer weights are taken" in text
+    assert "rows more than 3 policy version(s) old are left out of training" in text
+    assert "a training starts as soon as a step of experiences has landed" in text
+    config = make_config(synchronizer__sync_style="dynamic_by_trainer", synchronizer__sync_interval=3)
+    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    assert "a training starts as soon as 3 step(s) of experiences have landed" in text
+
+
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
     plan = resolved_plan(make_config(mode="train", buffer__train_batch_size=16), preset=GRPO, gpu_count=4)
     assert [(process.name, process.device) for process in plan.processes] == [("trainer", "cuda")]

@@ -79,6 +79,12 @@ def _write_additions(file: Path, pairs: list[tuple[int, int]]) -> None:
 
 
 @pytest.fixture(scope="session")
+def make_config():
+    """``small_config``, for tests that start a project themselves."""
+    return small_config
+
+
+@pytest.fixture(scope="session")
 def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path):
     """Make a project folder with a configuration; its long-lived processes are ended with the tests."""
     made: list[ProjectFolder] = []

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from rft_platform.cli.starting import put_in_force
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driving.starting import put_in_force
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_file, read_json, write_json
 from rft_platform.inference.client import EngineClient
@@ -36,7 +36,7 @@ DRIVE = """
 import json, sys
 from rft_platform.definitions import defs
 from rft_platform.jobs.driver import drive
-from rft_platform.cli.driving import prints_go_to
+from rft_platform.driving.drive import prints_go_to
 from rft_platform.config.home import Home
 from rft_platform.rounds.project import Project
 project = Project.open(Home.from_environment())

@@ -8,7 +8,7 @@ import rft_platform
 
 PACKAGE = Path(rft_platform.__file__).parent
 TABLE = PACKAGE.parent / "docs" / "architecture.md"
-ROW = re.compile(r"^\| (\d|ground) \| (`[^|]+`) \|", re.MULTILINE)
+ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
 ENTRIES = {"__init__", "__main__"}
 
 

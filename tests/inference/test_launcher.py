@@ -49,6 +49,7 @@ def test_a_broken_config(model: Path, content: str, message: str) -> None:
     [
         ({"kind": "vllm"}, "vllm"),
         ({"tool_call_parser": "xml"}, "hermes"),
+        ({"reasoning_parser": "xml"}, "deepseek_r1, qwen3"),
         ({"chat_template": "missing.jinja"}, "missing.jinja"),
     ],
 )

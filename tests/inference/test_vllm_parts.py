@@ -96,6 +96,10 @@ def test_the_command_line_of_a_server(tiny_model: Path) -> None:
     gpu = " ".join(settings(tiny_model, options=VllmOptions()).arguments(Vllm("vllm", "0.24.0")))
     assert "--dtype bfloat16" in gpu and "--gpu-memory-utilization 0.9" in gpu and "lora" not in gpu
     assert "--kv-cache-memory-bytes" not in gpu
+    assert "--reasoning-parser" not in gpu
+    thinking = settings(tiny_model, reasoning_parser="deepseek_r1", enable_thinking=False)
+    assert "--reasoning-parser deepseek_r1" in " ".join(thinking.arguments(Vllm("vllm", "0.24.0")))
+    assert thinking.template_options == {"enable_thinking": False}
 
 
 def test_settings_reach_the_process_that_takes_over(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 from rft_platform.config.home import Home
+from rft_platform.experience.record import JudgedRow
 from rft_platform.files import write_text
 from rft_platform.jobs.schedules import nightly_evaluation
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
@@ -67,6 +68,34 @@ def test_rows_that_a_blocking_check_refused_start_no_training(project, resource)
     project.store.write_note(1, "judge", {"sound": False})
     with dg.DagsterInstance.ephemeral() as instance:
         assert isinstance(tick(experience_threshold_sensor, resource, instance), dg.SkipReason)
+
+
+@pytest.fixture
+def dynamic(project) -> ProjectResource:
+    """The project in the style ``dynamic_by_explorer``, whose steps take more than one batch; nothing has run yet."""
+    config = yaml.safe_load(project.home.config_file.read_text())
+    config["buffer"]["train_batch_size"] = 6
+    config["synchronizer"] = {"sync_style": "dynamic_by_explorer"}
+    write_text(project.home.config_file, yaml.safe_dump(config))
+    publish_round(project, 0)
+    return ProjectResource(home=str(project.home.root))
+
+
+def test_a_dynamic_style_explores_on_and_trains_what_has_landed(dynamic):
+    store = dynamic.open().store
+    with dg.DagsterInstance.ephemeral() as instance:
+        for number in (1, 2):
+            (request,) = tick(next_round_sensor, dynamic, instance).run_requests
+            assert request.run_key == f"explore:r000{number}:0", "without waiting for training"
+            skipped = tick(experience_threshold_sensor, dynamic, instance)
+            assert f"r0001 waits: {4 * (number - 1)} of 6 experiences have landed" in skipped.skip_message
+            rows = [JudgedRow(f"{number}-{i}", f"{number}", f"{i}", 0, 1.0, {}, "v", 0.0) for i in range(4)]
+            store.write_judged(number, "v", rows)
+            store.write_note(number, "judge", {"sound": True})
+        (request,) = tick(experience_threshold_sensor, dynamic, instance).run_requests
+        assert (request.job_name, request.run_key) == ("sync_round_job", "sync:r0001:0")
+        waiting = tick(next_round_sensor, dynamic, instance)
+        assert isinstance(waiting, dg.SkipReason), "all batches of the run are explored"
 
 
 def test_a_finished_budget_is_said(project, resource):

@@ -1,16 +1,19 @@
 """Building judges: names, signatures, weights, versions."""
 
 import importlib
+import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rft_platform.config.buffer import WeightedJudge
 from rft_platform.errors import UserError
 from rft_platform.judging.compose import build_judge
-from rft_platform.judging.registry import RULES, find_judge
+from rft_platform.judging.registry import MODEL_JUDGES, RULES, find_judge
 from rft_platform.judging.types import check_judge_function
 
 
@@ -171,3 +174,27 @@ def test_closures_and_callable_objects_have_versions() -> None:
     for kind in (make, Judge):
         assert build_judge(kind(1)).version == build_judge(kind(1)).version
         assert build_judge(kind(1)).version != build_judge(kind(2)).version
+
+
+def test_the_documentation_names_every_judge_and_its_arguments() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "judges.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \|(.*)$", text, re.MULTILINE))
+    shared = {"answer_key", "correct_tool", "correct_args", "tool_success", "invalid_tool", "unneeded_tool"}
+    for name, rule in RULES.items():
+        for argument, parameter in inspect.signature(rule).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and argument not in shared:
+                assert f"`{argument}" in rows[name], f"{name}: {argument}"
+    for name, kind in MODEL_JUDGES.items():
+        for argument in kind.model_fields:
+            assert re.search(rf"`?{argument}\b", text), f"{name}: {argument}"
+
+
+def test_the_judges_of_the_documentation_are_built() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "judges.md").read_text(encoding="utf-8")
+    blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
+    lists = [block["judge"] for block in blocks if isinstance(block.get("judge"), list)]
+    tasksets = [block["buffer"]["explorer_input"]["taskset"] for block in blocks if "buffer" in block]
+    assert len(lists) == 1 and len(tasksets) == 2
+    assert len(build_judge([WeightedJudge.model_validate(entry) for entry in lists[0]]).parts) == 4
+    for taskset in tasksets:
+        assert build_judge(taskset["judge"], taskset["judge_args"]).version

@@ -1,5 +1,6 @@
 """A policy engine small enough to predict every token: one letter, one token. Serves the chat subset over real HTTP."""
 
+import asyncio
 import hashlib
 import json
 import math
@@ -56,6 +57,9 @@ class FakeEngine:
         self.stamps_version = True
         self.dead = False
         self.abort: set[str] = set()  # prompts whose first completion comes back aborted
+        self.hold: threading.Event | None = None  # chat requests wait for it
+        self.left = 0  # callers who went away meanwhile
+        self.extra_routes: dict[str, Any] = {}  # path -> what a GET is answered with
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._port = 0
@@ -136,10 +140,19 @@ class FakeEngine:
                 self.refuse_next -= 1
                 return JSONResponse({"error": "busy"}, 503, {"retry-after-ms": "1"})
             self.chat_requests.append(body)
+            while self.hold is not None and not self.hold.is_set():
+                await asyncio.sleep(0.02)
+                if await request.is_disconnected():
+                    self.left += 1
+                    break
             answer = self._chat_answer(body)
             if not body.get("stream"):
                 return answer
             return StreamingResponse(_events(answer), media_type="text/event-stream")
+
+        @app.get("/{path:path}")
+        async def get(path: str) -> Any:
+            return self.extra_routes[f"/{path}"]
 
         return app
 

@@ -14,8 +14,8 @@ from rft_platform.config.load import build_config, dump_config, load_config
 from rft_platform.config.notices import config_notices
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.judging.shaping import Overlong, Shaping
-from rft_platform.rounds.algorithm import check_algorithm, chosen_algorithm, shaping_of, spec_of
+from rft_platform.rounds.algorithm import check_algorithm, chosen_algorithm, spec_of
+from rft_platform.rounds.operators import check_operators, pipeline_of
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 Configure = Callable[..., RftConfig]
@@ -31,11 +31,18 @@ def configure(tmp_path: Path) -> Configure:
     (model / "tokenizer.json").write_text("{}")
     data.write_text('{"question": "1+1", "answer": "2"}\n')
 
-    def make(algorithm_type: str = "grpo", *, model_keys: dict[str, Any] | None = None, **keys: Any) -> RftConfig:
+    def make(
+        algorithm_type: str = "grpo",
+        *,
+        model_keys: dict[str, Any] | None = None,
+        data: list[dict[str, Any]] | None = None,
+        **keys: Any,
+    ) -> RftConfig:
         return build_config(
             {
                 "model": {"model_path": str(model), **(model_keys or {})},
                 "algorithm": {"algorithm_type": algorithm_type, **keys},
+                "data_processor": {"experience_pipeline": {"operators": data or []}},
                 "buffer": {"batch_size": 4, "total_steps": 3, "explorer_input": {"taskset": {"path": str(data)}}},
             }
         )
@@ -43,11 +50,16 @@ def configure(tmp_path: Path) -> Configure:
     return make
 
 
+def operators(config: RftConfig) -> list[tuple[str, dict[str, Any]]]:
+    return [(entry.name, dict(entry.args)) for entry in pipeline_of(config).operators]
+
+
 def problems(config: RftConfig) -> str:
     """What is wrong with a configuration, all checks together."""
     try:
         check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
         check_algorithm(config)
+        check_operators(config)
     except UserError as error:
         return str(error)
     return ""
@@ -120,9 +132,12 @@ def test_the_constant_length_is_that_of_the_longest_response(configure: Configur
 
 def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
     limit = {"max_response_tokens": 100}
-    assert shaping_of(configure("grpo", model_keys=limit)) == Shaping()
-    assert shaping_of(configure("dapo", model_keys=limit)) == Shaping(Overlong(1.0, 100, 20), drop_zero_variance=True)
-    assert shaping_of(configure("rft")) == Shaping(reward_threshold=1.0)
+    sampling = ("dynamic_sampling", {"max_batches": 3})
+    assert operators(configure("grpo", model_keys=limit)) == []
+    lengths = {"max_length": 100, "cache_length": 20, "weight": 1.0}
+    dapo = configure("dapo", model_keys=limit)
+    assert operators(dapo) == [sampling, ("overlong_penalty", lengths), ("surplus_groups", {})]
+    assert operators(configure("rft")) == [("reward_filter", {"threshold": 1.0})]
     changed = configure(
         "dapo",
         filters={
@@ -131,17 +146,53 @@ def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
             "overlong": {"weight": 0.5, "max_length": 60, "cache_length": 7},
         },
     )
-    assert shaping_of(changed) == Shaping(Overlong(0.5, 60, 7), reward_threshold=-0.5)
-    assert shaping_of(configure("dapo", filters={"overlong": {"weight": 0}})) == Shaping(drop_zero_variance=True)
+    lengths = {"max_length": 60, "cache_length": 7, "weight": 0.5}
+    assert operators(changed) == [("overlong_penalty", lengths), ("reward_filter", {"threshold": -0.5})]
+    without = configure("dapo", filters={"overlong": {"weight": 0}, "max_batches": 1})
+    assert operators(without) == [("dynamic_sampling", {"max_batches": 1})]
     with_grpo = configure("grpo", filters={"zero_variance": True, "reward_threshold": 0.25})
-    assert shaping_of(with_grpo) == Shaping(drop_zero_variance=True, reward_threshold=0.25)
+    assert operators(with_grpo) == [("dynamic_sampling", {"max_batches": 1}), ("reward_filter", {"threshold": 0.25})]
 
 
 def test_the_threshold_of_an_advantage_is_a_filter_too(configure: Configure) -> None:
     config = configure("multi_step_grpo", advantage_fn_args={"std_threshold": 0.1})
     assert problems(config) == ""
-    assert shaping_of(config) == Shaping(std_threshold=0.1)
-    assert shaping_of(configure("multi_step_grpo")) == Shaping()
+    assert operators(config) == [("std_filter", {"threshold": 0.1})]
+    assert operators(configure("multi_step_grpo")) == []
+
+
+def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorithm(configure: Configure) -> None:
+    given = [
+        {"name": "truncated_mask", "args": {"mode": "drop"}},
+        {"name": "dynamic_sampling", "args": {"max_batches": 2, "of": "reward"}},
+    ]
+    config = configure("dapo", data=given)
+    assert problems(config) == ""
+    names = ["overlong_penalty", "truncated_mask", "dynamic_sampling", "surplus_groups"]
+    assert [name for name, _ in operators(config)] == names
+    assert pipeline_of(config).version == pipeline_of(config).version
+    assert pipeline_of(config).version != pipeline_of(configure("dapo")).version
+    assert pipeline_of(configure("grpo")).version is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"data": [{"name": "reward_filterr"}]}, "did you mean 'reward_filter'?"),
+        ({"data": [{"name": "std_filter", "args": {"treshold": 1}}]}, "did you mean 'threshold'?"),
+        ({"data": [{"name": "std_filter", "args": {"threshold": -1}}]}, "greater than or equal to 0"),
+        ({"data": [{"name": "reward_filter"}]}, "give threshold, max_reward or both"),
+        ({"data": [{"name": "no.module:here"}]}, "cannot import no.module"),
+        ({"data": [{"name": "overlong_penalty", "args": {"max_length": 5, "cache_length": 6}}]}, "0 < cache_length"),
+        ({"data": [{"name": "dynamic_sampling"}], "repeat_times": 1}, "compares the runs of a task, and there is 1"),
+        ({"data": [{"name": "reward_filter"}], "filters": {"reward_threshold": 1}}, "takes its place; keep one"),
+        ({"filters": {"max_batches": 2}}, "no group is left out for want of signal"),
+        ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all of them in a line"),
+        ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "which nobody judged"),
+    ],
+)
+def test_operators_that_do_not_fit_are_refused(configure: Configure, keys: dict[str, Any], said: str) -> None:
+    assert said in problems(configure(**keys))
 
 
 def test_what_fits_is_let_pass(configure: Configure) -> None:

@@ -33,6 +33,12 @@ def test_steps_and_evaluations_of_rounds_become_curves(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("eval/greedy_pass")] == [(1, 0.25), (2, 0.5)]
 
 
+def test_curves_go_where_the_configuration_says(tmp_path: Path) -> None:
+    chosen = tmp_path / "monitor" / "tensorboard"
+    monitor_steps(project(tmp_path, tensorboard_dir=str(chosen)), 1, [StepEvent(1, {"loss": 1.0})])
+    assert len(list((chosen / "sums-one").iterdir())) == 1 and not (tmp_path / "tensorboard").exists()
+
+
 def test_mlflow_alone_leaves_no_event_file(tmp_path: Path) -> None:
     monitor_steps(project(tmp_path, monitor_type="mlflow"), 1, [StepEvent(1, {"loss": 1.0})])
     assert not (tmp_path / "tensorboard").exists()

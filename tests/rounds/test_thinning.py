@@ -69,6 +69,13 @@ def whole(project: Project) -> list[int]:
     return [n for n in (0, 1, 2, 4, 5, 6) if checkpoint_damage(checkpoint(project, n)) is None]
 
 
+def test_policies_at_multiples_of_so_many_steps_stay_whole_too(project: Project) -> None:
+    settings = project.config.trainer.model_copy(update={"keep_every": 4})
+    marked = Project(project.home, project.config.model_copy(update={"trainer": settings}))
+    thin_checkpoints(marked, Registry())  # type: ignore[arg-type]
+    assert whole(marked) == [0, 4, 5, 6]
+
+
 def test_the_newest_and_the_first_stay_whole_and_lineage_goes_through_the_others(project: Project) -> None:
     removed = thin_checkpoints(project, Registry())  # type: ignore[arg-type]
     assert [path.name for path in removed] == ["global_step_1", "global_step_2", "global_step_4"]

@@ -10,7 +10,7 @@ import pytest
 from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.algorithms.registry import REGISTRIES
 from rft_platform.errors import UserError
-from rft_platform.judging.shaping import ZERO_VARIANCE
+from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.weights import digest_weights
 
@@ -56,7 +56,7 @@ def test_a_round_of_which_filters_leave_nothing_is_a_recorded_no_op(
 ) -> None:
     def drop_all(rows: Any, judged: Any) -> None:
         for row in judged:
-            row.dropped_by, row.advantage = ZERO_VARIANCE, 0.0
+            row.dropped_by, row.advantage = DYNAMIC_SAMPLING, 0.0
 
     result = session.train(round_request(edit=drop_all), ignore, ignore)
     assert (result.steps, result.weights_digest) == (0, digest_weights(tiny_model))
@@ -65,7 +65,7 @@ def test_a_round_of_which_filters_leave_nothing_is_a_recorded_no_op(
 def test_rows_that_a_filter_left_out_are_not_counted(session: Any, round_request: Any) -> None:
     def drop_half(rows: Any, judged: Any) -> None:
         for row in judged[: len(judged) // 2]:
-            row.dropped_by, row.advantage = ZERO_VARIANCE, 0.0
+            row.dropped_by, row.advantage = DYNAMIC_SAMPLING, 0.0
 
     kept = first_metrics(session, round_request(groups=4, edit=drop_half))
     assert kept["rows"] == 8
@@ -75,7 +75,7 @@ def test_rows_that_a_filter_left_out_are_not_counted(session: Any, round_request
 def test_rejection_sampling_imitates_what_was_kept(session: Any, round_request: Any) -> None:
     def keep_right(rows: Any, judged: Any) -> None:
         for row in judged:
-            row.advantage, row.dropped_by = 0.0, None if row.reward >= 1 else "reward_threshold"
+            row.advantage, row.dropped_by = 0.0, None if row.reward >= 1 else "reward_filter"
 
     metrics = first_metrics(
         session, round_request(groups=4, edit=keep_right, algorithm=AlgorithmSpec(policy_loss="sft"))

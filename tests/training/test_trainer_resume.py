@@ -78,7 +78,8 @@ def test_killed_on_two_ranks_and_ended_on_one(pair, session, round_request, tmp_
     with pytest.raises(TrainerError, match="ended during 'train'"):
         pair.train(request, kill)
     folder = Path(request.output, "intermediate")
-    assert {path.name for path in folder.glob("step_*")} & {f"step_{at - 1}", f"step_{at}"}
+    # A save of two steps ago may still have been on its way to the disk when the next step ended.
+    assert {path.name for path in folder.glob("step_*")} & {f"step_{at - back}" for back in range(3)}
     steps: list[StepEvent] = []
     result = session.train(request, steps.append, lambda: False)
     assert [event.step for event in steps] == [1, 2, 3, 4, 5, 6]

@@ -63,6 +63,36 @@ def test_all_rows_dropped_is_no_error(round_request) -> None:
     assert rows.samples == [] and rows.dropped == 48
 
 
+def test_a_selection_takes_its_rows_and_no_others(round_request, tmp_path: Path) -> None:
+    request = round_request(edit=lambda rows, judged: setattr(judged[5], "dropped_by", "too_long"))
+    every = read(request)
+    ids = [sample.row_id for sample in every.samples]
+    dropped = (set(pq.read_table(request.rollouts[0])["row_id"].to_pylist()) - set(ids)).pop()
+    use = ["replay", "fresh", "fresh", "filtered", "stale"]
+    chosen = write(tmp_path / "chosen.parquet", row_id=[ids[9], ids[2], ids[3], dropped, ids[20]], use=use)
+    rows = read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=chosen)
+    assert [sample.row_id for sample in rows.samples] == [ids[2], ids[3], ids[9]], "in the order of the files"
+    assert rows.dropped == 1 and rows.facts["reward"].shape == (3,)
+    assert rows.digest != every.digest, "another selection is another training"
+    nothing = write(tmp_path / "none.parquet", row_id=[ids[0]], use=["stale"])
+    assert read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=nothing).samples == []
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (lambda ids: [ids[0], ids[0]], "names a row_id more than once"),
+        (lambda ids: ["gone"], "none of the files .gone"),
+    ],
+)
+def test_a_selection_that_repeats_rows_or_names_others_is_refused(round_request, tmp_path, names, message) -> None:
+    request = round_request()
+    ids = names([sample.row_id for sample in read(request).samples])
+    chosen = write(tmp_path / "chosen.parquet", row_id=ids, use=["fresh"] * len(ids))
+    with pytest.raises(StorageError, match=message):
+        read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=chosen)
+
+
 @pytest.mark.parametrize(
     ("edit", "error", "message"),
     [

@@ -53,8 +53,11 @@ def make_rows() -> TrainingRows:
     return TrainingRows([samples[i] for i in order], np.array(group)[order], "", facts)
 
 
-def naive(rows: TrainingRows) -> dict[str, np.ndarray]:
-    """Whitened advantages of every row's trained tokens, by the definition, one run after the other."""
+def naive(rows: TrainingRows, step_reward: Callable[[int, int], float] | None = None) -> dict[str, np.ndarray]:
+    """Whitened advantages of every row's trained tokens, by the definition, one run after the other.
+
+    ``step_reward`` of (run, step), NaN for none: it comes at the step's last token, the rest of the outcome at the end.
+    """
     place = {sample.row_id: sample for sample in rows.samples}
     made: dict[str, np.ndarray] = {}
     for number in range(18):
@@ -65,8 +68,15 @@ def naive(rows: TrainingRows) -> dict[str, np.ndarray]:
         ]
         reward = -0.2 * (columns[0] - columns[1])
         advantage, carried, following = np.zeros(len(reward)), 0.0, 0.0
+        rest, tokens = float(number % 2), 0
+        for step, sample in enumerate(run):
+            tokens += np.count_nonzero(sample.loss_mask)
+            given = float("nan") if step_reward is None else step_reward(number, step)
+            if sample.loss_mask.any() and not np.isnan(given):
+                reward[tokens - 1] += given
+                rest -= given
         if len(reward):
-            reward[-1] += number % 2
+            reward[-1] += rest
         for t in reversed(range(len(reward))):
             carried = reward[t] + 0.98 * following - columns[2][t] + 0.98 * 0.9 * carried
             advantage[t], following = carried, columns[2][t]
@@ -95,6 +105,21 @@ def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
     check(rows, everything, naive(rows))
     kl = np.concatenate([(s.behaviour_logprobs - s.reference_logprobs)[s.loss_mask] for s in rows.samples])
     assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
+
+
+def test_step_rewards_come_where_they_were_given() -> None:
+    def step_reward(run: int, step: int) -> float:
+        return float("nan") if (run + step) % 3 == 0 else 0.25 * step - 0.1 * run
+
+    rows, plain = make_rows(), make_rows()
+    place = [sample.row_id.split("-") for sample in rows.samples]
+    rows.facts["step_reward"] = np.array([step_reward(int(run), int(step)) for run, step in place])
+    plain.facts["step_reward"] = np.full(len(place), np.nan)
+    everything = np.arange(len(place))
+    for made in (rows, plain):
+        give_token_advantages(made, everything, SPEC, None, SimpleNamespace(reduce=one_rank))
+    check(rows, everything, naive(rows, step_reward))
+    check(plain, everything, naive(plain))
 
 
 def test_two_ranks_that_share_rows_over_two_epochs_equal_one() -> None:

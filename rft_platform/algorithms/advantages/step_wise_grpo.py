@@ -23,7 +23,7 @@ def step_wise_grpo(
 
     ``step_norm`` divides by the run's number of steps (choices of one call are one step). ``std_threshold`` gives a
     group whose outcomes have a standard deviation at or below it the advantage 0 throughout; where a round is judged
-    its rows are also left out of training (``judging.shaping``).
+    its rows are also left out of training (operator ``std_filter``).
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)

@@ -22,7 +22,9 @@ class Trajectories:
     start: np.ndarray  # int64 [R + 1], run r has the tokens start[r]:start[r + 1]; a run may have none
     group: np.ndarray  # int64 [R], task of each run; all runs of a task are here
     outcome: np.ndarray  # float64 [R], reward of each run: that of its last step
-    reward: np.ndarray  # float64 [N], the outcome at a run's last token, 0 before; less the KL penalty, if there is one
+    #: float64 [N], step rewards at the last token of their step, what they leave of the outcome at the run's last
+    #: token, 0 elsewhere; less the KL penalty, if there is one
+    reward: np.ndarray
     logp: np.ndarray  # float64 [N], of the policy that the ratio of the loss is to
     teacher_logp: np.ndarray | None = None  # float64 [N], where the function asks for a teacher
     value: np.ndarray | None = None  # float64 [N], of the state before each token, where it asks for a critic

@@ -29,8 +29,8 @@ def chaos(
     from rft_platform.chaos.runs import run_chaos
     from rft_platform.chaos.schedule import check_targets
     from rft_platform.chaos.scratch import make_scratch
-    from rft_platform.cli.console import notes, output
-    from rft_platform.cli.preflight import refuse_bad_target
+    from rft_platform.driving.console import notes, output
+    from rft_platform.driving.preflight import refuse_bad_target
     from rft_platform.errors import RftError
     from rft_platform.files import write_json
     from rft_platform.processes.signals import terminable

@@ -29,12 +29,12 @@ def demo(
     ] = None,
 ) -> None:
     """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
-    from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import drive_project, use_home
-    from rft_platform.cli.preflight import check_room, check_run, check_writable, refuse_bad_target
-    from rft_platform.cli.starting import put_in_force, with_rounds
     from rft_platform.cli.summary import print_summary, summary_of, write_summary
     from rft_platform.config.home import Home
+    from rft_platform.driving.console import notes, output
+    from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.driving.preflight import check_room, check_run, check_writable, refuse_bad_target
+    from rft_platform.driving.starting import put_in_force, with_rounds
     from rft_platform.rounds.project import Project
 
     home, console = Home.from_environment(), notes()

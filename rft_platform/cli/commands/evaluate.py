@@ -1,5 +1,6 @@
 """``rft eval``: measure a policy on the held-out tasks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from rft_platform.evaluation.comparison import Comparison
     from rft_platform.evaluation.results import EvaluationResult
     from rft_platform.rounds.policy import Policy
     from rft_platform.rounds.project import Project
@@ -17,32 +19,71 @@ def evaluate(
     round_number: Annotated[int | None, typer.Option("--round", min=0, help="The policy of this round.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The weights of this folder.")] = None,
     model: Annotated[str | None, typer.Option(help="A registered model: models:/NAME@alias or models:/NAME/3.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every policy of the project that was not measured yet, the start first.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
-    from rft_platform.cli.console import notes, output, print_json
-    from rft_platform.cli.driving import started_processes_end, use_home
-    from rft_platform.cli.live import showing_progress
     from rft_platform.config.home import Home
+    from rft_platform.driving.drive import use_home
+    from rft_platform.errors import UserError
+    from rft_platform.rounds.project import Project
+
+    project = Project.open(Home.from_environment())
+    use_home(project.home)
+    if everything:
+        if any(option is not None for option in (round_number, checkpoint, model)):
+            raise UserError("give --all or one policy, not both")
+        evaluate_all(project, as_json)
+    else:
+        evaluate_one(project, chosen_policy(project, round_number, checkpoint, model), as_json)
+
+
+def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
+    """Measure one policy and print it beside those it is compared with; nothing is written."""
+    from rft_platform.driving.console import notes, output, print_json
+    from rft_platform.driving.drive import started_processes_end
+    from rft_platform.driving.live import showing_progress
     from rft_platform.processes.signals import terminable
+    from rft_platform.rounds.champion import compared, promoted_last
     from rft_platform.rounds.measure import measure
     from rft_platform.rounds.policy import deploy
     from rft_platform.rounds.processes import connect_engine
-    from rft_platform.rounds.project import Project
 
-    project, console = Project.open(Home.from_environment()), notes()
-    use_home(project.home)
-    policy = chosen_policy(project, round_number, checkpoint, model)
+    console = notes()
     check_engine_is_free(project)
     with terminable(), started_processes_end(project.home, console), showing_progress(console):
         engine = connect_engine(project)
         deploy(engine, policy)
         results = measure(project, engine, policy.round)
+    differences = compared(project, results[0], promoted_last(project))
     if as_json:
-        print_json({"checkpoint": policy.folder, "results": [result.to_json() for result in results]})
-    else:
-        output().print(f"{policy.folder} (policy version {policy.policy_version})", markup=False, soft_wrap=True)
-        output().print(results_table(project, results))
+        found = {
+            "results": [each.to_json() for each in results],
+            "comparisons": [each.to_json() for each in differences],
+        }
+        print_json({"checkpoint": policy.folder, **found})
+        return
+    output().print(f"{policy.folder} (policy version {policy.policy_version})", markup=False, soft_wrap=True)
+    output().print(results_table(project, results))
+    if differences:
+        output().print(comparisons_table(differences))
+
+
+def evaluate_all(project: "Project", as_json: bool) -> None:
+    """Measure what is not measured yet, one Dagster run a policy, and print the table of all."""
+    from rft_platform.cli.bench import print_bench
+    from rft_platform.cli.round_policy import round_policy
+    from rft_platform.driving.console import notes
+    from rft_platform.driving.drive import drive_project
+
+    require_tasksets(project)
+    round_policy(project)  # UserError where there is none
+    check_engine_is_free(project)
+    settings = project.config.model_copy(update={"mode": "bench"})
+    drive_project(replace(project, config=settings), notes())
+    print_bench(project, as_json)
 
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
@@ -56,8 +97,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
     given = [option for option in (round_number, checkpoint, model) if option is not None]
     if len(given) > 1:
         raise UserError("give one of --round, --checkpoint and --model")
-    if not project.config.buffer.explorer_input.eval_tasksets:
-        raise UserError("buffer.explorer_input.eval_tasksets is empty: name the held-out tasks to evaluate on")
+    require_tasksets(project)
     if checkpoint is not None or model is not None:
         registered = None if model is None else connect_registry(project).resolve(model, verify=True)
         folder = registered.folder if registered else Path(checkpoint or "").absolute()
@@ -68,6 +108,14 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
             str(folder), int(tags.get("policy_version", 0)), digest_weights(folder), round=int(tags.get("round", 0))
         )
     return round_policy(project, round_number)
+
+
+def require_tasksets(project: "Project") -> None:
+    """Raise UserError where the project has no held-out tasks."""
+    from rft_platform.errors import UserError
+
+    if not project.config.buffer.explorer_input.eval_tasksets:
+        raise UserError("buffer.explorer_input.eval_tasksets is empty: name the held-out tasks to evaluate on")
 
 
 def check_engine_is_free(project: "Project") -> None:
@@ -99,4 +147,20 @@ def results_table(project: "Project", results: "list[EvaluationResult]") -> "Tab
             rates += ["–", ""] if rate is None else [f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}"]
         name = dataset.tasks[0].taskset
         table.add_row(name, f"{result.tasks:,}", *rates, f"{result.failed_runs:,}", f"{result.seconds:.1f}")
+    return table
+
+
+def comparisons_table(differences: "list[Comparison]") -> "Table":
+    """One row a metric and policy: the difference with its 95 % interval, by a paired bootstrap over tasks."""
+    from rich import box
+    from rich.table import Table
+
+    from rft_platform.evaluation.report import comparison_cell
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("difference from", "metric", "95 %, paired over tasks", ""):
+        table.add_column(name, no_wrap=True)
+    for each in differences:
+        against = f"{each.against} (v{each.policy_version})"
+        table.add_row(against, each.metric, comparison_cell(each), each.verdict)
     return table

@@ -12,9 +12,9 @@ def metrics(
     ] = "127.0.0.1",
 ) -> None:
     """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C."""
-    from rft_platform.cli.console import output
-    from rft_platform.cli.driving import use_home
     from rft_platform.config.home import Home
+    from rft_platform.driving.console import output
+    from rft_platform.driving.drive import use_home
     from rft_platform.errors import UserError
     from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured

@@ -7,10 +7,10 @@ import typer
 
 def rounds(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show every round: reward, pass rates, KL, speed, where the time went, weights; and what comes next."""
-    from rft_platform.cli.console import output, print_json
-    from rft_platform.cli.round_lines import round_lines
     from rft_platform.cli.round_table import print_rounds, what_is_next
     from rft_platform.config.home import Home
+    from rft_platform.driving.console import output, print_json
+    from rft_platform.driving.round_lines import round_lines
     from rft_platform.rounds.project import Project
 
     project = Project.open(Home.from_environment())

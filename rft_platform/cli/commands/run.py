@@ -17,20 +17,20 @@ def run(
     ] = False,
 ) -> None:
     """Train as a configuration file says; continues where it stands if it was begun before."""
-    from rft_platform.cli.beginning import begin
-    from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import drive_project, use_home
-    from rft_platform.cli.preflight import check_run
-    from rft_platform.cli.starting import with_rounds
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.plan import render_plan
+    from rft_platform.driving.beginning import begin
+    from rft_platform.driving.console import notes, output
+    from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.driving.preflight import check_run
+    from rft_platform.driving.starting import with_rounds
 
     home, console = Home.from_environment(), notes()
     use_home(home)
     loaded = with_rounds(load_config(config), rounds)
     if dry_run:
-        output().print(render_plan(check_run(home, loaded)), end="", markup=False, soft_wrap=True)
+        output().print(render_plan(check_run(home, loaded, dry=True)), end="", markup=False, soft_wrap=True)
         return
     plan = begin(home, loaded)
 
@@ -44,4 +44,9 @@ def run(
     except KeyboardInterrupt:
         console.print(f"interrupted: `rft run --config {config}` goes on from here", markup=False)
         raise
+    if project.config.mode == "bench":
+        from rft_platform.cli.bench import print_bench
+
+        print_bench(project)
+        return
     print_rounds(project, output())

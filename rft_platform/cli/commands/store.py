@@ -83,7 +83,7 @@ def check(
     as_json: _Json = False,
 ) -> None:
     """Compare every stored file with its digest; exit code 1 names what is damaged."""
-    from rft_platform.cli.console import output, print_json
+    from rft_platform.driving.console import output, print_json
     from rft_platform.experience.rounds import round_number
     from rft_platform.rounds.verification import verify
 
@@ -114,7 +114,7 @@ def _project() -> "Project":
 
 def _report(report: "Upkeep", as_json: bool) -> None:
     """Print what was done; exit code 1 where a round had to be left as it is."""
-    from rft_platform.cli.console import output, print_json
+    from rft_platform.driving.console import output, print_json
 
     if as_json:
         print_json(report.to_json())

@@ -32,8 +32,8 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
-    from rft_platform.cli.console import output, print_json
     from rft_platform.config.home import Home
+    from rft_platform.driving.console import output, print_json
     from rft_platform.experience.rounds import round_number
     from rft_platform.registry.lineage import CheckpointTrace
     from rft_platform.rounds.project import Project
@@ -81,7 +81,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
 def without_steps(project: "Project", number: int) -> str | None:
     """What is said of a round that trained nothing; None of every other."""
-    from rft_platform.cli.round_lines import nothing_trained
+    from rft_platform.driving.round_lines import nothing_trained
     from rft_platform.rounds.run_training import NOTE
 
     why = nothing_trained(project.store.read_note(number, NOTE) or {})
@@ -99,6 +99,8 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "weights": training.weights_digest,
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
+                "chosen": training.selection
+                and f"{training.selection.path}  {training.rows_trained:,} of {training.selection.rows:,} rows trained",
                 "dataset": _dataset(training),
                 "from": _source(training.more),
                 "teacher": training.more.get("teacher"),

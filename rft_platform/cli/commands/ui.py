@@ -1,9 +1,13 @@
 """``rft ui``: the Dagster and MLflow interfaces of the project, with the daemon that acts on its sensors."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rft_platform.config.home import Home
+    from rft_platform.servers.supervise import Server
 
 
 def ui(
@@ -23,25 +27,22 @@ def ui(
     ] = False,
 ) -> None:
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is started again."""
-    from rft_platform.cli.beginning import begin
-    from rft_platform.cli.console import notes, output
-    from rft_platform.cli.driving import use_home
-    from rft_platform.cli.preflight import check_writable
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
+    from rft_platform.driving.beginning import begin
+    from rft_platform.driving.console import notes
+    from rft_platform.driving.drive import use_home
+    from rft_platform.driving.preflight import check_writable
     from rft_platform.errors import UserError
     from rft_platform.jobs.sole import sole_holder
     from rft_platform.jobs.timing import sensor_interval_s
-    from rft_platform.processes.signals import terminable
     from rft_platform.servers.interface import ui_servers
-    from rft_platform.servers.leases import leases_of
-    from rft_platform.servers.sensors import start_sensors
-    from rft_platform.servers.supervise import check_ports, serving, wait_for_end
+    from rft_platform.servers.supervise import check_ports
 
     if auto and not daemon:
         raise UserError("--auto turns on sensors, which only the daemon acts on: leave out --no-daemon")
     sensor_interval_s()
-    home, console = Home.from_environment(), output()
+    home = Home.from_environment()
     check_writable(home)
     use_home(home)
     if config is not None:
@@ -51,19 +52,31 @@ def ui(
     with sole_holder(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         check_ports(servers)
-        notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
-        try:
-            with terminable(), serving(servers, home.logs) as children:
-                for server in servers:
-                    where = server.url or "running"
-                    console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
-                if auto:
-                    start_sensors(f"http://127.0.0.1:{port}")
-                    console.print(f"{'sensors':<10} on", markup=False)
-                console.print("Ctrl-C stops them", style="dim")
-                wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))
-        except KeyboardInterrupt:
-            console.print("stopped")
-            alive = [held.path.stem for held in leases_of(home) if held.alive]
-            if alive:
-                console.print(f"{' and '.join(alive)} run on until they are idle; `rft stop` ends them", markup=False)
+        serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if auto else None)
+
+
+def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
+    """Keep ``servers`` running until Ctrl-C; ``sensors_of``: the Dagster interface whose sensors are turned on."""
+    from rft_platform.driving.console import notes, output
+    from rft_platform.processes.signals import terminable
+    from rft_platform.servers.leases import leases_of
+    from rft_platform.servers.sensors import start_sensors
+    from rft_platform.servers.supervise import serving, wait_for_end
+
+    console = output()
+    notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
+    try:
+        with terminable(), serving(servers, home.logs) as children:
+            for server in servers:
+                where = server.url or "running"
+                console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
+            if sensors_of is not None:
+                start_sensors(sensors_of)
+                console.print(f"{'sensors':<10} on", markup=False)
+            console.print("Ctrl-C stops them", style="dim")
+            wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))
+    except KeyboardInterrupt:
+        console.print("stopped")
+        alive = [held.path.stem for held in leases_of(home) if held.alive]
+        if alive:
+            console.print(f"{' and '.join(alive)} run on until they are idle; `rft stop` ends them", markup=False)

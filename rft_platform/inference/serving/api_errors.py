@@ -1,14 +1,12 @@
 """Errors as OpenAI's API words them: ``{"error": {"message", "type", "code", "param"}}`` with the right status."""
 
-from typing import Any
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.serving.prompts import ContextLengthError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 
 class ApiError(Exception):
@@ -45,8 +43,13 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body(500, f"{type(error).__name__}: {error}", "internal_error")
 
 
-def install(app: FastAPI) -> None:
+def install(app: "FastAPI") -> None:
     """Answer every error of ``app`` in this form."""
+    # Imported here: an agent's environment, where only clients are recorded, need not have them.
+    from fastapi import Request
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse
 
     async def known(_: Request, error: Exception) -> JSONResponse:
         status, body = describe(error)

@@ -16,15 +16,19 @@ Message = dict[str, Any]
 class ChatTemplate:
     """The template that every prompt of this engine goes through."""
 
-    def __init__(self, tokenizer: PolicyTokenizer, source: str | None = None) -> None:
-        """``source``: a Jinja template in place of the tokenizer's own."""
+    def __init__(
+        self, tokenizer: PolicyTokenizer, source: str | None = None, options: dict[str, Any] | None = None
+    ) -> None:
+        """``source``: a Jinja template in place of the tokenizer's own; ``options``: variables, unless a call says."""
         self.tokenizer = tokenizer
+        self.options = options or {}
         self.source: str | None = source or tokenizer.hf.chat_template
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the template's text; empty for a model without one."""
-        return hashlib.sha256(self.source.encode()).hexdigest() if self.source else ""
+        """SHA-256 of the template's text, and of its variables where some are set; empty for a model without one."""
+        options = json.dumps(self.options, sort_keys=True) if self.options else ""
+        return hashlib.sha256((self.source + options).encode()).hexdigest() if self.source else ""
 
     def text(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
         """The prompt as text, up to where the assistant speaks next. ``options`` are variables of the template."""
@@ -39,7 +43,7 @@ class ChatTemplate:
                 chat_template=self.source,
                 add_generation_prompt=True,
                 tokenize=False,
-                **options,
+                **{**self.options, **options},
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise UserError(f"the chat template refuses these messages: {error}") from error

@@ -5,6 +5,7 @@ A streamed answer and a whole one go through the same code, so their texts are e
 
 from collections.abc import Callable, Sequence
 
+from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
 from rft_platform.inference.transformers_engine.stops import cut_at_stop, held_back
 from rft_platform.inference.transformers_engine.tool_calls import ToolCall, ToolCallParser
 
@@ -36,15 +37,25 @@ class TextStream:
 
 
 class AnswerText:
-    """One choice: ids in, (text, tool calls) out."""
+    """One choice: ids in, (text, tool calls) out; ``thoughts`` is what the last ids added to the model's reasoning."""
 
     def __init__(
-        self, decode: Callable[[list[int]], str], stops: Sequence[str], parser: ToolCallParser | None, prefix: str = ""
+        self,
+        decode: Callable[[list[int]], str],
+        stops: Sequence[str],
+        parser: ToolCallParser | None,
+        prefix: str = "",
+        reasoning: ReasoningParser | None = None,
     ) -> None:
-        """``parser`` where tools are on offer; ``prefix``: the forced beginning of the answer, part of the prompt."""
+        """``parser`` where tools are on offer, ``reasoning`` where thoughts are told from the answer.
+
+        ``prefix``: the forced beginning of the answer, part of the prompt.
+        """
         self._stream = TextStream(decode)
         self._stops = stops
         self._parser = parser
+        self._reasoning = reasoning
+        self.thoughts = ""
         self._pending = ""
         self._stopped = False
         self.called = False
@@ -54,6 +65,8 @@ class AnswerText:
     def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
         """What ``ids`` add for the reader; ``last`` where no more follow."""
         text = self._until_stop(self._stream.feed(ids, last), last)
+        if self._reasoning is not None:
+            self.thoughts, text = self._reasoning.feed(text, last)
         if self._parser is None:
             return text, []
         shown, calls = self._parser.feed(text)

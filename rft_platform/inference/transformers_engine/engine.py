@@ -37,6 +37,7 @@ CAPABILITIES = [
     "score-frozen",
     "logprobs",
     "tools",
+    "reasoning",
     "stream",
     "lora",
     "pause",
@@ -55,6 +56,8 @@ class EngineSettings:
     max_model_len: int | None = None  # the model's own limit
     seed: int | None = None  # for requests that bring none: their results then depend on the order of arrival
     chat_template: str | None = None  # Jinja text or a file
+    enable_thinking: bool | None = None  # variable of the template where a request names none
+    reasoning_parser: str | None = None  # any: thoughts between <think> and </think> are no part of the answer
     max_rows: int = 4096
     max_batch_tokens: int | None = None  # from the free memory
 
@@ -68,7 +71,9 @@ class TransformersEngine:
         self.device = torch.device(_resolve_device(settings.device))
         dtype = _resolve_dtype(settings.dtype, self.device)
         self.tokenizer = PolicyTokenizer(folder)
-        self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template))
+        thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
+        self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template), thinking)
+        self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
         self.model_path = folder

@@ -88,7 +88,9 @@ def whole_answer(form: AnswerForm, request: Request, texts: Sequence[AnswerText]
         shown, calls = text.feed(done.token_ids, last=True)
         logprobs = form.logprobs_of(done.token_ids, done.logprobs, request.tops[row])
         content = (
-            {"message": _message(shown, calls)} if form.chat else {"text": shown, **_own_prompt(form, request, row)}
+            {"message": _message(shown, calls, text.thoughts)}
+            if form.chat
+            else {"text": shown, **_own_prompt(form, request, row)}
         )
         reason = text.finish_reason(done.finish_reason)
         choices.append(form.choice(row, reason, done.token_ids, logprobs, **content))
@@ -109,10 +111,12 @@ def _own_prompt(form: AnswerForm, request: Request, row: int) -> dict[str, Any]:
     return {"prompt_token_ids": request.prompts[row // request.sampling.n]} if form.token_ids else {}
 
 
-def _message(text: str, calls: list[ToolCall]) -> dict[str, Any]:
+def _message(text: str, calls: list[ToolCall], thoughts: str = "") -> dict[str, Any]:
+    """The assistant's message; its ``reasoning_content`` is there only where the model has thought."""
+    reasoning = {"reasoning_content": thoughts} if thoughts else {}
     if not calls:
-        return {"role": "assistant", "content": text}
-    return {"role": "assistant", "content": text or None, "tool_calls": [call.as_dict() for call in calls]}
+        return {"role": "assistant", "content": text, **reasoning}
+    return {"role": "assistant", "content": text or None, **reasoning, "tool_calls": [call.as_dict() for call in calls]}
 
 
 class ChunkBuilder:
@@ -143,7 +147,7 @@ class ChunkBuilder:
         self._tops += tops
         self.finished = reason is not None
         shown, calls = self.text.feed(ids, last=self.finished)
-        if not (shown or calls or self.finished):
+        if not (shown or calls or self.text.thoughts or self.finished):
             return []
         ids, self._ids = self._ids, []
         block = self.form.logprobs_of(ids, self._logprobs, self._tops)
@@ -155,7 +159,8 @@ class ChunkBuilder:
     def _content(self, shown: str, calls: list[ToolCall]) -> dict[str, Any]:
         if not self.form.chat:
             return {"text": shown, **_own_prompt(self.form, self.request, self.row)}
-        delta: dict[str, Any] = {"content": shown} if shown else {}
+        delta: dict[str, Any] = {"reasoning_content": self.text.thoughts} if self.text.thoughts else {}
+        delta |= {"content": shown} if shown else {}
         if calls:
             delta["tool_calls"] = [{"index": self._calls + i, **call.as_dict()} for i, call in enumerate(calls)]
             self._calls += len(calls)

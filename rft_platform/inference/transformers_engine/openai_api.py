@@ -17,6 +17,7 @@ from rft_platform.inference.serving.presence import VERSION_HEADER
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer
+from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
 from rft_platform.inference.transformers_engine.tool_calls import OPEN, ToolCallParser
 
@@ -34,11 +35,18 @@ class Work:
     form: AnswerForm
     parse_tools: bool = False
     prefix: str = ""  # forced beginning of the answer, already part of the prompt
+    reasoning_after: str | None = None  # the prompt's text, where thoughts are to be told from the answer
 
     def texts(self, engine: TransformersEngine, rows: int, stops: tuple[str, ...]) -> list[AnswerText]:
         """One text builder a row."""
         return [
-            AnswerText(engine.tokenizer.decode, stops, ToolCallParser() if self.parse_tools else None, self.prefix)
+            AnswerText(
+                engine.tokenizer.decode,
+                stops,
+                ToolCallParser() if self.parse_tools else None,
+                self.prefix,
+                None if self.reasoning_after is None else ReasoningParser(self.reasoning_after),
+            )
             for _ in range(rows)
         ]
 
@@ -77,6 +85,7 @@ def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
         form=_form(engine, body, chat=True, logprobs=bool(body.logprobs)),
         parse_tools=bool(body.tools_on_offer),
         prefix=prefix,
+        reasoning_after=text if engine.parses_reasoning and not prefix else None,
     )
 
 

@@ -46,7 +46,7 @@ class VllmEngine:
         self.gate = Gate()
         self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
         self.tokenizer = PolicyTokenizer(folder)
-        self.template = ChatTemplate(self.tokenizer, settings.chat_template)
+        self.template = ChatTemplate(self.tokenizer, settings.chat_template, settings.template_options)
         self.max_model_len = settings.context()
         self.vocabulary = int(llm.model_config.get_vocab_size())
         self.counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0}

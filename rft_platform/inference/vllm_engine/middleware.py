@@ -127,7 +127,7 @@ class EnginePlanes:
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
         try:
-            body = checked_request(path, await _body(receive))
+            body = checked_request(path, await _body(receive), self.settings.template_options)
         except Exception as error:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
             return

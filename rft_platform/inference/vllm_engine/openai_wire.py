@@ -21,8 +21,11 @@ UNASKED = ("prompt_token_ids", "token_ids")  # null where nobody asked for them
 _TOO_LONG = re.compile(r"maximum context length|longer than the maximum model length|max_model_len|model's context")
 
 
-def checked_request(path: str, body: bytes) -> bytes:
-    """The body to hand to vLLM; ApiError where a field is wrong or cannot be honoured."""
+def checked_request(path: str, body: bytes, template_options: dict[str, Any] | None = None) -> bytes:
+    """The body to hand to vLLM; ApiError where a field is wrong or cannot be honoured.
+
+    ``template_options`` are variables of the chat template where the request names none.
+    """
     try:
         given = json.loads(body)
     except ValueError as error:
@@ -38,6 +41,8 @@ def checked_request(path: str, body: bytes) -> bytes:
     kept = {name: value for name, value in given.items() if value is not None}
     if path == CHAT:
         kept["messages"] = [{**message, "content": text_of(message.get("content"))} for message in given["messages"]]
+        if template_options:
+            kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
     return json.dumps(kept).encode()
 
 
@@ -50,6 +55,7 @@ def stamped_answer(body: bytes, version: int) -> bytes:
         for name in UNASKED:
             if name in part and part[name] is None:
                 del part[name]
+        _name_reasoning(part.get("message"))
     return json.dumps({**answer, "policy_version": version}).encode()
 
 
@@ -59,7 +65,23 @@ def stamped_events(data: bytes, version: int) -> bytes:
         return data
     stamp = f'data: {{"policy_version": {version}, '.encode()
     lines = data.split(b"\n")
-    return b"\n".join(stamp + line[len(EVENT) :] if line.startswith(EVENT) else line for line in lines)
+    return b"\n".join(stamp + _event(line)[len(EVENT) :] if line.startswith(EVENT) else line for line in lines)
+
+
+def _event(line: bytes) -> bytes:
+    """A ``data:`` line whose deltas name the model's thoughts as every engine does."""
+    if b'"reasoning"' not in line:
+        return line
+    chunk = json.loads(line[len(EVENT) - 1 :])
+    for choice in chunk.get("choices") or []:
+        _name_reasoning(choice.get("delta"))
+    return b"data: " + json.dumps(chunk).encode()
+
+
+def _name_reasoning(message: Any) -> None:
+    """Thoughts stand in ``reasoning_content``, which agent frameworks read; newer versions say ``reasoning``."""
+    if isinstance(message, dict) and message.get("reasoning") is not None:
+        message.setdefault("reasoning_content", message["reasoning"])
 
 
 def openai_error(status: int, body: bytes) -> dict[str, Any]:

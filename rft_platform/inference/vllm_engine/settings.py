@@ -45,7 +45,6 @@ RESERVED = {
 class VllmOptions:
     """Settings of vLLM beyond those that every engine has."""
 
-    reasoning_parser: str | None = None
     enable_prefix_caching: bool = True
     gpu_dtype: str = "bfloat16"  # what "auto" means on a GPU
     gpu_memory_utilization: float = 0.9
@@ -81,6 +80,8 @@ class ServerSettings:
     tool_call_parser: str | None
     chat_template: str | None
     options: VllmOptions
+    reasoning_parser: str | None = None
+    enable_thinking: bool | None = None
 
     @classmethod
     def from_launcher(cls, text: str) -> "ServerSettings":
@@ -99,6 +100,11 @@ class ServerSettings:
     def to_environment(self) -> None:
         """Leave the settings to the program that takes this process over."""
         os.environ[VARIABLE] = json.dumps(asdict(self))
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """Variables of the chat template where a request names none."""
+        return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
 
     def context(self) -> int:
         """Tokens of prompt and answer together: as wanted, at most the model's own limit."""
@@ -126,7 +132,7 @@ class ServerSettings:
             "worker_extension_cls": WORKER_EXTENSION,
             "enable_auto_tool_choice": True,
             "tool_call_parser": self.tool_call_parser or "hermes",
-            "reasoning_parser": self.options.reasoning_parser,
+            "reasoning_parser": self.reasoning_parser,
             "chat_template": self.chat_template,
             "enable_prefix_caching": self.options.enable_prefix_caching,
             "disable_uvicorn_access_log": True,

@@ -3,6 +3,7 @@
 The weights are random, so the folder is a starting point for a warm start, not a policy.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,27 +50,27 @@ SHAPES = {
 }
 
 
-def build_model(folder: Path, seed: int = 0, size: str = "1m") -> Path:
+def build_model(folder: Path, seed: int = 0, size: str = "1m", corpus: Sequence[str] = CORPUS) -> Path:
     """Write the Hugging Face folder (safetensors, generation config, tokenizer, chat template) and return it.
 
-    Equal arguments give equal bytes. A folder that already holds this model is left alone; ``UserError`` for an
-    unknown size.
+    ``corpus`` is what the vocabulary is learned from. Equal arguments give equal bytes. A folder that already holds
+    this model is left alone; ``UserError`` for an unknown size.
     """
     if size not in SHAPES:
         raise UserError(f"model size {size!r}: expected one of {', '.join(SHAPES)}")
-    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, CORPUS, _template()])
+    digest = digest_json([BUILD, asdict(SHAPES[size]), seed, VOCABULARY, CONTEXT, ROLES, corpus, _template()])
     stamp = folder / BUILD_FILE
     if stamp.exists() and read_json(stamp)["digest"] == digest:
         return folder
     with atomic_path(folder) as temp:
-        tokenizer = build_tokenizer()
+        tokenizer = build_tokenizer(corpus)
         tokenizer.save_pretrained(temp)
         _write_weights(temp, tokenizer, SHAPES[size], seed)
         write_json(temp / BUILD_FILE, {"digest": digest, "size": size, "seed": seed})
     return folder
 
 
-def build_tokenizer() -> "PreTrainedTokenizerFast":
+def build_tokenizer(corpus: Sequence[str] = CORPUS) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of 512 tokens: every digit is one token, turns end with ``<|im_end|>``."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -87,7 +88,7 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
         show_progress=False,
     )
     # A pair is merged if it is seen twice; the roles come first because every turn pays for them.
-    bpe.train_from_iterator([ROLES.replace(" ", "\n")] * 8 + list(CORPUS) * 2, trainer)
+    bpe.train_from_iterator([ROLES.replace(" ", "\n")] * 8 + list(corpus) * 2, trainer)
     # Tags are one token each but ordinary text: they survive decoding, so that tool calls can be parsed.
     bpe.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     tokenizer = PreTrainedTokenizerFast(

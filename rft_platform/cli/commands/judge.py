@@ -1,0 +1,112 @@
+"""``rft judge``: judge stored rollouts again, and write preference pairs of what was judged."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+
+def judge(
+    rounds: Annotated[str, typer.Option(help="Which rounds: 3, or 1-5, or 1-3,7.")],
+    judge: Annotated[str, typer.Option(help="Built-in name or module:function; default: the configured one.")] = "",
+    args: Annotated[str, typer.Option(help="Keyword arguments of --judge, as a JSON object.")] = "",
+    pairs: Annotated[
+        Path | None, typer.Option(help="Judge nothing: write the best and worst run of each task (.jsonl, .parquet).")
+    ] = None,
+    all_pairs: Annotated[bool, typer.Option(help="With --pairs: every two runs of a task.")] = False,
+    margin: Annotated[float, typer.Option(min=0.0, help="With --pairs: least difference of the rewards.")] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Judge stored rollouts with another judge (or the configured one); earlier judgements stay beside it."""
+    from rft_platform.config.home import Home
+    from rft_platform.driving.console import notes, output, print_json
+    from rft_platform.driving.drive import use_home
+    from rft_platform.rounds.project import Project
+
+    project = Project.open(Home.from_environment())
+    use_home(project.home)
+    numbers = chosen_rounds(rounds)
+    if pairs is not None:
+        said: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
+    else:
+        from rft_platform.jobs.driver_lock import refuse_second_driver
+        from rft_platform.rounds.judge import judge_of, other_judge
+
+        judge_args = arguments(args)
+        judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # refused before a run
+        refuse_second_driver(project.home)
+        from rft_platform.definitions import defs
+        from rft_platform.driving.drive import started_processes_end
+        from rft_platform.driving.live import showing_progress
+        from rft_platform.jobs.rejudge import rejudge
+        from rft_platform.processes.signals import terminable
+
+        with terminable(), started_processes_end(project.home, notes()), showing_progress(notes()):
+            said = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args})
+    if as_json:
+        print_json(said)
+        return
+    for line in said:
+        output().print(
+            ", ".join(f"{name} {_cell(value)}" for name, value in line.items() if _is_plain(value)), markup=False
+        )
+
+
+def chosen_rounds(text: str) -> list[int]:
+    """The rounds that ``1-3,7`` names, in order; UserError for what names none."""
+    from rft_platform.errors import UserError
+
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or int(first) < 1 or (dash and int(last) < int(first)):
+            raise UserError(f"--rounds {text!r}: expected a round, a range or several of them, as in 1-3,7")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return sorted(numbers)
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """The mapping that JSON text holds; UserError for anything else."""
+    import json
+
+    from rft_platform.errors import UserError
+
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError as error:
+        raise UserError(f"--args {text!r}: expected JSON, as in '{{\"tolerance\": 0.1}}' ({error})") from error
+    if not isinstance(value, dict):
+        raise UserError(f"--args {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
+    return value
+
+
+def _write_pairs(project: "Project", numbers: list[int], file: Path, every: bool, margin: float) -> dict[str, Any]:
+    from rft_platform.judging.preferences import preference_pairs, write_pairs
+
+    made = [
+        preference_pairs(
+            project.store.rollout_rows(number),
+            project.store.judged_rows(number),
+            least_margin=margin,
+            which="all" if every else "extremes",
+        )
+        for number in numbers
+    ]
+    write_pairs(file, [row for pairs in made for row in pairs.rows])
+    return {
+        "file": str(file),
+        "pairs": sum(len(pairs.rows) for pairs in made),
+        "groups": sum(pairs.groups for pairs in made),
+        "groups_without_pair": sum(pairs.without_pair for pairs in made),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,57 @@
+"""Checks of the data side: operators, dynamic sampling, task selectors. A key that would do nothing is refused."""
+
+from collections.abc import Iterator
+
+from rft_platform.config.batches import PresetFacts
+from rft_platform.config.schema import RftConfig
+
+_OPERATORS = "data_processor.experience_pipeline.operators"
+#: Keys of ``algorithm.filters``, and the operator that each is a short form of.
+_REPLACED = {
+    "zero_variance": "dynamic_sampling",
+    "max_batches": "dynamic_sampling",
+    "overlong": "overlong_penalty",
+    "reward_threshold": "reward_filter",
+}
+
+
+def data_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    """One line for each key that would do nothing, or that does not fit the algorithm."""
+    name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
+    if operators and preset.trains_on != "rollouts":
+        yield f"{_OPERATORS}: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
+    sampled = [index for index, entry in enumerate(operators) if entry.name == "dynamic_sampling"]
+    runs = config.algorithm.repeat_times or preset.repeat_times
+    for index in sampled if runs < 2 else ():
+        yield (
+            f"{_OPERATORS}[{index}]: dynamic_sampling compares the runs of a task, and there is {runs}; set "
+            "algorithm.repeat_times to 2 or more, or leave it out"
+        )
+    filters = config.algorithm.filters
+    for key, replaced in _REPLACED.items():
+        if getattr(filters, key) != getattr(type(filters)(), key) and any(
+            entry.name == replaced for entry in operators
+        ):
+            yield f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} takes its place; keep one"
+    if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
+        yield (
+            "algorithm.filters.max_batches: no group is left out for want of signal that another could take the place "
+            "of; set algorithm.filters.zero_variance: true, or leave it out"
+        )
+    for index, entry in enumerate(operators):
+        masks = entry.name == "truncated_mask" and entry.args.get("mode", "mask") == "mask"
+        if masks and preset.token_advantage is not None:
+            yield (
+                f"{_OPERATORS}[{index}]: truncated_mask takes single rows from a run, and {preset.token_advantage} "
+                "needs all of them in a line; set its args: {mode: drop} or {mode: penalise}"
+            )
+    yield from _selector_problems(config)
+
+
+def _selector_problems(config: RftConfig) -> Iterator[str]:
+    inputs = config.buffer.explorer_input
+    key = "buffer.explorer_input.taskset.task_selector"
+    if inputs.taskset is not None:
+        chosen = inputs.taskset.task_selector
+        if chosen.feature_keys and chosen.selector_type not in ("easy_to_hard", "difficulty_based"):
+            yield f"{key}.feature_keys: {chosen.selector_type} does not ask how hard tasks are; leave it out"

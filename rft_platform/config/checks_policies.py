@@ -1,0 +1,58 @@
+"""Checks of section ``policies``: names that tell policies apart, and what several of them do not go with yet."""
+
+from collections.abc import Iterator
+
+from rft_platform.config.batches import PresetFacts, max_batches
+from rft_platform.config.offline import offline_kind
+from rft_platform.config.schema import RftConfig
+
+#: Folders that lie beside those of policies.
+_TAKEN = ("aside", "intermediate", "warm_start")
+
+
+def policies_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    """One line for each name that cannot be, and for each setting that several policies cannot be trained with."""
+    if not config.policies:
+        return
+    yield from _name_problems(config)
+    for key, is_set, instead in _unsupported(config, preset):
+        if is_set:
+            yield f"{key} does not go with policies: {instead}"
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is not None and ":" not in taskset.workflow:
+        yield (
+            f"buffer.explorer_input.taskset.workflow {taskset.workflow} calls the first policy alone, so the policies "
+            f"{', '.join(policy.name for policy in config.policies)} would learn nothing: name a workflow of your own"
+        )
+
+
+def _name_problems(config: RftConfig) -> Iterator[str]:
+    names = [policy.name.casefold() for policy in config.policies]
+    auxiliary = {entry.known_as.casefold() for entry in config.explorer.auxiliary_models}
+    for index, (policy, name) in enumerate(zip(config.policies, names, strict=True)):
+        key = f"policies[{index}].name {policy.name!r}"
+        if names.index(name) < index:
+            yield f"{key} is the name of another policy too; give each a name of its own"
+        if name in auxiliary:
+            yield f"{key} is the name of an auxiliary model too; give one of them another name"
+        if name in _TAKEN or name.startswith("global_step_"):
+            yield f"{key} is what a folder of checkpoints is called; give it another name"
+
+
+def _unsupported(config: RftConfig, preset: PresetFacts) -> list[tuple[str, bool, str]]:
+    """Key, whether it is set, and what to do."""
+    sync, algorithm = config.synchronizer, config.algorithm
+    kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    return [
+        (f"mode {config.mode}", config.mode != "both", "set it to both"),
+        ("warm_start", config.warm_start is not None, "warm each model up in a project of its own, and start from it"),
+        ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
+        (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
+        ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),
+        (kind, offline_kind(config, preset) is not None, "an offline training has one"),
+        (kind, preset.critic, "take an algorithm without a critic"),
+        (kind, preset.teacher, "take an algorithm without a teacher"),
+        (kind, preset.experts, "take an algorithm without demonstrations"),
+        ("dynamic sampling", max_batches(config, preset) > 1, "switch it off"),
+    ]

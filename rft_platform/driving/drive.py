@@ -1,0 +1,101 @@
+"""Driving a project to the end of its plan from the command line: progress, interruption, and tidying up."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.config.home import Home
+from rft_platform.driving.ledger import recorded_cost
+from rft_platform.driving.live import showing_progress
+from rft_platform.driving.round_news import RoundNews
+from rft_platform.errors import RftError
+from rft_platform.jobs.driver_lock import refuse_second_driver
+from rft_platform.observability.logs import configured
+from rft_platform.processes.signals import terminable, undisturbed
+from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.jobs.driver import DriveResult
+    from rft_platform.rounds.project import Project
+
+
+def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
+    """Run what the plan says until it is finished; raises what made it fail.
+
+    Engine and trainer that were started on the way end with it, unless ``detach``; those that ran before stay.
+    The definitions take the home from the environment: call ``use_home`` first.
+    """
+    refuse_second_driver(project.home)
+    with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
+        with console.status("loading"):
+            from dagster import DagsterExecutionInterruptedError
+
+            from rft_platform.definitions import defs
+            from rft_platform.jobs.driver import drive
+        try:
+            log = project.home.logs / "driver.log"
+            with showing_progress(console, RoundNews(project)), prints_go_to(log), configured("driver"):
+                result = drive(project, defs)
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            _cancel_training(project)
+            raise KeyboardInterrupt from None
+        cost.launches = [
+            {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
+            for done in result.launched
+        ]
+    if result.failed:
+        raise _failure(result)
+    return result
+
+
+def use_home(home: Home) -> None:
+    """Point everything that is imported or started from here on at ``home``, and find user code in this folder."""
+    os.environ["RFT_HOME"] = str(home.root)
+    os.environ["DAGSTER_HOME"] = str(home.dagster)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+
+
+@contextmanager
+def started_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
+    """End the engine and the trainer that were started in the block; what ran before it goes on."""
+    before = {held.identity for held in leases_of(home) if held.alive}
+    try:
+        yield
+    finally:
+        if not detach:
+            with undisturbed(), console.status("ending engine and trainer"):
+                wait_for_starts(home)
+                for held in leases_of(home):
+                    if held.identity not in before:
+                        stop(held)
+                stop_strays(home, keep=before)
+
+
+@contextmanager
+def prints_go_to(log: Path) -> Iterator[None]:
+    """Append what the block prints (Dagster's account of every event, above all) to ``log``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
+        yield
+
+
+def _cancel_training(project: "Project") -> None:
+    """A trainer that stays gives up what the interrupted drive asked of it; its state is its parent's again."""
+    from rft_platform.rounds.processes import connect_trainer
+
+    if any(held.alive for held in leases_of(project.home) if held.path.stem == "trainer"):
+        with suppress(RftError):
+            connect_trainer(project).cancel()
+
+
+def _failure(result: "DriveResult") -> RftError:
+    cause, said = result.error, result.failed or ""
+    if cause is not None and str(cause) not in said:
+        said = f"{said}\n{cause}"
+    return RftError(said) if cause is None else type(cause)(said)

@@ -1,0 +1,142 @@
+"""Everything that can be found wrong before a run starts: settings, files, data, judge, workflow, room on the disk."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.config.checks import check_config
+from rft_platform.config.home import Home
+from rft_platform.config.plan import RunPlan, resolved_plan
+from rft_platform.config.schema import RftConfig
+from rft_platform.driving.machine import cpu_count, gpu_count
+from rft_platform.driving.offline_checks import offline_notices, offline_problems
+from rft_platform.driving.starting import check_may_start
+from rft_platform.errors import UserError
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+_LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
+_COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
+_DRIVEN_MODES = ("both", "explore", "train", "bench")
+_NOT_BUILT = {
+    "serve": "the explorer service of online training is not built yet",
+    "colocate": "engine and trainer have processes of their own here, also on one GPU: mode both does the same work",
+}
+
+
+def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
+    """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing.
+
+    ``dry``: also the plan of a mode that cannot be run yet, with a notice that says so.
+    """
+    from rft_platform.rounds.algorithm import chosen_algorithm
+    from rft_platform.rounds.project import Project
+
+    if config.mode in _NOT_BUILT and not dry:
+        driven = ", ".join(_DRIVEN_MODES)
+        raise UserError(f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}")
+    chosen = chosen_algorithm(config)
+    check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
+    project = Project(home, config)
+    problems = list(_problems(project))
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
+    plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
+    unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
+    return replace(plan, notices=(*unbuilt, *plan.notices, *_data_notices(project)))
+
+
+def check_writable(home: Home) -> None:
+    """Raise UserError where the project's folder cannot be made or written."""
+    folder = nearest_folder(home.root)
+    if not folder.is_dir():
+        raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
+
+
+def refuse_bad_target(json_file: Path | None) -> None:
+    """Raise UserError where a result could not be written to ``json_file``: better now than after minutes of work."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder does not exist; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: is a folder; name a file")
+
+
+def check_room(home: Home, model: Path | None = None) -> None:
+    """Raise UserError where the disk has no room for a few checkpoints of ``model`` (None: of a small one)."""
+    free = shutil.disk_usage(nearest_folder(home.root)).free
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
+    needed = max(_LEAST_FREE, _COPIES * weights)
+    if free < needed:
+        raise UserError(
+            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
+            "rows and checkpoints; make room, or point RFT_HOME at another disk"
+        )
+
+
+def nearest_folder(path: Path) -> Path:
+    """``path``, or the nearest of its parents that exists."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _problems(project: "Project") -> Iterator[str]:
+    """A line for each thing that the run would stumble over."""
+    from rft_platform.inference.launcher import check_model_folder
+    from rft_platform.rounds.algorithm import check_algorithm
+    from rft_platform.rounds.auxiliary import check_keys
+    from rft_platform.rounds.judge import judge_of
+    from rft_platform.rounds.operators import check_operators
+    from rft_platform.rounds.task_selection import check_selector
+    from rft_platform.rounds.workflows import check_workflow
+
+    config, home = project.config, project.home
+    yield from _attempt(check_algorithm, config)
+    yield from _attempt(check_operators, config)
+    model, inputs = Path(config.model.model_path), config.buffer.explorer_input
+    yield from _attempt(check_may_start, home, config)
+    yield from _attempt(check_keys, config)
+    yield from _attempt(check_writable, home)
+    yield from _attempt(check_room, home, model)
+    if model.is_dir():
+        yield from _attempt(check_model_folder, model)
+    if inputs.taskset is not None:
+        yield from _attempt(check_selector, project)  # which reads the tasks
+    yield from _attempt(lambda: project.eval_tasks)
+    if project.offline is not None:
+        yield from offline_problems(project)
+    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+        yield from _attempt(check_workflow, project, taskset)
+        yield from _attempt(judge_of, project, taskset)
+
+
+def _data_notices(project: "Project") -> Iterator[str]:
+    """A line for each dataset with rows that were left out, and for held-out tasks that are also explored."""
+    from rft_platform.tasks.leaks import find_leaks
+
+    if project.offline is not None:
+        yield from offline_notices(project)
+    explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
+    held_out = [dataset for _, dataset in project.eval_tasks]
+    for dataset in [*explored, *held_out]:
+        report = dataset.report
+        if report.duplicates or report.empty:
+            left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
+            yield f"{report.source}: left out {left_out}"
+    for dataset in held_out if explored else []:
+        leaks = find_leaks(explored[0].tasks, dataset.tasks)
+        if leaks:
+            yield f"{dataset.report.source}: {len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
+
+
+def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """The UserError that ``check`` raises, if it does."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield str(error)

@@ -1,0 +1,81 @@
+"""What each round came to, in one line a round: read from the notes that its phases left, and nothing else."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.driving.ledger import launch_seconds
+from rft_platform.rounds.time_split import time_split
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """One round; None where a phase has not ended or a number was not measured. Round 0 is the starting policy."""
+
+    round: int
+    reward: float | None = None  # mean over the runs explored
+    pass_rate_sampled: float | None = None  # of the held-out tasks
+    pass_rate_greedy: float | None = None
+    kl: float | None = None  # engine to trainer, k3 estimate, nats a token
+    entropy: float | None = None  # nats a token
+    rows: int | None = None
+    tokens_per_s: float | None = None  # completion tokens of the rollouts
+    optimizer_steps: int | None = None
+    policy_version: int | None = None
+    model_version: str | None = None
+    champion: bool = False
+    checkpoint: str | None = None
+    nothing_trained: str | None = None  # in words, of a round without an optimiser step: why
+    seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as plain JSON values."""
+        return asdict(self)
+
+
+def round_lines(project: "Project") -> list[RoundLine]:
+    """A line for every round that was begun, the starting policy first."""
+    walls = launch_seconds(project.home)
+    lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()]
+    newest = max((line.round for line in lines if line.champion), default=None)
+    return [replace(line, champion=line.round == newest) for line in lines]
+
+
+def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
+    """The line of one round, which is champion if its evaluation promoted it; ``wall_s``: of all its launches."""
+    store = project.store
+    explored, judged, trained, evaluated, policy = (
+        store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
+    )
+    metrics, scores = trained.get("metrics", {}), evaluated.get("metrics", {})
+    return RoundLine(
+        round=number,
+        reward=judged.get("mean_reward"),
+        pass_rate_sampled=scores.get("sampled_pass"),
+        pass_rate_greedy=scores.get("greedy_pass"),
+        kl=metrics.get("mismatch_k3"),
+        entropy=metrics.get("entropy"),
+        rows=explored.get("rows"),
+        tokens_per_s=explored.get("tokens_per_s"),
+        optimizer_steps=trained.get("steps"),
+        policy_version=policy.get("policy_version"),
+        model_version=policy.get("model_version"),
+        champion=evaluated.get("promoted", False),
+        checkpoint=policy.get("folder"),
+        nothing_trained=nothing_trained(trained),
+        seconds=time_split(explored, judged, trained, evaluated, wall_s),
+    )
+
+
+def nothing_trained(trained: dict[str, Any]) -> str | None:
+    """Why the training that left this note made no optimiser step, in words; None where it made one, or is to come."""
+    if trained.get("steps") != 0:
+        return None
+    metrics = trained.get("metrics", {})
+    rows, dropped = (int(metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
+    why = [f"all {rows:,} rows have advantage 0"] if rows else []
+    if dropped:
+        why.append(f"filters left out {dropped:,} rows" if rows else f"filters left out all {dropped:,} rows")
+    return f"nothing trained: {', '.join(why) or 'there were no rows'}"

@@ -1,0 +1,87 @@
+"""Two policies on the same tasks: how much better one is, and how sure that is.
+
+Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13: the percentile interval of a mean. Tasks are the
+unit that is resampled, and each task's two scores stay together (a paired comparison), so what makes a task hard for
+both policies does not widen the interval.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval
+from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult
+
+#: The metrics that every evaluation keeps task by task.
+PAIRED = ("sampled_pass", "greedy_pass", "mean_reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A policy against another one by one metric, over the tasks that both have scores of."""
+
+    against: str  # "previous", "champion" or "start"
+    metric: str
+    round: int  # of the other policy
+    policy_version: int  # likewise
+    difference: float  # this policy's mean less the other's
+    low: float  # 95 % interval of the difference, bootstrap over tasks
+    high: float
+    tasks: int
+
+    @property
+    def verdict(self) -> str:
+        """What the interval says: better, worse, or no difference that could be told from chance."""
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "not clearly different"
+
+    def named(self) -> dict[str, float]:
+        """The numbers under names to plot: ``vs_champion/sampled_pass``, ``..._low``, ``..._high``."""
+        name = f"vs_{self.against}/{self.metric}"
+        return {name: self.difference, f"{name}_low": self.low, f"{name}_high": self.high}
+
+    def to_json(self) -> dict[str, Any]:
+        """The comparison as plain JSON values."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def compare(
+    result: EvaluationResult, other: EvaluationResult, metric: str, against: str, seed: int = BOOTSTRAP_SEED
+) -> Comparison | None:
+    """The difference by ``metric``, one of ``PAIRED``; None where the two share no task that was measured so."""
+    mine, theirs = task_means(result, metric), task_means(other, metric)
+    shared = [task for task in mine if task in theirs]
+    if not shared or result.tasks_digest != other.tasks_digest:
+        return None
+    difference, low, high = paired_interval([mine[task] for task in shared], [theirs[task] for task in shared], seed)
+    return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(shared))
+
+
+def comparisons(
+    result: EvaluationResult, others: Mapping[str, EvaluationResult | None], seed: int = BOOTSTRAP_SEED
+) -> list[Comparison]:
+    """``result`` against each of ``others`` by every metric that both were measured by; never against itself."""
+    found = [
+        compare(result, other, metric, against, seed)
+        for against, other in others.items()
+        if other is not None and (other.round, other.policy_version) != (result.round, result.policy_version)
+        for metric in PAIRED
+    ]
+    return [comparison for comparison in found if comparison is not None]
+
+
+def task_means(result: EvaluationResult, metric: str) -> dict[str, float]:
+    """The mean score of each task's runs: task id -> pass rate or reward; empty for a mode that was not run."""
+    table = result.scores.get(_mode(result, metric), {})
+    if metric == "mean_reward":
+        return {task: _mean(runs) for task, runs in table.items()}
+    return {task: _mean([run >= result.pass_threshold - 1e-9 for run in runs]) for task, runs in table.items()}
+
+
+def _mode(result: EvaluationResult, metric: str) -> str:
+    if metric == "mean_reward":
+        return next((mode for mode in MODES if mode in result.scores), SAMPLED)
+    return GREEDY if metric == "greedy_pass" else SAMPLED
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,53 @@
+"""Judging rounds again from a command: the runs that a backfill of ``judge_job`` makes, one a round, in order."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.errors import RftError, UserError
+from rft_platform.experience.rounds import round_key
+from rft_platform.faults import as_fault
+from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.tags import driver_tags, run_tags
+from rft_platform.processes.lease import locked
+from rft_platform.rounds.project import Project
+
+REJUDGE_TAG = "rft/rejudge"  #: the same on all runs of one command
+
+
+def rejudge(
+    project: Project, definitions: dg.Definitions, rounds: Sequence[int], judge: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Run ``judge_job`` for each round with the asset configuration ``judge``; returns each round's note.
+
+    Raises UserError for rounds without rollouts, before anything is judged, and what the first round that fails ended
+    with; judgements of rounds before it stand.
+    """
+    absent = [number for number in rounds if not project.store.count_rollouts(number)]
+    if absent:
+        raise UserError(f"no rollouts to judge in {', '.join(map(round_key, absent))}; see `rft rounds`")
+    notes, together = [], uuid.uuid4().hex[:8]
+    config = {
+        "loggers": {"console": {"config": {"log_level": "ERROR"}}},
+        "ops": {"judged_experiences": {"config": judge}},
+    }
+    with locked(project.home.leases / "driver.lock"), open_instance(project.home, capture_output=False) as instance:
+        instance.add_dynamic_partitions(str(rft_rounds.name), [round_key(number) for number in rounds])
+        for number in rounds:
+            run_id = str(uuid.uuid4())
+            try:
+                definitions.resolve_job_def("judge_job").execute_in_process(
+                    instance=instance,
+                    partition_key=round_key(number),
+                    run_id=run_id,
+                    tags={**run_tags(number), **driver_tags(run_id), REJUDGE_TAG: together},
+                    run_config=config,
+                )
+            except dg.Failure as failure:
+                raise (failure.__cause__ if isinstance(failure.__cause__, RftError) else as_fault(failure)) from None
+            note = project.store.read_note(number, "judge")
+            notes.append({"round": number, "run_id": run_id, **(note or {})})
+    return notes

@@ -1,0 +1,124 @@
+"""What a judge may know of a run beyond its response: the conversation, its steps, tool calls with their results."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.experience.record import RolloutRow
+from rft_platform.judging.text import response_text
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool that the model asked for, and what came of it."""
+
+    name: str
+    arguments: Any  # a JSON value; the text as the model wrote it where that is no JSON
+    result: str | None  # what the next prompts show of it; None: the run ended, or its history was rewritten
+    step: int
+    is_json: bool = True  # whether ``arguments`` is a JSON object
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedStep:
+    """One model call of a run."""
+
+    step: int
+    message: Mapping[str, Any]  # the assistant message
+    response_tokens: int
+    finish_reason: str
+    truncated: bool
+    step_reward: float | None = None
+    env_state_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """One run of a workflow, as its judge may see it. Read it, never change it."""
+
+    run_id: str
+    task_id: str
+    messages: tuple[Mapping[str, Any], ...]  # the last call's prompt and answer: the whole conversation, as a rule
+    steps: tuple[JudgedStep, ...]
+    tool_calls: tuple[ToolCall, ...]
+    tools: tuple[Mapping[str, Any], ...]  # what was offered, in wire format
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None  # the workflow's own
+
+    @property
+    def response_tokens(self) -> int:
+        """Sampled tokens of all steps."""
+        return sum(step.response_tokens for step in self.steps)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last answer was cut."""
+        return self.steps[-1].truncated
+
+
+def judged_run(rows: Sequence[RolloutRow]) -> JudgedRun:
+    """The run that ``rows`` (all rows of one run, at least one) record."""
+    rows = sorted(rows, key=lambda row: row.step)
+    last = rows[-1]
+    tools = {json.dumps(tool, sort_keys=True): tool for row in rows for tool in row.tools or []}
+    return JudgedRun(
+        run_id=last.run_id,
+        task_id=last.task_id,
+        messages=(*last.messages, last.response),
+        steps=tuple(map(_step, rows)),
+        tool_calls=tuple(_tool_calls(rows)),
+        tools=tuple(tools.values()),
+        metrics=dict(last.metrics),
+        reward=last.run_reward,
+    )
+
+
+def _step(row: RolloutRow) -> JudgedStep:
+    return JudgedStep(
+        row.step,
+        row.response,
+        len(row.response_ids),
+        row.finish_reason,
+        row.truncated,
+        row.step_reward,
+        row.env_state_hash,
+    )
+
+
+def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
+    """Every call that the model asked for, with the result that a later prompt of the run shows under its id."""
+    calls = []
+    for number, row in enumerate(rows):
+        asked_for = row.response.get("tool_calls") or []
+        later = _results([m for after in rows[number + 1 :] for m in _since(row, after)]) if asked_for else {}
+        for call in asked_for:
+            asked = call.get("function") or {}
+            arguments, is_json = _arguments(asked.get("arguments"))
+            result = later.get(str(call.get("id")))
+            calls.append(ToolCall(str(asked.get("name", "")), arguments, result, row.step, is_json))
+    return calls
+
+
+def _since(row: RolloutRow, later: RolloutRow) -> Sequence[Mapping[str, Any]]:
+    """What a later prompt has beyond that of ``row``: all of it where it is another conversation."""
+    length = len(row.messages)
+    return later.messages[length:] if later.messages[:length] == row.messages else later.messages
+
+
+def _results(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    results: dict[str, str] = {}
+    for message in messages:
+        if message.get("role") == "tool" and message.get("tool_call_id") is not None:
+            results.setdefault(str(message["tool_call_id"]), response_text(message.get("content")))
+    return results
+
+
+def _arguments(given: Any) -> tuple[Any, bool]:
+    if not isinstance(given, str):
+        return ({} if given is None else given), isinstance(given, dict | None)
+    try:
+        value = json.loads(given) if given.strip() else {}
+    except ValueError:
+        return given, False
+    return value, isinstance(value, dict)

@@ -1,0 +1,166 @@
+"""Asking a model that judges: kept answers first, then within limits and budget, repeated until the answer is one."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rft_platform.errors import JudgeUnavailableError, UserError
+from rft_platform.files import digest_json
+from rft_platform.judging.llm.answers import BudgetSpentError
+from rft_platform.judging.llm.endpoint import Endpoint, EndpointSettings, Reply
+from rft_platform.judging.session import JudgeSession
+
+Answer = TypeVar("Answer")
+
+LONGEST_PAUSE_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+class InvalidAnswerError(ValueError):
+    """A model's answer does not say what it was asked for."""
+
+
+class Budget(BaseModel):
+    """The most that judging may spend; null: no limit. Tokens are known after a call: the last may exceed them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    calls: PositiveInt | None = None
+    """Requests of one judging (of one round, say), repeated ones too."""
+    tokens: PositiveInt | None = None
+    """Tokens of one judging, of prompts and answers."""
+    project_calls: PositiveInt | None = None
+    """Requests of the whole project, over all processes and restarts."""
+    project_tokens: PositiveInt | None = None
+
+
+class AskingSettings(BaseModel):
+    """How a model is asked; the arguments that every judge with a model takes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | EndpointSettings
+    """An auxiliary model's name, or ``{base_url, model, api_key_env}``."""
+    temperature: NonNegativeFloat = 0.0
+    max_tokens: PositiveInt = 512
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request, such as ``response_format``."""
+    timeout_s: PositiveFloat = 120.0
+    """Seconds an attempt may take."""
+    retries: NonNegativeInt = 4
+    """Repetitions after an attempt that failed, or whose answer is no valid one."""
+    backoff_s: NonNegativeFloat = 1.0
+    """Seconds before the first repetition; each further pause is twice as long."""
+    concurrency: PositiveInt = 8
+    """Requests at once."""
+    cache: bool = True
+    """Keep answers, and take those that are kept."""
+    budget: Budget = Budget()
+    on_invalid: Literal["fail", "drop"] = "fail"
+    """What invalid answers to all attempts mean: the judging fails and is repeated, or that run alone is left out."""
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The fields of a request beside model and messages."""
+        return {"temperature": self.temperature, "max_tokens": self.max_tokens, **self.params}
+
+
+async def ask(
+    session: JudgeSession, settings: AskingSettings, messages: list[dict[str, str]], read: Callable[[str], Answer]
+) -> Answer:
+    """The model's answer to ``messages``, as ``read`` understands it.
+
+    Raises JudgeUnavailableError after the last attempt, BudgetSpentError, UserError for a model or a key that the
+    endpoint does not know, and RuntimeError for a question that it refuses.
+    """
+    endpoint = session.endpoint(settings.model)
+    key = digest_json({"model": endpoint.identity, "messages": messages, "request": settings.request})
+    async with session.one_at_a_time(key):
+        kept = session.answers.find(key) if settings.cache else None
+        if kept is not None:
+            session.usage.cached += 1
+            return read(kept)
+        text, answer = await _answer(session, settings, endpoint, messages, read)
+        if settings.cache:
+            session.answers.keep(key, endpoint.identity, text)
+        return answer
+
+
+async def _answer(
+    session: JudgeSession,
+    settings: AskingSettings,
+    endpoint: Endpoint,
+    messages: list[dict[str, str]],
+    read: Callable[[str], Answer],
+) -> tuple[str, Answer]:
+    asked, said, invalid = messages, "", False
+    for attempt in range(settings.retries + 1):
+        pause = settings.backoff_s * 2**attempt * random.uniform(0.8, 1.2)
+        try:
+            reply = await _one_call(session, settings, endpoint, asked)
+            return reply.text, read(reply.text)
+        except InvalidAnswerError as error:
+            invalid, said, pause = True, str(error), 0.0
+            asked = [*messages, {"role": "assistant", "content": reply.text}, _correction(said)]
+        except Exception as error:
+            invalid, said = False, _unanswered(error, endpoint)
+            pause = max(pause, _asked_pause(error))
+        if attempt < settings.retries:
+            session.usage.retries += 1
+            _log.debug("judge model %s: %s; repeated in %.1f s", endpoint.model, said, pause)
+            await asyncio.sleep(min(pause, LONGEST_PAUSE_S))
+    told = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {said}"
+    if invalid and settings.on_invalid == "drop":
+        raise RuntimeError(told)
+    raise JudgeUnavailableError(told)
+
+
+async def _one_call(
+    session: JudgeSession, settings: AskingSettings, endpoint: Endpoint, messages: list[dict[str, str]]
+) -> Reply:
+    budget, usage = settings.budget, session.usage
+    async with session.limit(f"model {endpoint.identity}", settings.concurrency):
+        for spent, allowed, name in ((usage.calls, budget.calls, "calls"), (usage.tokens, budget.tokens, "tokens")):
+            if allowed is not None and spent >= allowed:
+                raise BudgetSpentError(
+                    f"the judge's budget is used up: this judging has made {usage.calls:,} calls with {usage.tokens:,} "
+                    f"tokens, budget.{name} allows {allowed:,}; raise it and judge again (what was answered is kept)"
+                )
+        session.answers.reserve_call(session.project, budget.project_calls, budget.project_tokens)
+        usage.calls += 1
+        reply = await endpoint.ask(messages, settings.request, settings.timeout_s)
+        usage.tokens += reply.tokens
+        session.answers.count_tokens(session.project, reply.tokens)
+        return reply
+
+
+def _correction(complaint: str) -> dict[str, str]:
+    return {"role": "user", "content": f"That is not valid: {complaint}. Answer again, with the JSON object alone."}
+
+
+def _unanswered(error: Exception, endpoint: Endpoint) -> str:
+    """What to say of an attempt that may be repeated; raises what no repetition helps."""
+    import openai
+
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
+        raise UserError(
+            f"the judge's model {endpoint.model!r} is not to be had at {endpoint.client.base_url}: {told}; set model, "
+            "base_url and api_key_env right"
+        ) from error
+    if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
+        raise RuntimeError(f"the judge's model {endpoint.model!r} refuses the question: {told}") from error
+    if not isinstance(error, openai.APIError):
+        raise error
+    return told
+
+
+def _asked_pause(error: Exception) -> float:
+    """Seconds that the endpoint asks to wait."""
+    response = getattr(error, "response", None)
+    given = response.headers.get("retry-after", "") if response is not None else ""
+    return float(given) if given.replace(".", "", 1).isdigit() else 0.0

@@ -1,0 +1,80 @@
+"""The model that judges: an auxiliary model of the project by its name, or any OpenAI endpoint."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from rft_platform.errors import UserError
+
+if TYPE_CHECKING:
+    import openai
+
+
+class EndpointSettings(BaseModel):
+    """An OpenAI endpoint, as a configuration names it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    base_url: str
+    model: str
+    api_key_env: str | None = None
+    """The environment variable with the key; null: the endpoint asks for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model said, and what it cost."""
+
+    text: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A model to ask."""
+
+    identity: str  # the model's name in a cache's key
+    model: str
+    client: "openai.AsyncOpenAI"
+    owned: bool  # whether the client is closed with the judging
+
+    async def ask(self, messages: list[dict[str, str]], params: Mapping[str, Any], timeout_s: float) -> Reply:
+        """One attempt; raises what ``openai`` raises."""
+        create: Any = self.client.chat.completions.create
+        answer = await create(model=self.model, messages=messages, timeout=timeout_s, **params)
+        usage = answer.usage
+        text = answer.choices[0].message.content if answer.choices else None
+        return Reply(text or "", 0 if usage is None else usage.total_tokens)
+
+
+def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, Any]) -> Endpoint:
+    """The endpoint that ``model`` names. Raises UserError for a name or a key that is not there.
+
+    An auxiliary model is anything with ``model_name`` and an ``openai.AsyncOpenAI``: ours, or AgentScope's.
+    """
+    if isinstance(model, EndpointSettings):
+        return _own(model)
+    if model not in auxiliary_models:
+        raise UserError(
+            f"the judge's model {model!r} is no auxiliary model; explorer.auxiliary_models has "
+            f"{sorted(auxiliary_models) or 'none'}: add it there, or give model as {{base_url, model, api_key_env}}"
+        )
+    found = auxiliary_models[model]
+    client = found.get_openai_async_client() if hasattr(found, "get_openai_async_client") else found.client
+    return Endpoint(found.model_name, found.model_name, client.with_options(max_retries=0), owned=False)
+
+
+def _own(settings: EndpointSettings) -> Endpoint:
+    import openai
+
+    key = "EMPTY" if settings.api_key_env is None else os.environ.get(settings.api_key_env, "").strip()
+    if not key:
+        raise UserError(
+            f"the judge's model {settings.model!r}: the environment variable {settings.api_key_env} is not set; export "
+            f"the key of {settings.base_url} in it"
+        )
+    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=key, max_retries=0)
+    return Endpoint(f"{settings.model} at {settings.base_url}", settings.model, client, owned=True)

@@ -1,0 +1,39 @@
+"""Operators by name: those that come with the platform, those of plugins, and any importable function."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rft_platform.algorithms.registry import Registry, check_arguments
+from rft_platform.errors import UserError
+from rft_platform.judging.operators.experiences import Change, Experiences
+from rft_platform.user_code import load_object
+
+OperatorFunction = Callable[..., Change]
+"""``(experiences: Experiences, *, options) -> Change``."""
+
+OPERATORS: Registry[OperatorFunction] = Registry("experience operator", "rft_platform.judging.operators")
+
+
+def operator(name: str) -> Callable[[OperatorFunction], OperatorFunction]:
+    """Register the decorated function under ``name`` (``data_processor.experience_pipeline.operators``)."""
+
+    def decorate(function: OperatorFunction) -> OperatorFunction:
+        OPERATORS.add(name, function, function)
+        return function
+
+    return decorate
+
+
+def find_operator(name: str, args: Mapping[str, Any]) -> OperatorFunction:
+    """The operator called ``name``, or the function that a reference (``module:function``) names.
+
+    Raises UserError for an unknown name, and for options that it does not take or whose values do not fit.
+    """
+    function: Any = load_object(name, "experience operator") if ":" in name else OPERATORS.get(name)
+    if not callable(function):
+        raise UserError(f"experience operator {name!r}: expected a function, got a {type(function).__name__}")
+    check_arguments(f"experience operator {name!r}", function, args)
+    return function
+
+
+__all__ = ["OPERATORS", "Change", "Experiences", "OperatorFunction", "find_operator", "operator"]

@@ -1,0 +1,168 @@
+"""The experience pipeline: operators in order, what they keep from training, and what they are recorded as."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rft_platform.errors import UserCodeError, UserError, some
+from rft_platform.faults import user_place
+from rft_platform.files import digest_json
+from rft_platform.judging.operators.experiences import Change, Experiences
+from rft_platform.judging.operators.registry import OperatorFunction, find_operator
+from rft_platform.judging.version import judge_version
+
+JUDGED = "judged"  #: reward part: the judge's own reward, where an operator has changed it
+
+
+class NamedOperator(Protocol):
+    """An operator as the configuration has it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator with its options."""
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """What one operator did; groups count as long as a run of them is kept."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    runs_in: int
+    runs_out: int
+    groups_in: int
+    groups_out: int
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-serialisable."""
+        names = ("name", "rows_in", "rows_out", "runs_in", "runs_out", "groups_in", "groups_out")
+        return {name: getattr(self, name) for name in names} | {"facts": dict(self.facts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Experiences behind the pipeline. ``dropped_N`` names the operator that keeps a row from training, or is None."""
+
+    experiences: Experiences
+    dropped_N: Sequence[str | None]
+    reports: tuple[OperatorReport, ...] = ()
+
+    @property
+    def trained_groups(self) -> int:
+        """Groups of which a row trains."""
+        kept = self.experiences.run_N[self.experiences.kept_N]
+        return len(np.unique(self.experiences.group_R[kept]))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Operators in the order in which they are applied."""
+
+    operators: tuple[Operator, ...] = ()
+    functions: tuple[OperatorFunction, ...] = ()
+
+    @classmethod
+    def of(cls, operators: Iterable[NamedOperator]) -> "Pipeline":
+        """Look up every operator; UserError for unknown names and options that do not fit."""
+        named = tuple(Operator(entry.name, dict(entry.args)) for entry in operators)
+        return cls(named, tuple(find_operator(entry.name, entry.args) for entry in named))
+
+    @property
+    def version(self) -> str | None:
+        """Digest of names, options and code of all operators; None without any."""
+        if not self.operators:
+            return None
+        pairs = zip(self.operators, self.functions, strict=True)
+        return digest_json([judge_version([(one.name, code, dict(one.args), 1.0)]) for one, code in pairs])[:16]
+
+    def apply(self, experiences: Experiences) -> Processed:
+        """Apply every operator to what the ones before it left.
+
+        Raises UserCodeError where an operator fails or gives something that does not fit.
+        """
+        dropped = np.full(len(experiences.run_N), None, object)
+        reports = []
+        for entry, function in zip(self.operators, self.functions, strict=True):
+            change = _call(entry, function, experiences)
+            after, gone_N = _changed(entry.name, experiences, change)
+            dropped[gone_N] = entry.name
+            reports.append(_report(entry.name, experiences, after, change.facts))
+            experiences = after
+        bad = np.flatnonzero(experiences.kept_R & ~np.isfinite(experiences.reward_R))
+        if len(bad):
+            named = some([experiences.run_ids[run] for run in bad.tolist()])
+            raise UserCodeError(
+                f"the experience operators left {len(bad)} runs with a reward that is not finite ({named}): let "
+                "invalid_filter come last, or mend the operator"
+            )
+        return Processed(experiences, dropped.tolist(), tuple(reports))
+
+
+def _call(entry: Operator, function: OperatorFunction, experiences: Experiences) -> Change:
+    try:
+        change = function(experiences, **entry.args)
+    except UserError:
+        raise
+    except Exception as error:  # user code: whatever it raises
+        place = user_place(error)
+        said = f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        raise UserCodeError(f"experience operator {entry.name!r} failed: {said}") from error
+    if not isinstance(change, Change):
+        raise UserCodeError(f"experience operator {entry.name!r} gave {type(change).__name__}, expected a Change")
+    return change
+
+
+def _changed(name: str, before: Experiences, change: Change) -> tuple[Experiences, np.ndarray]:
+    """The experiences after a change, and bool [N]: the rows that it takes from training."""
+    rows, runs = len(before.run_N), len(before.run_ids)
+    reward_R = _column(name, "reward", change.reward, before.reward_R, runs)
+    drop_R = _column(name, "drop", change.drop, np.zeros(runs, bool), runs) & before.kept_R
+    mask_N = _column(name, "mask", change.mask, np.zeros(rows, bool), rows)
+    gone_N = before.kept_N & (mask_N | drop_R[before.run_N])
+    parts = {part: _column(name, part, values, before.reward_R, runs) for part, values in change.parts.items()}
+    after = replace(
+        before,
+        reward_R=reward_R,
+        kept_R=before.kept_R & ~drop_R,
+        kept_N=before.kept_N & ~gone_N,
+        parts={**before.parts, **parts},
+    )
+    return after, gone_N
+
+
+def _column(name: str, what: str, given: np.ndarray | None, default: np.ndarray, count: int) -> np.ndarray:
+    if given is None:
+        return default
+    values = np.asarray(given)
+    if values.shape != (count,):
+        raise UserCodeError(
+            f"experience operator {name!r}: {what} has the shape {values.shape}, expected {(count,)}: one value a "
+            f"{'row' if what == 'mask' else 'run'}"
+        )
+    return values.astype(default.dtype)
+
+
+def _report(name: str, before: Experiences, after: Experiences, facts: Mapping[str, float]) -> OperatorReport:
+    return OperatorReport(
+        name=name,
+        rows_in=int(before.kept_N.sum()),
+        rows_out=int(after.kept_N.sum()),
+        runs_in=int(before.kept_R.sum()),
+        runs_out=int(after.kept_R.sum()),
+        groups_in=len(np.unique(before.group_R[before.kept_R])),
+        groups_out=len(np.unique(after.group_R[after.kept_R])),
+        facts={key: float(value) for key, value in facts.items()},
+    )

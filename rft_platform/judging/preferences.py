@@ -1,0 +1,114 @@
+"""From judged groups to preference pairs: of two runs of one task the better is chosen, the worse rejected."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from rft_platform.errors import UserError
+from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.files import atomic_path
+
+Which = Literal["extremes", "all"]
+
+
+@dataclass(slots=True)
+class PreferencePairs:
+    """Rows with ``prompt``, ``chosen`` and ``rejected`` (messages), ``tools`` where there are any, and where from."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    groups: int = 0
+    without_pair: int = 0  # groups whose runs' rewards differ too little, or part by something else than an answer
+
+
+def preference_pairs(
+    rows: Sequence[RolloutRow], judged: Iterable[JudgedRow], *, least_margin: float = 0.0, which: Which = "extremes"
+) -> PreferencePairs:
+    """Pairs of runs of one group whose rewards differ by more than ``least_margin``.
+
+    ``extremes``: the best against the worst, one pair a group. ``all``: every two runs. Runs without a reward take no
+    part. A pair is made of the first answers in which two runs differ, after all that they have in common; runs that
+    part by something else (the same call of a tool with another result, a history that was rewritten) make none.
+    """
+    reward = {row.run_id: row.reward for row in judged if math.isfinite(row.reward)}
+    runs: dict[str, dict[str, list[RolloutRow]]] = {}
+    for row in rows:
+        if row.run_id in reward:
+            runs.setdefault(row.group_id, {}).setdefault(row.run_id, []).append(row)
+    found = PreferencePairs(groups=len(runs))
+    for of_run in runs.values():
+        best_first = sorted(of_run, key=lambda run_id: -reward[run_id])
+        ends = [(best_first[0], best_first[-1])]
+        candidates = [
+            _pair(of_run[better], of_run[worse], reward)
+            for better, worse in (combinations(best_first, 2) if which == "all" else ends)
+            if reward[better] - reward[worse] > least_margin
+        ]
+        made = [pair for pair in candidates if pair is not None]
+        found.rows += made
+        found.without_pair += not made
+    return found
+
+
+def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write pairs as a dataset that a DPO training reads: JSONL or Parquet, by the file's name.
+
+    Parquet holds messages as JSON text: read it with ``format.prompt_type: chatpair``. Raises UserError for another
+    ending, and where there is no pair.
+    """
+    if file.suffix not in (".jsonl", ".parquet"):
+        raise UserError(f"{file}: preference pairs are written as .jsonl or .parquet")
+    if not rows:
+        raise UserError(f"{file}: there is no pair to write: no two runs of one task differ in their reward")
+    with atomic_path(file) as temp:
+        if file.suffix == ".jsonl":
+            temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+            return
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        as_text = ("prompt", "chosen", "rejected", "tools")  # messages differ in their fields: JSON text holds them all
+        table = [
+            {key: json.dumps(value, ensure_ascii=False) if key in as_text else value for key, value in row.items()}
+            for row in rows
+        ]
+        pq.write_table(pa.Table.from_pylist(table), temp)
+
+
+def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str, float]) -> dict[str, Any] | None:
+    """The first answers in which two runs differ; None where they part by something else than an answer."""
+    steps = zip(*(sorted(run, key=lambda row: row.step) for run in (better, worse)), strict=False)
+    for chosen, rejected in steps:
+        if _without_ids(chosen.messages) != _without_ids(rejected.messages):
+            return None
+        if _without_ids([chosen.response]) != _without_ids([rejected.response]):
+            return {
+                "prompt": list(chosen.messages),
+                "chosen": [chosen.response],
+                "rejected": [rejected.response],
+                **({"tools": list(chosen.tools)} if chosen.tools else {}),
+                "chosen_reward": reward[chosen.run_id],
+                "rejected_reward": reward[rejected.run_id],
+                "chosen_run": chosen.run_id,
+                "rejected_run": rejected.run_id,
+                "step": chosen.step,
+                "task_id": chosen.task_id,
+            }
+    return None
+
+
+def _without_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages without the ids of calls, which are drawn anew in every run."""
+    return [
+        {
+            name: [{part: call[part] for part in call if part != "id"} for call in value]
+            if name == "tool_calls" and value
+            else value
+            for name, value in message.items()
+            if name != "tool_call_id"
+        }
+        for message in messages
+    ]

@@ -1,0 +1,98 @@
+"""The judge of programs: runs the response's Python code against the task's tests, in a sandboxed process."""
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_platform.judging.sandbox.process import Limits, Outcome, run_program
+from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.text import response_text
+from rft_platform.judging.types import JudgeOutput
+
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+async def code(
+    task: dict[str, Any],
+    response: Any,
+    session: JudgeSession,
+    *,
+    tests_key: str = "tests",
+    partial: bool = False,
+    timeout_s: float = 10.0,
+    memory_mb: int = 512,
+    file_mb: int = 16,
+    output_kb: int = 1024,
+) -> JudgeOutput:
+    """1.0 when the program passes every test, else 0.0; with ``partial`` the share of tests that pass.
+
+    The program is the response's last fenced block, else all of its text. The column ``tests_key`` holds
+
+    - a list (or its JSON text) of ``{input, output}``: the program reads the one and must print the other; white space
+      at the ends of lines and of the text does not count; or
+    - Python code, or a list of it, that is run after the program's and fails by an exception (``assert ...``).
+
+    Each test has a process of its own with ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
+    space, files of ``file_mb`` and ``output_kb`` of output. The metrics ``passed`` and ``timed_out`` are shares.
+    """
+    tests, source = _tests(task, tests_key), extract_code(response_text(response))
+    limits = Limits(
+        wall_s=timeout_s,
+        cpu_s=max(1, int(timeout_s + 0.999)),
+        memory_mb=memory_mb,
+        file_mb=file_mb,
+        output_bytes=output_kb * 1024,
+    )
+    passed = late = 0
+    for test in tests:
+        async with session.limit("sandbox", os.cpu_count() or 1):
+            good, outcome = await _try(source, test, limits)
+        passed += good
+        late += outcome.timed_out
+    share = passed / len(tests)
+    return JudgeOutput(
+        share if partial else float(passed == len(tests)), {"passed": share, "timed_out": late / len(tests)}
+    )
+
+
+def extract_code(text: str) -> str:
+    """The last fenced block of Python (or of no language) in a text, else the whole text."""
+    blocks = _FENCE.findall(text)
+    return blocks[-1] if blocks else text
+
+
+async def _try(source: str, test: Any, limits: Limits) -> tuple[bool, Outcome]:
+    if isinstance(test, Mapping):
+        outcome = await run_program(source, str(test.get("input", "")), limits)
+        return outcome.ok and _lines(outcome.stdout) == _lines(str(test["output"])), outcome
+    # A program that ends before its tests have run must not pass: the last line is a word it cannot guess.
+    word = secrets.token_hex(16)
+    outcome = await run_program(f"{source}\n\n{test}\n\nprint({word!r})\n", "", limits)
+    return outcome.ok and outcome.stdout.rstrip().endswith(word), outcome
+
+
+def _tests(task: Mapping[str, Any], key: str) -> Sequence[Any]:
+    if key not in task:
+        raise KeyError(f"the task has no column {key!r} with tests; its columns are {', '.join(task)}")
+    given = task[key]
+    if isinstance(given, str):
+        try:
+            parsed = json.loads(given)
+        except ValueError:
+            parsed = given
+        given = parsed if isinstance(parsed, list | dict) else given
+    tests = given if isinstance(given, list) else [given]
+    wrong = [test for test in tests if not (isinstance(test, str) or (isinstance(test, Mapping) and "output" in test))]
+    if wrong or not tests:
+        raise ValueError(
+            f"column {key!r}: expected test code, or a list of it or of {{'input', 'output'}}, got "
+            f"{str(wrong or tests)[:200]}"
+        )
+    return tests
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]

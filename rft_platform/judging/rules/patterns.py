@@ -1,0 +1,80 @@
+"""Judges of an answer's form: a pattern with a value in it, a JSON schema, a sequence of tags."""
+
+import json
+import re
+from typing import Any
+
+from rft_platform.judging.judged_run import JudgedRun
+from rft_platform.judging.reference import reference_text
+from rft_platform.judging.schemas import allows
+from rft_platform.judging.text import response_text
+
+_FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
+
+
+def regex(
+    task: dict[str, Any], response: Any, *, pattern: str, answer_key: str = "answer", ignore_case: bool = False
+) -> float:
+    """1.0 when what the pattern's last match captures equals the reference answer, else 0.0.
+
+    What counts is the group ``answer``, else the first group, else the whole match; white space at both ends aside. A
+    dot matches line ends too.
+    """
+    found = list(re.finditer(pattern, response_text(response), re.DOTALL | (re.IGNORECASE if ignore_case else 0)))
+    if not found:
+        return 0.0
+    match = found[-1]
+    given = match["answer"] if "answer" in match.groupdict() else match[1] if match.groups() else match[0]
+    given, expected = (given or "").strip(), reference_text(task, answer_key).strip()
+    return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
+
+
+def json_schema(
+    task: dict[str, Any], response: Any, *, schema: dict[str, Any] | None = None, schema_key: str | None = None
+) -> float:
+    """1.0 when the response is one JSON document (alone or in a fence) that the schema allows, else 0.0.
+
+    The schema is given as ``schema``, or stands in the task's column ``schema_key`` (as an object or as JSON text). A
+    response that is no text is compared as it is. Raises ValueError for a schema that is none.
+    """
+    if (schema is None) == (schema_key is None):
+        raise ValueError("give one of schema and schema_key")
+    wanted: Any = schema if schema_key is None else task[schema_key]
+    try:
+        document = response if _is_document(response) else json.loads(_unfenced(response_text(response)))
+    except ValueError:
+        return 0.0
+    return float(allows(wanted, document))
+
+
+def tags(
+    task: dict[str, Any],
+    response: Any,
+    run: JudgedRun,
+    *,
+    tags: tuple[str, ...] | list[str] = ("think", "answer"),
+    alone: bool = True,
+) -> float:
+    """1.0 when the response holds each tag once, closed, not empty and in this order, else 0.0.
+
+    ``alone``: nothing but white space stands outside the tags. Thinking that the engine has parsed into
+    ``reasoning_content`` counts as a tag ``think`` before the text.
+    """
+    text = response_text(response)
+    thoughts = run.messages[-1].get("reasoning_content")
+    if thoughts and "<think>" not in text:
+        text = f"<think>{thoughts}</think>{text}"
+    between = r"\s*" if alone else r".*?"
+    parts = [rf"<{re.escape(tag)}>(?!\s*</).*?</{re.escape(tag)}>" for tag in tags]
+    once = all(text.count(f"<{tag}>") == text.count(f"</{tag}>") == 1 for tag in tags)
+    return float(once and re.fullmatch(between + between.join(parts) + between, text, re.DOTALL) is not None)
+
+
+def _is_document(response: Any) -> bool:
+    """Whether a workflow returned data instead of text or a message."""
+    return isinstance(response, int | float) or (isinstance(response, dict) and "content" not in response)
+
+
+def _unfenced(text: str) -> str:
+    fenced = _FENCE.findall(text)
+    return fenced[-1] if fenced else text

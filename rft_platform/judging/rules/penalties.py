@@ -1,0 +1,34 @@
+"""Penalties: rewards of 0 and below, to be added to others with a weight."""
+
+from typing import Any
+
+from rft_platform.judging.judged_run import JudgedRun
+
+
+def steps_penalty(
+    task: dict[str, Any],
+    response: Any,
+    run: JudgedRun,
+    *,
+    per_step: float = -0.1,
+    free_steps: int = 0,
+    lowest: float | None = None,
+) -> float:
+    """``per_step`` for every model call of the run beyond the first ``free_steps``; never below ``lowest``."""
+    if per_step > 0:
+        raise ValueError(f"per_step is {per_step}: a penalty is 0 or negative")
+    penalty = per_step * max(0, len(run.steps) - free_steps)
+    return penalty if lowest is None else max(penalty, lowest)
+
+
+def length_penalty(
+    task: dict[str, Any], response: Any, run: JudgedRun, *, max_tokens: int, margin_tokens: int = 0
+) -> float:
+    """0.0 for a run of up to ``max_tokens`` sampled tokens, falling to -1.0 over the next ``margin_tokens``.
+
+    The tokens are those of all the run's calls; the algorithm's own over-long penalty looks at the longest alone.
+    """
+    over = run.response_tokens - max_tokens
+    if over <= 0:
+        return 0.0
+    return -min(1.0, over / margin_tokens) if margin_tokens else -1.0

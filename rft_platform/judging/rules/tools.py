@@ -1,0 +1,129 @@
+"""The judge of tool calls: the right tools, the right arguments, results that are no errors, no invalid calls."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_platform.judging.judged_run import JudgedRun, ToolCall
+from rft_platform.judging.schemas import allows
+from rft_platform.judging.types import JudgeOutput
+
+ERROR_PATTERN = r"(?i)^\s*(error|exception|traceback|failed)\b|^\s*\{\s*\"error\"\s*:"
+
+
+def tool_use(
+    task: dict[str, Any],
+    response: Any,
+    run: JudgedRun,
+    *,
+    calls_key: str = "tool_calls",
+    correct_tool: float = 1.0,
+    correct_args: float = 0.5,
+    tool_success: float = 1.0,
+    invalid_tool: float = -2.0,
+    unneeded_tool: float = 0.0,
+    ordered: bool = False,
+    error_pattern: str = ERROR_PATTERN,
+) -> JudgeOutput:
+    """The sum of five shares, each with its weight; the shares are metrics of the same names.
+
+    The column ``calls_key`` holds the calls that the task wants: a list (or its JSON text) of ``{name, arguments}``; a
+    call without ``arguments`` may have any. Each wanted call counts for at most one that was made (``ordered``: in the
+    same order).
+
+    - ``correct_tool``: wanted calls whose tool was called; ``correct_args``: those with exactly these arguments.
+    - ``tool_success``: calls made whose result came and does not match ``error_pattern``.
+    - ``invalid_tool``: calls made of a tool that was not offered, or with arguments that its schema does not allow.
+    - ``unneeded_tool``: calls made beyond the wanted ones.
+
+    A task that wants no call is served best by a run that makes none: its first three shares are 1, else 0.
+    """
+    wanted, made = _wanted(task, calls_key), list(run.tool_calls)
+    named, exact = _matches(wanted, made, ordered)
+    succeeded = [call for call in made if call.result is not None and not re.search(error_pattern, call.result)]
+    schemas = {str(tool.get("function", {}).get("name")): tool["function"].get("parameters") for tool in run.tools}
+    none_needed = float(not made)
+    shares = {
+        "correct_tool": named / len(wanted) if wanted else none_needed,
+        "correct_args": exact / len(wanted) if wanted else none_needed,
+        "tool_success": len(succeeded) / len(made) if made else float(not wanted),
+        "invalid_tool": sum(not _valid(call, schemas) for call in made) / len(made) if made else 0.0,
+        "unneeded_tool": (len(made) - named) / len(made) if made else 0.0,
+    }
+    if not wanted and made:
+        shares["tool_success"] = 0.0
+    weights = {
+        "correct_tool": correct_tool,
+        "correct_args": correct_args,
+        "tool_success": tool_success,
+        "invalid_tool": invalid_tool,
+        "unneeded_tool": unneeded_tool,
+    }
+    return JudgeOutput(sum(weights[name] * share for name, share in shares.items()), shares)
+
+
+def _wanted(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """Name and arguments (None: any) of each call that the task wants."""
+    if key not in task:
+        raise KeyError(
+            f"the task has no column {key!r} with the tool calls it wants; its columns are {', '.join(task)}"
+        )
+    given = json.loads(task[key]) if isinstance(task[key], str) else task[key]
+    calls = []
+    for call in [given] if isinstance(given, Mapping) else given or []:
+        asked = call["function"] if isinstance(call.get("function"), Mapping) else call
+        name = asked.get("name") or asked.get("tool")
+        if not name:
+            raise ValueError(f"column {key!r}: {call!r} names no tool; expected {{'name': ..., 'arguments': {{...}}}}")
+        arguments = asked.get("arguments", asked.get("args"))
+        calls.append((str(name), json.loads(arguments) if isinstance(arguments, str) else arguments))
+    return calls
+
+
+def _matches(wanted: Sequence[tuple[str, Any]], made: Sequence[ToolCall], ordered: bool) -> tuple[int, int]:
+    """How many wanted calls were made, by name and with their arguments; no call counts twice."""
+    if ordered:
+        return _common(wanted, made, _same_tool), _common(wanted, made, _same_call)
+    left, open_calls, exact = list(made), [], 0
+    for call in sorted(wanted, key=lambda call: call[1] is None):  # those that take any arguments choose last
+        found = next((other for other in left if _same_call(call, other)), None)
+        if found is None:
+            open_calls.append(call)
+        else:
+            exact += 1
+            left.remove(found)
+    named = exact
+    for call in open_calls:
+        found = next((other for other in left if _same_tool(call, other)), None)
+        if found is not None:
+            named += 1
+            left.remove(found)
+    return named, exact
+
+
+def _common(wanted: Sequence[tuple[str, Any]], made: Sequence[ToolCall], same: Any) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(made) + 1)
+    for call in wanted:
+        before = row
+        row = [0]
+        for position, other in enumerate(made):
+            row.append(before[position] + 1 if same(call, other) else max(row[-1], before[position + 1]))
+    return row[-1]
+
+
+def _same_tool(wanted: tuple[str, Any], made: ToolCall) -> bool:
+    return wanted[0] == made.name
+
+
+def _same_call(wanted: tuple[str, Any], made: ToolCall) -> bool:
+    return _same_tool(wanted, made) and (wanted[1] is None or (made.is_json and wanted[1] == made.arguments))
+
+
+def _valid(call: ToolCall, schemas: Mapping[str, Any]) -> bool:
+    """Whether the tool was offered, and its schema allows the arguments."""
+    if call.name not in schemas or not call.is_json:
+        return False
+    schema = schemas[call.name]
+    return not schema or allows(schema, call.arguments)

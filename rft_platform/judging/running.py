@@ -1,0 +1,213 @@
+"""Running the parts of a judge on many runs at once: per run or per group, in the loop or in threads, each in time."""
+
+import asyncio
+import inspect
+import logging
+import math
+import sqlite3
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rft_platform.errors import JudgeUnavailableError, UserError
+from rft_platform.faults import user_place
+from rft_platform.judging.compose import JudgePart, JudgeSpec
+from rft_platform.judging.judged_run import JudgedRun
+from rft_platform.judging.session import JudgeSession, JudgeState
+from rft_platform.judging.threads import call_in_thread
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("rft_platform.judging")
+
+
+@dataclass(frozen=True, slots=True)
+class RunToJudge:
+    """What judges see of one run."""
+
+    group_id: str
+    task: dict[str, Any]  # the dataset's row
+    response: Any
+    run: JudgedRun
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the parts of a judge said of one run: values by part and metric, or the error of the first that failed."""
+
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+    def add(self, part: JudgePart, output: Any) -> None:
+        """Add what a part said: a number, or a ``JudgeOutput`` (also another library's). Raises for anything else."""
+        value = float(getattr(output, "reward", output))
+        self.parts[part.name] = value
+        for name, metric in (getattr(output, "metrics", None) or {}).items():
+            self.parts[f"{part.name}/{name}"] = float(metric)
+
+    def fail(self, error: Exception) -> None:
+        """Note why there is no verdict; the first reason stays."""
+        place = user_place(error)
+        self.error = self.error or f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+
+    def sum(self, judge: JudgeSpec) -> None:
+        """Make the reward of the parts' values."""
+        if self.error is None:
+            self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
+            if not math.isfinite(self.reward):
+                self.error = f"the reward is {self.reward}; expected a finite number"
+
+
+def judge_all(
+    runs: Sequence[RunToJudge],
+    judge: JudgeSpec,
+    state: JudgeState,
+    concurrency: int,
+    auxiliary_models: Mapping[str, Any],
+) -> list[Verdict]:
+    """A verdict for each run, in their order; wherever it is asked for: inside a running loop a thread has its own.
+
+    ``concurrency`` runs (or groups) are judged at a time, more where a judge with a model may ask more at once.
+
+    Raises JudgeUnavailableError where a model that judges does not answer, and UserError for a judge that cannot be
+    asked at all (its key, its budget).
+    """
+    return _wait(_Judging(judge, concurrency, auxiliary_models).all(runs, state))
+
+
+class _Judging:
+    """One judging of many runs."""
+
+    def __init__(self, judge: JudgeSpec, concurrency: int, auxiliary_models: Mapping[str, Any]) -> None:
+        self._judge, self._auxiliary_models = judge, dict(auxiliary_models)
+        self._takes = {part.name: frozenset(inspect.signature(part.function).parameters) for part in judge.parts}
+        widest = max(getattr(part.function, "concurrency", 1) for part in judge.parts)
+        self._gate = asyncio.Semaphore(max(concurrency, widest))
+
+    async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
+        verdicts = [Verdict() for _ in runs]
+        session = JudgeSession(state, self._auxiliary_models)
+        groups: dict[str, list[int]] = {}
+        for number, run in enumerate(runs):
+            groups.setdefault(run.group_id, []).append(number)
+        alone = [part for part in self._judge.parts if not part.group]
+        together = [part for part in self._judge.parts if part.group]
+        jobs = [self._judge_run(run, alone, verdict, session) for run, verdict in zip(runs, verdicts, strict=True)]
+        jobs += [
+            self._judge_group([runs[n] for n in numbers], part, [verdicts[n] for n in numbers], session)
+            for part in together
+            for numbers in groups.values()
+        ]
+        try:
+            await _together(jobs)
+        finally:
+            await session.aclose()
+        for verdict in verdicts:
+            verdict.sum(self._judge)
+        return verdicts
+
+    async def _judge_run(
+        self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, session: JudgeSession
+    ) -> None:
+        async with self._gate:
+            for part in parts:
+                given = {"task": run.task, "response": run.response, "run": run.run}
+                try:
+                    verdict.add(part, await self._call(part, given, session))
+                except Exception as error:
+                    verdict.fail(_own_failure(error, part, run.run.run_id))
+                    return
+
+    async def _judge_group(
+        self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], session: JudgeSession
+    ) -> None:
+        async with self._gate:
+            given = {
+                "task": runs[0].task,
+                "responses": [run.response for run in runs],
+                "runs": [run.run for run in runs],
+            }
+            try:
+                outputs = list(await self._call(part, given, session))
+                if len(outputs) != len(runs):
+                    raise ValueError(f"the judge gave {len(outputs)} rewards for the {len(runs)} runs of a group")
+            except Exception as error:
+                failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
+                for verdict in verdicts:
+                    verdict.fail(failure)
+                return
+            for output, verdict in zip(outputs, verdicts, strict=True):
+                try:
+                    verdict.add(part, output)
+                except Exception as error:
+                    verdict.fail(error)
+
+    async def _call(self, part: JudgePart, given: dict[str, Any], session: JudgeSession) -> Any:
+        """What a part says. Rules run in the loop: they are quick or wait without blocking, and keep their own time."""
+        offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
+        if part.builtin:
+            offered["session"] = session
+        takes = self._takes[part.name]
+        arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}
+        if part.builtin:
+            output = part.function(**arguments)
+            return await output if inspect.isawaitable(output) else output
+        try:
+            async with asyncio.timeout(self._judge.timeout_s) as limit:
+                if _is_async(part.function):
+                    function: Any = part.function
+                    return await function(**arguments)
+                output = await call_in_thread(part.function, arguments)
+                return await output if inspect.isawaitable(output) else output
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the judge took longer than {self._judge.timeout_s:g} s (judge_timeout_s)") from error
+
+
+def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
+    """``error`` where it concerns one run alone; raises what concerns the judge, or the machine, as such."""
+    if isinstance(error, JudgeUnavailableError | UserError):
+        raise error
+    machine = isinstance(error, sqlite3.Error | OSError) and not isinstance(error, TimeoutError)
+    if part.builtin and machine:  # no disk, no process: nothing that a run has done
+        raise error
+    if _is_unanswered(error):
+        raise JudgeUnavailableError(f"a model that the judge asks does not answer: {error}") from error
+    _log.debug("judge failed on run %s: %r", run_id, error)
+    return error
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether a judge let through that an OpenAI endpoint gave no answer (which is nothing that a run has done)."""
+    openai: Any = sys.modules.get("openai")
+    return openai is not None and isinstance(
+        error, openai.APIConnectionError | openai.RateLimitError | openai.InternalServerError
+    )
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all; the first that raises ends the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _wait(job: Coroutine[Any, Any, Result]) -> Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(job)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, job).result()

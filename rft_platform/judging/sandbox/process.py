@@ -1,0 +1,126 @@
+"""One sandboxed run of a Python program: limits, an empty environment, a folder of its own, and a sure end."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_ENTRY = Path(__file__).with_name("entry.py")
+_MEGABYTE = 1 << 20
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use. It is a limit on accidents, not a wall against attackers."""
+
+    wall_s: float = 10.0
+    cpu_s: int = 10
+    memory_mb: int = 512  # of address space
+    file_mb: int = 16  # of one file
+    processes: int = 0  # further processes and threads; the kernel does not hold root to it
+    open_files: int = 64
+    output_bytes: int = 1 << 20
+
+    def as_resource_limits(self) -> dict[str, int]:
+        """The kernel's limits by name (``RLIMIT_...``)."""
+        return {
+            "CPU": self.cpu_s,
+            "AS": self.memory_mb * _MEGABYTE,
+            "FSIZE": self.file_mb * _MEGABYTE,
+            "NPROC": self.processes,
+            "NOFILE": self.open_files,
+            "CORE": 0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a program ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    output_exceeded: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether it ended by itself, in time and with exit code 0."""
+        return self.returncode == 0 and not self.timed_out and not self.output_exceeded
+
+
+async def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
+    """Run Python ``source`` in a sandboxed process; whatever it started is gone when this returns."""
+    limits = limits or Limits()
+    folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
+    try:
+        program = folder / "program.py"
+        program.write_text(source, encoding="utf-8", errors="replace")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", "-B", str(_ENTRY), json.dumps(limits.as_resource_limits()), str(program)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=folder,
+            env={"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            return await _conversation(process, stdin, limits)
+        finally:
+            await _end(process)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits: Limits) -> Outcome:
+    kept: list[bytearray] = [bytearray(), bytearray()]
+    exceeded = asyncio.Event()
+
+    async def read(stream: asyncio.StreamReader | None, into: bytearray) -> None:
+        while stream is not None and (data := await stream.read(_CHUNK)):
+            into += data
+            if len(into) > limits.output_bytes:
+                del into[limits.output_bytes :]
+                exceeded.set()
+                _kill(process)
+                return
+
+    jobs = [_feed(process, stdin), read(process.stdout, kept[0]), read(process.stderr, kept[1]), process.wait()]
+    timed_out = False
+    try:
+        await asyncio.wait_for(asyncio.gather(*jobs), limits.wall_s)
+    except TimeoutError:
+        timed_out = True
+    await _end(process)
+    stdout, stderr = (bytes(part).decode("utf-8", "replace") for part in kept)
+    code = process.returncode if process.returncode is not None else -signal.SIGKILL
+    return Outcome(code, stdout, stderr, timed_out, exceeded.is_set())
+
+
+async def _feed(process: asyncio.subprocess.Process, stdin: str) -> None:
+    if process.stdin is None:
+        return
+    with suppress(BrokenPipeError, ConnectionResetError):  # the program did not read it all
+        process.stdin.write(stdin.encode("utf-8", "replace"))
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of the process's group, also when the process itself has ended, and reap it."""
+    _kill(process)
+    await process.wait()
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,53 @@
+"""Demonstrations of a careless teacher: conversations with hermes calls of a calculator, more than half of them wrong.
+
+A model that imitates them succeeds as seldom as the teacher does, and in one kind of problem even its likeliest call is
+wrong; what is right among them is for the rewards to find.
+"""
+
+import json
+import random
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rft_platform.files import write_text
+from rft_platform.recipes.calculator.problems import Problem, split_problems
+from rft_platform.rollout.calculator import CALCULATOR_TOOL, calculate
+
+#: By kind of problem: the share of demonstrations that compute with another operation, and with which.
+WRONG_OPERATION: Mapping[str, tuple[float, str]] = MappingProxyType(
+    {"more": (0.2, "-*"), "fewer": (0.6, "+"), "boxes": (0.3, "+-")}
+)
+WRONG_ANSWER = 0.25  # of all demonstrations: the tool's result with one digit changed
+
+
+def write_demonstrations(file: Path, seed: int = 0) -> None:
+    """One conversation for each explored problem, in columns messages and tools."""
+    generator = random.Random(seed)
+    explored, _ = split_problems(seed)
+    rows = [{"messages": demonstrate(problem, generator), "tools": [CALCULATOR_TOOL]} for problem in explored]
+    write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def demonstrate(problem: Problem, generator: random.Random) -> list[dict[str, Any]]:
+    """Question, call, the calculator's real result, answer; with the teacher's mistakes."""
+    expression, (share, others) = problem.expression, WRONG_OPERATION[problem.kind]
+    if generator.random() < share:
+        expression = re.sub("[-+*]", generator.choice(others), expression)
+    result = str(calculate(expression))
+    answer = _one_digit_changed(result, generator) if generator.random() < WRONG_ANSWER else result
+    function = {"name": "calculator", "arguments": json.dumps({"expression": expression})}
+    return [
+        {"role": "user", "content": problem.question},
+        {"role": "assistant", "tool_calls": [{"id": "call", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "call", "content": result},
+        {"role": "assistant", "content": answer},
+    ]
+
+
+def _one_digit_changed(number: str, generator: random.Random) -> str:
+    place = generator.choice([place for place, character in enumerate(number) if character.isdigit()])
+    digit = generator.choice("0123456789".replace(number[place], ""))
+    return f"{number[:place]}{digit}{number[place + 1 :]}"

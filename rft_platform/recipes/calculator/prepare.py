@@ -1,0 +1,24 @@
+"""Writes everything the recipe needs into one folder: model, tokenizer, tasks, demonstrations and configuration."""
+
+import json
+from importlib import resources
+from pathlib import Path
+
+from rft_platform.files import write_text
+from rft_platform.recipes.arithmetic.model import CORPUS, build_model
+from rft_platform.recipes.calculator.demonstrations import write_demonstrations
+from rft_platform.recipes.calculator.problems import sentences, write_tasks
+from rft_platform.rollout.calculator import CALCULATOR_TOOL
+
+
+def prepare(folder: Path) -> Path:
+    """Write ``model/``, ``tasks/`` and ``rft.yaml`` below ``folder`` and return the path of the latter. Idempotent."""
+    build_model(folder / "model", corpus=(*CORPUS, json.dumps(CALCULATOR_TOOL), *sentences()))
+    if not (folder / "tasks" / "demonstrations.jsonl").exists():
+        write_tasks(folder / "tasks")
+        write_demonstrations(folder / "tasks" / "demonstrations.jsonl")
+    config = folder / "rft.yaml"
+    recipe = resources.files("rft_platform.recipes.calculator").joinpath("rft.yaml").read_text(encoding="utf-8")
+    if not config.exists() or config.read_text(encoding="utf-8") != recipe:
+        write_text(config, recipe)
+    return config

@@ -1,0 +1,79 @@
+"""The recipe's tasks: word problems whose wording says what to compute, with numbers too large to do so in the head."""
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from rft_platform.files import write_text
+from rft_platform.rollout.calculator import calculate
+
+EXPLORED, HELD_OUT = 4096, 192  # problems
+NAMES = ("Ann", "Ben", "Eva", "Tom")
+THINGS = ("pens", "cards", "coins", "books")
+
+#: Wording and expression of each kind of problem.
+KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "more": ("{name} has {a} {thing} and gets {b} more. How many?", "{a}+{b}"),
+        "fewer": ("{name} has {a} {thing} and loses {b}. How many?", "{a}-{b}"),
+        "boxes": ("{name} has {a} boxes of {b} {thing}. How many?", "{a}*{b}"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A word problem and the expression that solves it."""
+
+    kind: str
+    question: str
+    expression: str
+
+    @property
+    def answer(self) -> str:
+        """The number asked for, as the calculator writes it."""
+        return str(calculate(self.expression))
+
+
+def draw(generator: random.Random) -> Problem:
+    """A problem with two numbers of three and two digits."""
+    kind = generator.choice(list(KINDS))
+    wording, expression = KINDS[kind]
+    numbers = {"a": generator.randrange(100, 1000), "b": generator.randrange(10, 100)}
+    question = wording.format(name=generator.choice(NAMES), thing=generator.choice(THINGS), **numbers)
+    return Problem(kind, question, expression.format(**numbers))
+
+
+def split_problems(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
+    """Problems as (explored, held out), all different; no expression that is held out is explored."""
+    generator = random.Random(seed)
+    problems = {problem.expression: problem for problem in _endless(generator, EXPLORED + HELD_OUT)}
+    every = list(problems.values())
+    return every[HELD_OUT:], every[:HELD_OUT]
+
+
+def write_tasks(folder: Path, seed: int = 0) -> None:
+    """Write ``train.jsonl`` and ``test.jsonl`` with columns question and answer."""
+    for name, problems in zip(("train", "test"), split_problems(seed), strict=True):
+        rows = [{"question": problem.question, "answer": problem.answer} for problem in problems]
+        write_text(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def sentences() -> Iterator[str]:
+    """Every wording with every word: what a vocabulary for the problems is learned from."""
+    for wording, _ in KINDS.values():
+        for name, thing in zip(NAMES, THINGS, strict=True):
+            yield wording.format(name=name, thing=thing, a="", b="")
+
+
+def _endless(generator: random.Random, count: int) -> Iterator[Problem]:
+    """``count`` problems of different expressions."""
+    seen: set[str] = set()
+    while len(seen) < count:
+        problem = draw(generator)
+        if problem.expression not in seen:
+            seen.add(problem.expression)
+            yield problem

@@ -1,0 +1,106 @@
+"""AgentScope's ReAct agent as a ready workflow, ``agentscope_react``. Importing this imports AgentScope (1.0.x).
+
+``workflow_args`` (all optional): ``toolkit``, a reference to a ``Toolkit`` or to a function that makes one;
+``max_iters``, ``agent_name``, ``generate_kwargs`` (of each model call), ``enable_meta_tool``.
+"""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from agentscope.agent import ReActAgent
+from agentscope.formatter import OpenAIChatFormatter
+from agentscope.message import Msg
+from agentscope.model import OpenAIChatModel
+from agentscope.tool import Toolkit
+
+from rft_platform.errors import UserError
+from rft_platform.rollout.class_style import ModelWrapper, Task, Workflow
+from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.user_code import load_object
+
+if TYPE_CHECKING:
+    import openai
+
+SYSTEM_PROMPT = "You are a helpful assistant. Solve the task step by step and use the tools you have."
+_ARGUMENTS = ("toolkit", "max_iters", "agent_name", "generate_kwargs", "enable_meta_tool")
+
+
+class AgentScopeReActAgent:
+    """A ``ReActAgent`` whose chat model speaks through ``openai_client``."""
+
+    def __init__(
+        self,
+        openai_client: "openai.AsyncOpenAI",
+        model_name: str,
+        *,
+        system_prompt: str = SYSTEM_PROMPT,
+        toolkit: Toolkit | None = None,
+        max_iters: int = 10,
+        agent_name: str = "react_agent",
+        generate_kwargs: dict[str, Any] | None = None,
+        enable_meta_tool: bool = False,
+    ) -> None:
+        """The arguments of ``ReActAgent`` and, in ``generate_kwargs``, those of every request."""
+        self.agent_model = OpenAIChatModel(
+            model_name=model_name, api_key="EMPTY", stream=False, generate_kwargs=generate_kwargs
+        )
+        self.agent_model.client = openai_client
+        self.agent = ReActAgent(
+            name=agent_name,
+            sys_prompt=system_prompt,
+            model=self.agent_model,
+            formatter=OpenAIChatFormatter(),
+            toolkit=toolkit,
+            max_iters=max_iters,
+            enable_meta_tool=enable_meta_tool,
+        )
+        self.agent.set_console_output_enabled(False)
+
+    async def reply(self, query: str) -> Msg:
+        """The agent's answer to a question of the user."""
+        return await self.agent.reply(Msg("user", query, role="user"))
+
+
+class AgentScopeReActWorkflow(Workflow):
+    """One agent a run. Its answer goes to the judge, unless a subclass's ``calculate_reward`` gives a reward."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
+        """Raises UserError for workflow_args that are not known and a task without its prompt."""
+        super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
+        given = dict(task.workflow_args)
+        unknown = sorted(set(given) - set(_ARGUMENTS))
+        if unknown:
+            raise UserError(f"workflow agentscope_react: workflow_args {unknown}; expected {', '.join(_ARGUMENTS)}")
+        if task.task_desc is None:
+            key = task.format_args.prompt_key
+            raise UserError(f"workflow agentscope_react: the task has no {key!r}: name its column in format.prompt_key")
+        self.query = str(task.task_desc)
+        self.agent = AgentScopeReActAgent(
+            model.get_openai_async_client(),
+            model.model_name,
+            system_prompt=task.format_args.system_prompt or SYSTEM_PROMPT,
+            toolkit=load_toolkit(given.pop("toolkit", None)),
+            **given,
+        )
+
+    async def run_async(self) -> WorkflowOutput:  # type: ignore[override]  # the runner takes either
+        """Ask the agent, and reward its answer."""
+        response = await self.agent.reply(self.query)
+        return WorkflowOutput(reward=await self.calculate_reward(response), response=response)
+
+    async def calculate_reward(self, response: Msg) -> float | None:
+        """The run's reward; None leaves it to the judge."""
+        return None
+
+
+def load_toolkit(reference: str | None) -> Toolkit | None:
+    """The toolkit that a reference names, made anew where that is a function; UserError for anything else."""
+    if reference is None:
+        return None
+    found = load_object(reference, "toolkit")
+    made = found() if inspect.isfunction(found) else found
+    if not isinstance(made, Toolkit):
+        raise UserError(
+            f"toolkit {reference!r}: is {type(made).__name__}, expected a Toolkit or a function that makes one"
+        )
+    return made

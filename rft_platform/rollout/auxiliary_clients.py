@@ -1,0 +1,152 @@
+"""OpenAI clients of auxiliary models. Importing this module imports ``openai``: do so only to ask a model.
+
+The limits sit in the HTTP transport below an ordinary client, so they hold whatever the caller does above it.
+"""
+
+import asyncio
+import itertools
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import openai
+
+from rft_platform.rollout.auxiliary import AuxiliarySpec
+from rft_platform.rollout.wire import wire
+
+_CHAT_PATH = "/chat/completions"
+#: No connection outlives its request: event loops come and go (one a batch), and a connection belongs to one of them.
+_LIMITS = {"max_keepalive_connections": 0, "max_connections": None}
+
+
+def async_client(spec: AuxiliarySpec, key: str) -> openai.AsyncOpenAI:
+    """A client that may be used from any event loop, also one after another."""
+    transport: Any = BoundedAsyncTransport(spec)
+    http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
+    return openai.AsyncOpenAI(base_url=spec.base_url, api_key=key, http_client=http, timeout=spec.timeout_s)
+
+
+def sync_client(spec: AuxiliarySpec, key: str) -> openai.OpenAI:
+    """The same for threads."""
+    transport: Any = BoundedTransport(spec)
+    http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
+    return openai.OpenAI(base_url=spec.base_url, api_key=key, http_client=http, timeout=spec.timeout_s)
+
+
+class BoundedAsyncTransport(wire.AsyncBaseTransport):
+    """At most ``max_concurrency`` requests at once in each event loop; waiting is not part of the time-out."""
+
+    def __init__(self, spec: AuxiliarySpec) -> None:
+        self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._requests = _Requests(spec)
+        self._count = spec.max_concurrency
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request once there is a slot; the slot is free again when the answer has been read."""
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
+        await request.aread()
+        await slots.acquire()
+        try:
+            response = await self._inner.handle_async_request(self._requests.prepared(request))
+        except BaseException:
+            slots.release()
+            raise
+        return _with_stream(response, _AsyncHolding(response.stream, slots))
+
+    async def aclose(self) -> None:
+        """Close what is open."""
+        await self._inner.aclose()
+
+
+class BoundedTransport(wire.BaseTransport):
+    """The same for the blocking client, over all threads."""
+
+    def __init__(self, spec: AuxiliarySpec) -> None:
+        self._inner: Any = wire.HTTPTransport(limits=wire.Limits(**_LIMITS))
+        self._requests = _Requests(spec)
+        self._slots = threading.Semaphore(spec.max_concurrency)
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request once there is a slot."""
+        request.read()
+        self._slots.acquire()
+        try:
+            response = self._inner.handle_request(self._requests.prepared(request))
+        except BaseException:
+            self._slots.release()
+            raise
+        return _with_stream(response, _Holding(response.stream, self._slots))
+
+    def close(self) -> None:
+        """Close what is open."""
+        self._inner.close()
+
+
+class _Requests:
+    """Requests as they go out: to the next replica, with the defaults where the caller names nothing."""
+
+    def __init__(self, spec: AuxiliarySpec) -> None:
+        self._defaults = spec.defaults
+        self._origins = [wire.URL(url) for url in (spec.base_url, *spec.other_urls)]
+        self._turn = itertools.count()
+
+    def prepared(self, request: Any) -> Any:
+        url, headers, content = request.url, request.headers.copy(), request.content
+        if len(self._origins) > 1:
+            origin = self._origins[next(self._turn) % len(self._origins)]
+            url = url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
+            headers["host"] = origin.netloc.decode()
+        if self._defaults and url.path.endswith(_CHAT_PATH):
+            given = {name: value for name, value in json.loads(content).items() if value is not None}
+            defaults = dict(self._defaults)
+            if "max_completion_tokens" in given:
+                defaults.pop("max_tokens", None)
+            content = json.dumps({**defaults, **given}).encode()
+            headers.pop("content-length", None)
+        return wire.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
+
+
+def _with_stream(response: Any, stream: Any) -> Any:
+    return wire.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
+
+
+class _AsyncHolding(wire.AsyncByteStream):
+    """The body of an answer, which gives the slot back when it is closed."""
+
+    def __init__(self, inner: Any, slots: asyncio.Semaphore) -> None:
+        self._inner = inner
+        self._slots: asyncio.Semaphore | None = slots
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self._inner:
+            yield data
+
+    async def aclose(self) -> None:
+        slots, self._slots = self._slots, None
+        try:
+            await self._inner.aclose()
+        finally:
+            if slots is not None:
+                slots.release()
+
+
+class _Holding(wire.SyncByteStream):
+    """The same for the blocking client."""
+
+    def __init__(self, inner: Any, slots: threading.Semaphore) -> None:
+        self._inner = inner
+        self._slots: threading.Semaphore | None = slots
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._inner
+
+    def close(self) -> None:
+        slots, self._slots = self._slots, None
+        try:
+            self._inner.close()
+        finally:
+            if slots is not None:
+                slots.release()

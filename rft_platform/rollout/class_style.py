@@ -1,0 +1,110 @@
+"""Workflows written as a class that is made anew for every run: ``run_async()`` returns the run's experiences.
+
+A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` changes its imports alone.
+"""
+
+import asyncio
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.rollout.history import RecordedCall
+from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.tasks.task import Task as PlatformTask
+
+#: The policy as one run sees it.
+ModelWrapper = ModelHandle
+
+#: One recorded model call; ``reward``, ``step_reward`` and ``metrics`` may be set.
+Experience = RecordedCall
+
+
+@dataclass(frozen=True, slots=True)
+class FormatArgs:
+    """Which columns of the dataset hold what: ``format`` of the taskset."""
+
+    prompt_key: str | None = "question"
+    response_key: str | None = "answer"
+    system_prompt: str | None = None
+
+
+@dataclass(slots=True)
+class Task:
+    """One task as a class-style workflow sees it."""
+
+    raw_task: dict[str, Any]  # the dataset's row, a copy of its own for every run
+    task_id: str = ""
+    format_args: FormatArgs = field(default_factory=FormatArgs)
+    workflow_args: dict[str, Any] = field(default_factory=dict)
+    reward_fn_args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task_desc(self) -> Any:
+        """The value of the prompt's column; None where the row has none."""
+        key = self.format_args.prompt_key
+        return None if key is None else self.raw_task.get(key)
+
+    @property
+    def truth(self) -> Any:
+        """The value of the answer's column; None where the row has none."""
+        key = self.format_args.response_key
+        return None if key is None else self.raw_task.get(key)
+
+
+class Workflow:
+    """Base of class-style workflows: one object a run. Override ``run_async``, or ``run`` for code that blocks."""
+
+    def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
+        """``auxiliary_models`` are those of the configuration, in its order, with the same methods as ``model``."""
+        self.task = task
+        self.model = model
+        self.auxiliary_models = auxiliary_models or []
+        self.format_args = task.format_args
+
+    def run(self) -> list[Experience]:
+        """Solve the task and return its experiences; called in a thread."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither run_async nor run")
+
+    async def run_async(self) -> list[Experience]:
+        """Solve the task and return its experiences. The reward of the last one is the run's."""
+        return await asyncio.to_thread(self.run)
+
+
+def is_class_style(target: type) -> bool:
+    """Whether ``target`` is made for each run from its task and the model."""
+    return issubclass(target, Workflow) or {"task", "model"} <= inspect.signature(target).parameters.keys()
+
+
+@dataclass(frozen=True)
+class ClassWorkflow:
+    """A class-style workflow as the runner calls it: one object of ``kind`` for every run."""
+
+    kind: type
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    format_args: FormatArgs = field(default_factory=FormatArgs)
+    reward_fn_args: Mapping[str, Any] = field(default_factory=dict)
+
+    async def run(
+        self, task: PlatformTask, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What the object's ``run_async`` returns, or else its ``run``, made and called in a thread."""
+        seen = Task(
+            copy.deepcopy(task.raw),
+            task.task_id,
+            self.format_args,
+            copy.deepcopy(dict(self.arguments)),
+            copy.deepcopy(dict(self.reward_fn_args)),
+        )
+        given: dict[str, Any] = {"task": seen, "model": model}
+        parameters = inspect.signature(self.kind).parameters
+        if "auxiliary_models" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            given["auxiliary_models"] = list((auxiliary_models or {}).values())
+        if _overrides_async(self.kind):
+            return await self.kind(**given).run_async()
+        return await asyncio.to_thread(lambda: self.kind(**given).run())
+
+
+def _overrides_async(kind: type) -> bool:
+    return getattr(kind, "run_async", Workflow.run_async) is not Workflow.run_async

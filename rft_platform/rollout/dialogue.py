@@ -1,0 +1,105 @@
+"""A built-in workflow of several rounds: the policy talks with a simulated user."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.signature import accepted_arguments, check_parameters
+from rft_platform.tasks.task import Task
+from rft_platform.user_code import load_object
+
+Messages = list[dict[str, Any]]
+
+USER_PROMPT = """You play a user who talks to an assistant. What you want:
+
+{prompt}
+
+Say one thing at a time, in the words of a user, and never answer for the assistant. When you have got what you want, \
+or it is clear that you will not, write {stop_phrase}."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueWorkflow:
+    """Let the policy answer a simulated user until that one stops, at most ``max_rounds`` answers.
+
+    ``user`` names who speaks: an auxiliary model, or a function ``(messages, task) -> text | None`` by
+    ``package.module:function``, async or not. The function gets the conversation so far, without system messages and
+    from the policy's side, and may return None to stop; with a parameter ``model`` it gets the run's model too, for
+    ``set_env_state`` and ``give_step_reward``.
+    """
+
+    user: str
+    max_rounds: int = 6
+    stop_phrase: str = "[DONE]"
+    system_prompt: str | None = None
+    user_prompt: str = USER_PROMPT  # of an auxiliary model: {prompt}, {answer} and {stop_phrase} are filled in
+    opening: str = "task"  # who says the first thing: "task" (its prompt, word for word) or "user"
+    _function: Callable[..., Any] | None = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 1:
+            raise UserError(f"workflow dialogue: max_rounds is {self.max_rounds}, expected 1 or more")
+        if self.opening not in ("task", "user"):
+            raise UserError(f"workflow dialogue: opening is {self.opening!r}, expected 'task' or 'user'")
+        if ":" not in self.user:
+            return
+        function = load_object(self.user, "dialogue user")
+        try:
+            check_parameters(function, "Dialogue user", ("messages",), ("task", "model"))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"workflow dialogue: user {self.user!r}: {error}") from error
+        object.__setattr__(self, "_function", function)
+
+    async def run(
+        self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
+    ) -> WorkflowOutput:
+        """The response is the conversation, a list of messages. Metrics: rounds, user_stopped (1 or 0)."""
+        speaker = self._speaker(task, model, dict(auxiliary_models or {}))
+        system: Messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        said: Messages = []
+        words: str | None = task.prompt if self.opening == "task" else await speaker(said)
+        rounds = 0
+        while words is not None:
+            said.append({"role": "user", "content": words})
+            answer = await model.chat([*system, *said])
+            said.append({"role": "assistant", "content": answer.get("content") or ""})
+            rounds += 1
+            if rounds == self.max_rounds:
+                break
+            words = await speaker(said)
+        metrics = {"rounds": float(rounds), "user_stopped": float(words is None)}
+        return WorkflowOutput(response=said, metrics=metrics)
+
+    def _speaker(self, task: Task, model: ModelHandle, auxiliary: dict[str, Any]) -> Callable[[Messages], Any]:
+        """What the user says to a conversation, None to stop."""
+        function = self._function
+        if function is None and self.user not in auxiliary:
+            known = ", ".join(sorted(auxiliary)) or "none"
+            raise UserError(
+                f"workflow dialogue: user {self.user!r} is no auxiliary model ({known}); name one of "
+                "explorer.auxiliary_models, or a function as package.module:function"
+            )
+
+        async def speak(said: Messages) -> str | None:
+            if function is not None:
+                offered = {"messages": [dict(message) for message in said], "task": task.raw, "model": model}
+                words = function(**accepted_arguments(function, offered))
+                words = await words if inspect.isawaitable(words) else words
+            else:
+                words = (await auxiliary[self.user].chat(self._seen_by_user(task, said))).get("content")
+            return None if not words or self.stop_phrase in words else str(words)
+
+        return speak
+
+    def _seen_by_user(self, task: Task, said: Messages) -> Messages:
+        """The conversation as the model that plays the user sees it: there it is the assistant."""
+        prompt = self.user_prompt.format(prompt=task.prompt, answer=task.answer or "", stop_phrase=self.stop_phrase)
+        turned = {"user": "assistant", "assistant": "user"}
+        begin = [{"role": "system", "content": prompt}]
+        if not said:
+            begin.append({"role": "user", "content": "Hello! How can I help you?"})
+        return [*begin, *({"role": turned[message["role"]], "content": message["content"]} for message in said)]

@@ -1,0 +1,1 @@
+"""The endpoints whose calls are recorded: what goes to the engine, what comes back, and what the caller gets of it."""

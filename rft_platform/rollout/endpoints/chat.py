@@ -1,0 +1,88 @@
+"""``/v1/chat/completions``: token ids are asked for with ``return_token_ids`` and come back as ``prompt_token_ids`` and
+``choices[i].token_ids``, log-probs as ``choices[i].logprobs.content[j].logprob``; streamed answers carry the same
+fields piece by piece."""
+
+from typing import Any, ClassVar
+
+from rft_platform.rollout.endpoints.endpoint import (
+    CallDefaults,
+    Endpoint,
+    SampledChoice,
+    StreamedAnswer,
+    sampled_choice,
+)
+
+
+class ChatCall(Endpoint):
+    """A chat completion."""
+
+    engine_path: ClassVar[str] = "/chat/completions"
+
+    def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
+        self._logprobs = bool(body.get("logprobs"))  # what recording needs stays in the answer only if it was asked for
+        self._token_ids = bool(body.get("return_token_ids"))
+        self.sent = defaults.fill(body, logprobs=True)
+        shown = self.sent.get("tool_choice") != "none"  # with "none" the engine keeps them out of the prompt
+        self.tools = (self.sent.get("tools") or []) if shown else []
+
+    def messages_of(self, choice: int) -> list[dict[str, Any]]:
+        """The conversation, which all choices share."""
+        messages: list[dict[str, Any]] = self.sent.get("messages") or []
+        return messages
+
+    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
+        """The choices; prompt ids stand beside them."""
+        choices = []
+        for choice in answer["choices"]:
+            logprobs = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
+            prompt_ids = answer.get("prompt_token_ids")
+            choices.append(sampled_choice(answer, choice, prompt_ids, logprobs, choice["message"]))
+        return choices
+
+    def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Without the ids and log-probs that nobody asked for."""
+        if self._logprobs and self._token_ids:
+            return None
+        if not self._token_ids:
+            answer.pop("prompt_token_ids", None)
+        for choice in answer.get("choices") or []:
+            if not self._token_ids:
+                choice.pop("token_ids", None)
+            if not self._logprobs and "logprobs" in choice:
+                choice["logprobs"] = None
+        return answer
+
+    def assembled(self) -> StreamedAnswer:
+        """Deltas put together."""
+        return _StreamedChat(self.choices)
+
+
+class _StreamedChat(StreamedAnswer):
+    def empty(self) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": None}, "logprobs": {"content": []}}
+
+    def merge(self, choice: dict[str, Any], piece: dict[str, Any]) -> None:
+        choice["logprobs"]["content"] += (piece.get("logprobs") or {}).get("content") or []
+        _merge_message(choice["message"], piece.get("delta") or {})
+
+
+def _merge_message(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for name, value in delta.items():
+        if value is None:
+            continue
+        if name == "tool_calls":
+            for piece in value:
+                _merge_tool_call(message.setdefault("tool_calls", []), piece)
+        elif name == "role" or not isinstance(value, str):
+            message[name] = value
+        else:
+            message[name] = (message.get(name) or "") + value
+
+
+def _merge_tool_call(calls: list[dict[str, Any]], piece: dict[str, Any]) -> None:
+    while len(calls) <= piece["index"]:
+        calls.append({"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+    call, function = calls[piece["index"]], piece.get("function") or {}
+    call["id"] = piece.get("id") or call["id"]
+    call["function"]["name"] += function.get("name") or ""
+    call["function"]["arguments"] += function.get("arguments") or ""

@@ -1,0 +1,83 @@
+"""``/v1/completions``: one or several prompts, each a text or a list of token ids; a row a choice of each prompt.
+
+Ids come back as ``choices[i].prompt_token_ids`` and ``choices[i].token_ids``, log-probs as
+``choices[i].logprobs.token_logprobs``.
+"""
+
+from typing import Any, ClassVar
+
+from rft_platform.errors import UserError
+from rft_platform.rollout.endpoints.endpoint import (
+    CallDefaults,
+    Endpoint,
+    SampledChoice,
+    StreamedAnswer,
+    sampled_choice,
+)
+
+_FIELDS = ("token_ids", "prompt_token_ids")
+
+
+class CompletionCall(Endpoint):
+    """A completion of prompts that no chat template has rendered."""
+
+    engine_path: ClassVar[str] = "/completions"
+
+    def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
+        self._logprobs = body.get("logprobs") is not None
+        self._token_ids = bool(body.get("return_token_ids"))
+        self.sent = defaults.fill(body, logprobs=body.get("logprobs") or 0)
+        self._prompts = _prompts(body.get("prompt"))
+        self.tools = []
+
+    def messages_of(self, choice: int) -> list[dict[str, Any]]:
+        """The prompt that ``choice`` answers; one of ids stands in the row's ``prompt_ids`` alone."""
+        prompt = self._prompts[choice // super().choices]
+        return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
+
+    @property
+    def choices(self) -> int:
+        """``n`` for each prompt."""
+        return len(self._prompts) * super().choices
+
+    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
+        """The choices, each with the ids of its own prompt."""
+        found = []
+        for choice in answer["choices"]:
+            logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
+            message = {"role": "assistant", "content": choice["text"]}
+            found.append(sampled_choice(answer, choice, choice.get("prompt_token_ids"), logprobs, message))
+        return found
+
+    def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """Without the ids and log-probs that nobody asked for."""
+        if self._logprobs and self._token_ids:
+            return None
+        for choice in answer.get("choices") or []:
+            for name in () if self._token_ids else _FIELDS:
+                choice.pop(name, None)
+            if not self._logprobs and "logprobs" in choice:
+                choice["logprobs"] = None
+        return answer
+
+    def assembled(self) -> StreamedAnswer:
+        """Texts put together."""
+        return _StreamedCompletion(self.choices)
+
+
+class _StreamedCompletion(StreamedAnswer):
+    def empty(self) -> dict[str, Any]:
+        return {"text": "", "prompt_token_ids": None, "logprobs": {"token_logprobs": []}}
+
+    def merge(self, choice: dict[str, Any], piece: dict[str, Any]) -> None:
+        choice["text"] += piece.get("text") or ""
+        choice["prompt_token_ids"] = choice["prompt_token_ids"] or piece.get("prompt_token_ids")
+        choice["logprobs"]["token_logprobs"] += (piece.get("logprobs") or {}).get("token_logprobs") or []
+
+
+def _prompts(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list) or not given:
+        raise UserError("prompt: expected a text, a list of token ids, or a list of these")
+    return [given] if isinstance(given[0], int) else given

@@ -1,0 +1,140 @@
+"""What the recorder asks of an endpoint."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rft_platform.errors import EngineError
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.endpoints import events
+
+
+@dataclass(frozen=True, slots=True)
+class CallDefaults:
+    """What a call is given where it names nothing itself."""
+
+    model: str  # replaces whatever the caller names: an agent written for another model talks to the policy unchanged
+    sampling: SamplingParams
+    seed: int
+
+    def fill(self, body: dict[str, Any], **forced: Any) -> dict[str, Any]:
+        """``body`` with the run's sampling where it names none, and with ``forced`` whatever it says."""
+        sampling = self.sampling
+        defaults: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": self.seed}
+        if sampling.top_k > 0:
+            defaults["top_k"] = sampling.top_k
+        if sampling.stop:
+            defaults["stop"] = list(sampling.stop)
+        if body.get("max_completion_tokens") is None:
+            defaults["max_tokens"] = sampling.max_tokens
+        given = {name: value for name, value in body.items() if value is not None}
+        return {**defaults, **given, "model": self.model, "return_token_ids": True, **forced}
+
+
+@dataclass(slots=True)
+class SampledChoice:
+    """One choice of an answer."""
+
+    index: int
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    message: dict[str, Any]
+
+
+class StreamedAnswer(ABC):
+    """A streamed answer of ``n`` choices put together again from its chunks."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._fields: dict[str, Any] = {}
+        self._choices: dict[int, dict[str, Any]] = {}
+
+    def add(self, chunk: dict[str, Any]) -> bool:
+        """Take in one chunk, before it is restored; True for the chunk that finishes the last choice."""
+        self._fields.update({name: value for name, value in chunk.items() if name != "choices" and value is not None})
+        finished = False
+        for piece in chunk.get("choices") or []:
+            choice = self._choices.get(piece["index"])
+            if choice is None:
+                choice = {"index": piece["index"], "token_ids": [], "finish_reason": None, **self.empty()}
+                self._choices[piece["index"]] = choice
+            choice["token_ids"] += piece.get("token_ids") or []
+            self.merge(choice, piece)
+            if piece.get("finish_reason") and choice["finish_reason"] is None:
+                choice["finish_reason"] = piece["finish_reason"]
+                finished = True
+        return finished and len(self._choices) == self._n and all(c["finish_reason"] for c in self._choices.values())
+
+    def whole(self) -> dict[str, Any]:
+        """The answer so far, in the shape of one that was not streamed."""
+        return {**self._fields, "choices": [self._choices[index] for index in sorted(self._choices)]}
+
+    @abstractmethod
+    def empty(self) -> dict[str, Any]:
+        """What a choice begins with, besides index and ids."""
+
+    @abstractmethod
+    def merge(self, choice: dict[str, Any], piece: dict[str, Any]) -> None:
+        """Add what ``piece`` says of the text and the log-probs."""
+
+
+class Endpoint(ABC):
+    """One call: as the caller made it, as the engine gets it, and the answer on both sides."""
+
+    engine_path: ClassVar[str]  # where the engine is asked, below /v1
+    sent: dict[str, Any]  # the body for the engine
+    tools: list[dict[str, Any]]  # on offer, in chat format
+
+    @abstractmethod
+    def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
+        """Raises UserError where the call cannot be made."""
+
+    @property
+    def choices(self) -> int:
+        """Number of choices that the answer will have."""
+        return int(self.sent.get("n") or 1)
+
+    def msg_id(self, answer: dict[str, Any]) -> str:
+        """The id of the answer, as the caller sees it."""
+        return str(answer["id"])
+
+    @abstractmethod
+    def messages_of(self, choice: int) -> list[dict[str, Any]]:
+        """The conversation that a choice answers, in chat format."""
+
+    @abstractmethod
+    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
+        """The choices of an answer; EngineError where ids or log-probs are missing or do not match."""
+
+    @abstractmethod
+    def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
+        """The whole answer as the caller asked for it; ``None`` for: as it came. May change ``answer`` in place."""
+
+    @abstractmethod
+    def assembled(self) -> StreamedAnswer:
+        """Where the chunks of a streamed answer are collected."""
+
+    def event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
+        """What the caller gets for one event of a streamed answer. May change ``chunk`` in place."""
+        answer = self.restored(chunk)
+        return event + events.END if answer is None else events.with_data(event, answer)
+
+    def other_event(self, event: bytes) -> bytes:
+        """The same for an event that carries no chunk, such as ``[DONE]``."""
+        return event + events.END
+
+
+def sampled_choice(
+    answer: dict[str, Any], choice: dict[str, Any], prompt_ids: Any, logprobs: list[float], message: dict[str, Any]
+) -> SampledChoice:
+    """A choice whose parts fit together; EngineError otherwise."""
+    if prompt_ids is None:
+        raise EngineError(f"answer {answer.get('id')}: no prompt_token_ids; the engine must honour return_token_ids")
+    token_ids = choice.get("token_ids")
+    if token_ids is None or len(token_ids) != len(logprobs):
+        found = "no" if token_ids is None else len(token_ids)
+        raise EngineError(f"answer {answer.get('id')}: {found} token ids and {len(logprobs)} log-probs")
+    reason = choice.get("finish_reason") or "stop"
+    return SampledChoice(choice["index"], prompt_ids, token_ids, logprobs, reason, message)

@@ -1,0 +1,277 @@
+"""The road for agents in other processes: an OpenAI API on the loopback that records each call into the run it is for.
+
+An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
+``<batch>/<task>/<run>``, names the run; what happens to the request then is what happens to one of our own clients: it
+passes the same recorder and the same router. Importing this module imports ``openai``.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+
+from rft_platform.errors import RftError
+from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.presence import KEEP_ALIVE_S
+from rft_platform.rollout.endpoints import codec, events
+from rft_platform.rollout.history import RunEndedError, RunHistory
+from rft_platform.rollout.recorder import ENDPOINTS
+from rft_platform.rollout.wire import wire
+
+LOG = logging.getLogger(__name__)
+HOST = "127.0.0.1"
+_BACKLOG = 1024
+_GRACE_S = 1  # for answers under way, once the gateway is to stop
+_JOIN_S = 10.0
+_PREFIX = "/v1"
+_SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
+_FORWARDED = (b"content-type", b"x-stainless-retry-count", b"idempotency-key")
+_NOT_RETURNED = (b"transfer-encoding", b"connection", b"date", b"server")
+
+Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
+
+
+class RunRecord:
+    """What the gateway holds of one run: how it reaches the engine, and the requests under way."""
+
+    def __init__(self, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
+        self._history = history
+        self._make_transport = make_transport
+        self._transport: Transport | None = None
+        self.requests: set[asyncio.Task[None]] = set()
+
+    @property
+    def transport(self) -> Transport:
+        """Made when the first request comes: only the gateway's own loop may use it."""
+        if self._transport is None:
+            self._transport = self._make_transport(self._history)
+        return self._transport
+
+    async def close(self) -> None:
+        """Break off what is under way and let go of the connections."""
+        for request in tuple(self.requests):
+            request.cancel()
+        await asyncio.gather(*self.requests, return_exceptions=True)
+        if self._transport is not None:
+            await self._transport.aclose()
+
+
+class RecordingGateway:
+    """Serves from a thread with an event loop of its own, so that a workflow may block while its agent is served."""
+
+    def __init__(
+        self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
+    ) -> None:
+        """Requests go to ``engine_url`` (ends in /v1) through the recording transport of their run."""
+        self._runs: dict[str, RunRecord] = {}
+        self._keys: dict[int, str] = {}  # id of a history -> key
+        self._ended: set[str] = set()
+        self._numbers = itertools.count()
+        self._make_transport = make_transport
+        self._lock = threading.Lock()
+        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: no caller comes too early
+        self._port = listener.getsockname()[1]
+        self._host = host
+        app = GatewayApp(engine_url, timeout_s, self._runs, self._ended)
+        config = uvicorn.Config(
+            app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACE_S,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._closing: list[Future[None]] = []
+        run = partial(self._server.run, sockets=[listener])
+        self._thread = threading.Thread(target=run, name="recording-gateway", daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        """What an agent takes for the address of OpenAI's API; ends in /v1."""
+        return f"http://{self._host}:{self._port}{_PREFIX}"
+
+    def register(self, history: RunHistory) -> str:
+        """The key by which calls go into ``history``, ``<batch>/<task>/<run>``; the same one each time it is asked for.
+
+        Another attempt at a run has a key of its own: what an earlier attempt left running cannot speak for it.
+        """
+        with self._lock:
+            key = self._keys.get(id(history))
+            if key is None:
+                name = history.key or "unnamed/run/0"
+                key = name
+                while key in self._runs or key in self._ended:
+                    key = f"{name}.{next(self._numbers)}"
+                self._keys[id(history)] = key
+                self._runs[key] = RunRecord(history, self._make_transport)
+            return key
+
+    def end(self, history: RunHistory) -> None:
+        """The run is over: its key is refused from now on, and what is under way breaks off."""
+        with self._lock:
+            key = self._keys.pop(id(history), None)
+            if key is None:
+                return
+            self._ended.add(key)
+            self._forget(self._runs.pop(key))
+
+    def close(self) -> None:
+        """End all runs and stop listening."""
+        with self._lock:
+            self._ended.update(self._runs)
+            for record in self._runs.values():
+                self._forget(record)
+            self._runs.clear()
+            self._keys.clear()
+        wait(self._closing, _JOIN_S)
+        self._server.should_exit = True
+        self._thread.join(_JOIN_S)
+
+    def _forget(self, record: RunRecord) -> None:
+        if self._thread.is_alive():
+            loop = self._server.loop.result(_JOIN_S)
+            self._closing = [closing for closing in self._closing if not closing.done()]
+            self._closing.append(asyncio.run_coroutine_threadsafe(record.close(), loop))
+
+
+class _Server(uvicorn.Server):
+    """Tells which event loop it serves in."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.loop: Future[asyncio.AbstractEventLoop] = Future()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop.set_result(asyncio.get_running_loop())
+        await super().serve(sockets)
+
+
+class GatewayApp:
+    """The ASGI application: key to run, request to the run's recording transport, answer back."""
+
+    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: set[str]) -> None:
+        """``runs`` by key, ``ended`` the keys of runs that are over; both may change at any time."""
+        root = engine_url.rstrip("/")
+        served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
+        self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
+        self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
+        self._runs = runs
+        self._ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, broken off where its client goes away or its run ends."""
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send)
+        try:
+            headers = dict(scope["headers"])
+            record = self._record(headers.get(b"authorization", b"").decode("latin-1"))
+            request = self._request(scope["method"], scope["path"], headers, await _body(receive))
+        except ApiError as error:
+            await answer.refuse(error)
+            return
+        work = asyncio.ensure_future(self._answer(record, request, answer))
+        gone = asyncio.ensure_future(_gone(receive))
+        record.requests.add(work)
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            work.cancel()
+            record.requests.discard(work)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not gone.done() or gone.cancelled():
+                await answer.refuse(_ended())
+
+    def _record(self, authorization: str) -> RunRecord:
+        scheme, _, key = authorization.partition(" ")
+        record = self._runs.get(key) if scheme.lower() == "bearer" else None
+        if record is not None:
+            return record
+        if key in self._ended:
+            raise _ended()
+        given = f"{key[:80]!r} names no run" if key else "there is none"
+        raise ApiError(401, f"the bearer key <batch>/<task>/<run> says which run a call is for: {given}", "unknown_run")
+
+    def _request(self, method: str, path: str, headers: dict[bytes, bytes], content: bytes) -> Any:
+        url = self._urls.get((method, path))
+        if url is None:
+            raise ApiError(404, f"{method} {path}: no such route; served are {_SERVED}", "not_found")
+        kept = [(name, headers[name]) for name in _FORWARDED if name in headers]
+        return wire.Request(method, url, headers=kept, content=content, extensions=self._extensions)
+
+    async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
+        try:
+            response = await record.transport.handle_async_request(request)
+            await answer.begin(response)
+            if "content-length" in response.headers:
+                await answer.body(await response.aread())
+                return
+            try:
+                async for data in response.stream:
+                    await answer.body(data, more=True)
+            finally:
+                await response.aclose()
+            await answer.body(b"")
+        except RunEndedError:
+            await answer.refuse(_ended())
+        except wire.TransportError as error:
+            LOG.warning("the engine does not answer a call that came through the gateway: %r", error)
+            await answer.refuse(ApiError(502, f"the engine does not answer: {error!r}", "engine_unavailable"))
+        except RftError as error:
+            await answer.refuse(error)
+
+
+class _Answer:
+    """Writes one answer."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = False
+
+    async def begin(self, response: Any) -> None:
+        headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _NOT_RETURNED]
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+
+    async def body(self, data: bytes, more: bool = False) -> None:
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def refuse(self, error: Exception) -> None:
+        """An error in OpenAI's form; where a streamed answer has begun, as its last event."""
+        status, body = describe(error)
+        content = codec.dump(body)
+        if self._begun:
+            await self.body(b"data: " + content + events.END)
+            return
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.body(content)
+
+
+def _ended() -> ApiError:
+    return ApiError(401, "this run has ended: a model call made after its workflow returned is not served", "run_ended")
+
+
+async def _body(receive: Receive) -> bytes:
+    parts = []
+    while True:
+        message: Message = await receive()
+        parts.append(message.get("body", b""))
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return b"".join(parts)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,58 @@
+"""Attempts in this process: async workflows share the event loop, others have a thread each."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.inference.pool import EnginePool
+from rft_platform.rollout.attempt import Connection, make_attempt
+from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.recording import RecordingClients  # imports openai
+from rft_platform.rollout.run import AgentLimits, Run, RunResult
+from rft_platform.rollout.workflow import LocalWorkflow
+
+
+class InProcess:
+    """Makes attempts where it is, as many at once as are asked of it."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        status: EngineStatus,
+        workflow: LocalWorkflow,
+        sampling: SamplingParams,
+        limits: AgentLimits,
+        auxiliary_models: Mapping[str, Any] | None,
+    ) -> None:
+        replicas = engine.replicas if isinstance(engine, EnginePool) else None
+        self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas)
+        self._model = status.model_path
+        self._workflow = workflow
+        self._sampling = sampling
+        self._truncated_reward = limits.truncated_reward
+        self._auxiliary_models = auxiliary_models
+
+    async def __aenter__(self) -> "InProcess":
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        self._clients.close()
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator["InProcess"]:
+        """There is always room."""
+        yield self
+
+    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+        """Make an attempt in this event loop."""
+        history = RunHistory(self._model, self._sampling, seed, run.record_key)
+        return await make_attempt(
+            self._workflow,
+            run.task,
+            self._clients,
+            history,
+            self._auxiliary_models,
+            self._truncated_reward,
+            connection,
+        )

@@ -1,0 +1,85 @@
+"""Who is waited for, and how long: the time-out that follows the batch, and the batch that does without its slowest."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rft_platform.rollout.run import AgentLimits, Run
+
+#: The mean of so few durations says little: a dynamic time-out begins when so many attempts have succeeded.
+ENOUGH_ATTEMPTS = 8
+#: A dynamic time-out is never shorter: below it the machine's load decides, not the run.
+SHORTEST_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    started: float
+    deadline: asyncio.Timeout
+
+
+class Deadlines:
+    """The time-outs of the attempts that run now. All of them move when the mean duration does."""
+
+    def __init__(self, limits: AgentLimits) -> None:
+        self._timeout_s, self._ratio = limits.timeout_s, limits.patience.dynamic_ratio
+        self._running: set[_Running] = set()
+        self._ended, self._seconds = 0, 0.0
+
+    @property
+    def limit_s(self) -> float:
+        """What an attempt may take as things stand."""
+        if self._ratio is None or self._ended < ENOUGH_ATTEMPTS:
+            return self._timeout_s
+        return min(self._timeout_s, max(SHORTEST_S, self._ratio * self._seconds / self._ended))
+
+    def late(self) -> TimeoutError:
+        """What an attempt that took too long is told; the same words however the mean moves."""
+        if self.limit_s == self._timeout_s:
+            return TimeoutError(f"no result within {self._timeout_s:g} s")
+        return TimeoutError(f"no result within {self._ratio:g} times the mean duration of an attempt (dynamic_timeout)")
+
+    @contextmanager
+    def attempt(self, deadline: asyncio.Timeout) -> Iterator[None]:
+        """Keep ``deadline``, which the caller has entered, up to date; a body that ends without error counts."""
+        now = asyncio.get_running_loop().time
+        running = _Running(now(), deadline)
+        self._running.add(running)
+        try:
+            self._move(running)
+            yield
+        finally:
+            self._running.discard(running)
+
+    def succeeded(self, seconds: float) -> None:
+        """An attempt has succeeded."""
+        self._ended, self._seconds = self._ended + 1, self._seconds + seconds
+        if self._ratio is not None and self._ended >= ENOUGH_ATTEMPTS:
+            for running in self._running:
+                self._move(running)
+
+    def _move(self, running: _Running) -> None:
+        if not running.deadline.expired():
+            running.deadline.reschedule(running.started + self.limit_s)
+
+
+class Enough:
+    """Counts tasks whose runs have all succeeded, and says when the batch may do without the others."""
+
+    def __init__(self, runs: Sequence[Run], limits: AgentLimits) -> None:
+        self._missing = Counter(run.group_id for run in runs)
+        self._whole = 0
+        tasks = len(self._missing)
+        over = limits.patience.over_ratio
+        self._needed = max(1, math.ceil(tasks * (1.0 - over) - 1e-9)) if over > 0 else math.inf
+
+    def add(self, run: Run) -> bool:
+        """``run`` has succeeded; True when with it enough tasks are whole for the first time."""
+        self._missing[run.group_id] -= 1
+        if self._missing[run.group_id]:
+            return False
+        self._whole += 1
+        return self._whole == self._needed

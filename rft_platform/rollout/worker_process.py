@@ -1,0 +1,123 @@
+"""One worker process as its parent holds it: started, spoken to, and killed with everything that it has started."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rft_platform.rollout import worker_wire
+
+_LINE_BYTES = 2**30  # of one message: a run of many long calls
+_ENDING_S = 5.0
+
+
+class WorkerProcess:
+    """A process that makes one attempt at a time."""
+
+    def __init__(self, python: str, log: Path, env: Mapping[str, str]) -> None:
+        """Start it; raises OSError where ``python`` cannot be run."""
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        try:
+            with log.open("ab") as out:
+                self._process = subprocess.Popen(
+                    [python, "-m", "rft_platform.rollout.worker", str(theirs.fileno()), str(lifeline)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(theirs.fileno(), lifeline),
+                    start_new_session=True,  # its process group is its own, and Ctrl-C is the parent's business
+                    env=dict(env),
+                )
+        except BaseException:
+            ours.close()
+            os.close(self._lifeline)
+            raise
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self._socket = ours
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._ended = False
+        self.idle = False  # ready for an attempt
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of its group."""
+        return self._process.pid
+
+    async def send(self, message: bytes) -> None:
+        """Tell it something. What it does not read any more is lost without a word: ``receive`` tells of its end."""
+        if self._writer is None:
+            self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=_LINE_BYTES)
+        with suppress(ConnectionError):
+            self._writer.write(message)
+            await self._writer.drain()
+
+    async def receive(self) -> dict[str, Any] | None:
+        """The next message; None when it has ended, or will not speak any more."""
+        assert self._reader is not None, "it speaks when it is spoken to"
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    async def ask(self, message: bytes) -> dict[str, Any] | None:
+        """The answer to a message that has one."""
+        await self.send(message)
+        return await self.receive()
+
+    async def how_it_ended(self) -> str:
+        """Why it speaks no more: its exit code or the signal that killed it."""
+        try:
+            code = await asyncio.to_thread(self._process.wait, _ENDING_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """End it at once, with its process group and whatever descends from it."""
+        if self._ended:
+            return
+        self._ended, self.idle = True, False
+        family: list[psutil.Process] = []
+        with suppress(psutil.Error):
+            family = psutil.Process(self.pid).children(recursive=True)  # also those with sessions of their own
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)  # the guardian is in the group: its id cannot be another's by now
+        for member in family:
+            with suppress(psutil.Error):
+                member.kill()
+        self._process.wait()
+        os.close(self._lifeline)
+        if self._writer is None:
+            self._socket.close()
+        else:
+            self._writer.transport.abort()
+
+
+def worker_environment(python: str | None, folder: Path) -> dict[str, str]:
+    """The environment of a worker; under another interpreter it finds this package, and nothing beside it.
+
+    ``folder`` gets a link to the package: the folder that the package lies in may hold this environment's libraries.
+    """
+    env = dict(os.environ)
+    if python is not None:
+        link = folder / "rft_platform"
+        if not link.exists():
+            link.symlink_to(worker_wire.package_folder())
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), env.get("PYTHONPATH")]))
+    return env

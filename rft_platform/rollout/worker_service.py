@@ -1,0 +1,155 @@
+"""What a worker process does: loads the workflow once, and makes the attempts that the parent asks for."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from rft_platform.errors import EngineError, RftError, UserError
+from rft_platform.faults import user_place
+from rft_platform.inference.replicas import Replica, Replicas
+from rft_platform.rollout import worker_wire
+from rft_platform.rollout.attempt import Connection, make_attempt
+from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.calling import Threads
+from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.run import RunResult
+from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
+from rft_platform.tasks.task import Task
+
+_THREADS = 32
+
+
+class Channel:
+    """The worker's end of the socket."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._lines = self._socket.makefile("rb")
+        self._lock = threading.Lock()
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message; None when the parent has hung up."""
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the parent something; safe from any thread."""
+        data = worker_wire.line(message, "what the workflow returned")
+        with self._lock:
+            self._socket.sendall(data)
+
+    def forget(self) -> None:
+        """Close this process's copy without a word; called in forked children of user code."""
+        os.close(self._socket.detach())
+
+
+class _Address:
+    """A replica as a worker knows it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+class WorkerReplicas(Replicas):
+    """The replicas that the parent named for an attempt; the first of them is where the parent wants it."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__([], {})
+        self._channel = channel
+
+    def set(self, addresses: Iterable[tuple[int, str]]) -> None:
+        """From now on these serve."""
+        with self._lock:
+            self._serving = {number: Replica(number, cast(Any, _Address(url))) for number, url in addresses}
+            self._down = {}
+            self.count = len(self._serving)
+
+    def mark_down(self, replica: Replica, why: str) -> None:
+        """``replica`` does not answer: the parent is told, which starts it again."""
+        super().mark_down(replica, why)
+        self._channel.send({"down": [replica.number, replica.url, why]})
+
+
+def serve(channel: Channel) -> None:
+    """Answer the parent until it hangs up."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    message = channel.receive()
+    if message is None:
+        return
+    try:
+        worker = Worker(channel, message["setup"])
+    except Exception as error:  # user code is imported here
+        traceback.print_exc()
+        reason = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
+        channel.send({"refused": reason})
+        return
+    channel.send({"ready": True})
+    while (message := channel.receive()) is not None:
+        answer = worker.attempt(message["attempt"])
+        try:
+            channel.send(answer)
+        except UserError as error:  # a workflow may have put anything into the calls that it extracted
+            channel.send({**answer, **_failed(error)} | {"result": None})
+
+
+class Worker:
+    """The workflow and the engine's clients, kept from attempt to attempt."""
+
+    def __init__(self, channel: Channel, setup: Mapping[str, Any]) -> None:
+        """Raises UserError where the workflow cannot be loaded, ImportError where the environment lacks something."""
+        sys.path += [folder for folder in setup["sys_path"] if folder not in sys.path]
+        from rft_platform.rollout.recording import RecordingClients  # imports openai
+
+        self._workflow: LocalWorkflow = resolve_workflow(**worker_wire.workflow_arguments(setup["workflow"]))
+        self._auxiliary = {
+            name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
+        }
+        self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
+        self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas)
+        self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
+        self._sampling = worker_wire.sampling_from_json(setup["sampling"])
+        self._loop = asyncio.Runner()  # one for all attempts: clients that libraries keep for later are bound to it
+
+    def attempt(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an attempt; what to tell the parent of it."""
+        connection = Connection()
+        if self._replicas is not None:
+            self._replicas.set((number, url) for number, url in asked["replicas"])
+        try:
+            result = self._loop.run(self._attempt(asked, connection))
+            outcome = {"result": worker_wire.result_to_json(result)}
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            outcome = _failed(error)
+        return {**outcome, "client_retries": connection.client_retries, "connection_lost": connection.lost}
+
+    async def _attempt(self, asked: Mapping[str, Any], connection: Connection) -> RunResult:
+        asyncio.get_running_loop().set_default_executor(Threads(_THREADS, "workflow"))
+        task = Task(**asked["task"])
+        history = RunHistory(self._model, self._sampling, asked["seed"], asked["key"])
+        try:
+            return await make_attempt(
+                self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection
+            )
+        finally:
+            await _end_other_tasks()
+
+
+async def _end_other_tasks() -> None:
+    """Cancel what an attempt left running in the loop."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    said = f"{type(error).__name__}: {error}"
+    return {"failed": {"said": said, "place": user_place(error), "engine": isinstance(error, EngineError)}}

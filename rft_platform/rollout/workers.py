@@ -1,0 +1,211 @@
+"""Attempts in worker processes: what user code breaks there, it breaks for its own run alone."""
+
+import asyncio
+import site
+import sys
+import sysconfig
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.inference.pool import EnginePool
+from rft_platform.inference.replicas import Replica, Replicas
+from rft_platform.rollout import worker_wire
+from rft_platform.rollout.attempt import Connection
+from rft_platform.rollout.auxiliary import AuxiliaryModel
+from rft_platform.rollout.report import RemoteFailure
+from rft_platform.rollout.run import AgentLimits, Run, RunResult
+from rft_platform.rollout.worker_process import WorkerProcess, worker_environment
+from rft_platform.rollout.workflow import WorkerWorkflow
+
+LOG_NAME = "rollout-workers.log"
+_START_S = 300.0  # to import the workflow and what it needs
+_LOG_LINES = 12
+
+
+class WorkerPool:
+    """Up to ``count`` worker processes, started as they are needed. None is left when the context ends."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        status: EngineStatus,
+        workflow: WorkerWorkflow,
+        sampling: SamplingParams,
+        limits: AgentLimits,
+        auxiliary_models: Mapping[str, Any] | None,
+    ) -> None:
+        """Raises UserError for auxiliary models or arguments that another process cannot have."""
+        self.replicas = engine.replicas if isinstance(engine, EnginePool) else None
+        self.tokens = sampling.max_tokens
+        self._python = workflow.python
+        self._log_folder = workflow.log_folder
+        self._name = workflow.name
+        self._slots = asyncio.Semaphore(min(workflow.count or limits.concurrency, limits.concurrency))
+        self._workers: set[WorkerProcess] = set()
+        setup = {
+            "workflow": worker_wire.workflow_to_json(workflow),
+            "sys_path": user_folders(),
+            "auxiliary_models": _specs(auxiliary_models),
+            "base_url": engine.base_url,
+            "replicated": self.replicas is not None,
+            "timeout_s": limits.timeout_s,
+            "model": status.model_path,
+            "truncated_reward": limits.truncated_reward,
+            "sampling": asdict(sampling),
+        }
+        self._setup = worker_wire.line({"setup": setup}, f"workflow_args of workflow {workflow.name!r}")
+
+    async def __aenter__(self) -> "WorkerPool":
+        self._folder = tempfile.TemporaryDirectory(prefix="rft-workers-", ignore_cleanup_errors=True)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for worker in self._workers:
+            worker.kill()
+        await asyncio.sleep(0)  # the transports close
+        self._folder.cleanup()
+
+    @property
+    def log(self) -> Path:
+        """Where the workers' output goes."""
+        return (self._log_folder or Path(self._folder.name)) / LOG_NAME
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator["WorkerPlace"]:
+        """A worker that is ready; one that did not end its attempt is killed afterwards."""
+        async with self._slots:
+            worker = next((worker for worker in self._workers if worker.idle), None) or await self._start()
+            try:
+                worker.idle = False
+                place = WorkerPlace(self, worker)
+                yield place
+                worker.idle = place.answered
+            finally:
+                if not worker.idle:
+                    self._drop(worker)
+
+    async def _start(self) -> WorkerProcess:
+        python = self._python or sys.executable
+        env = worker_environment(self._python, Path(self._folder.name))
+        try:
+            worker = WorkerProcess(python, self.log, env)
+        except OSError as error:
+            raise UserError(f"explorer.workers.python {python}: cannot be run ({error})") from error
+        self._workers.add(worker)
+        try:
+            async with asyncio.timeout(_START_S):
+                answer = await worker.ask(self._setup)
+            if answer is None:
+                raise UserError(
+                    f"a worker process under {python} {await worker.how_it_ended()} at its start.{self._tail()}"
+                )
+            if "refused" in answer:
+                raise UserError(f"a worker process under {python} cannot run {self._name!r}: {answer['refused']}")
+        except TimeoutError:
+            self._drop(worker)
+            raise UserError(
+                f"a worker process under {python} was not ready after {_START_S:.0f} s.{self._tail()}"
+            ) from None
+        except BaseException:
+            self._drop(worker)
+            raise
+        return worker
+
+    def _drop(self, worker: WorkerProcess) -> None:
+        self._workers.discard(worker)
+        worker.kill()
+
+    def _tail(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        return " It printed:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+
+
+class WorkerPlace:
+    """A worker for one attempt."""
+
+    def __init__(self, pool: WorkerPool, worker: WorkerProcess) -> None:
+        self.answered = True  # nothing was asked yet
+        self._pool = pool
+        self._worker = worker
+
+    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+        """Make an attempt in the worker; cancelled, the worker is killed when the place is left."""
+        replicas, home = self._pool.replicas, None
+        if replicas is not None:
+            try:
+                home = replicas.take(self._pool.tokens)
+            except EngineError:
+                connection.lost = True
+                raise
+        try:
+            asked = {
+                "task": worker_wire.task_to_json(run.task),
+                "seed": seed,
+                "key": run.record_key,
+                "replicas": _addresses(replicas, home),
+            }
+            message = worker_wire.line({"attempt": asked}, f"task {run.task.task_id}")
+            self.answered = False
+            await self._worker.send(message)
+            return self._result(await self._answer(), connection)
+        finally:
+            if replicas is not None and home is not None:
+                replicas.give_back(home, self._pool.tokens)
+
+    async def _answer(self) -> dict[str, Any]:
+        while (message := await self._worker.receive()) is not None:
+            if "down" not in message:
+                self.answered = True
+                return message
+            _mark_down(self._pool.replicas, *message["down"])
+        raise RemoteFailure(f"WorkerDied: the worker process {await self._worker.how_it_ended()} during the run")
+
+    def _result(self, message: dict[str, Any], connection: Connection) -> RunResult:
+        connection.client_retries, connection.lost = message["client_retries"], message["connection_lost"]
+        failed = message.get("failed")
+        if failed is None:
+            return worker_wire.result_from_json(message["result"])
+        if failed["engine"]:
+            raise EngineError(failed["said"].partition(": ")[2])
+        raise RemoteFailure(failed["said"], failed["place"])
+
+
+def user_folders() -> list[str]:
+    """The folders that this process imports the user's modules from: not those of its Python and its libraries."""
+    own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
+    roots = [Path(folder).resolve() for folder in own]
+    folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)
+    return [folder for folder in folders if not any(Path(folder).is_relative_to(root) for root in roots)]
+
+
+def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:
+    specs = {}
+    for name, model in (auxiliary_models or {}).items():
+        if not isinstance(model, AuxiliaryModel):
+            raise UserError(
+                f"auxiliary model {name!r} is {type(model).__name__}: worker processes take models of "
+                "explorer.auxiliary_models, which they can reach by address"
+            )
+        specs[name] = model.spec.to_json()
+    return specs
+
+
+def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[int, str]]:
+    """Those that serve, ``home`` first."""
+    if replicas is None:
+        return []
+    serving = sorted(replicas.serving(), key=lambda replica: replica is not home)
+    return [(replica.number, replica.url) for replica in serving]
+
+
+def _mark_down(replicas: Replicas | None, number: int, url: str, why: str) -> None:
+    for replica in replicas.serving() if replicas is not None else []:
+        if (replica.number, replica.url) == (number, url):
+            replicas.mark_down(replica, why)  # type: ignore[union-attr]

@@ -1,0 +1,142 @@
+"""All policies of a project on its held-out tasks: which are still to be measured, and the table of those that are."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rft_platform.checkpoint_files import THINNED
+from rft_platform.evaluation.comparison import Comparison
+from rft_platform.evaluation.report import comparison_cell, table
+from rft_platform.evaluation.results import EvaluationResult, tasks_digest
+from rft_platform.files import write_json, write_text
+from rft_platform.rounds.curve import EVALUATION
+from rft_platform.rounds.policy import Policy, published
+from rft_platform.rounds.project import Project
+
+REPORT, DATA = "bench.md", "bench.json"
+HEADER = ("policy", "taskset", "sampled", "greedy", "reward", "from the start", "from the champion")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchLine:
+    """One policy of the project; ``left_out`` says why it has no results."""
+
+    round: int
+    policy_version: int
+    checkpoint: str
+    results: tuple[EvaluationResult, ...] = ()
+    compared: tuple[Comparison, ...] = ()
+    promoted: bool = False
+    left_out: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as plain JSON values, without scores of single runs and transcripts."""
+        metrics = [{**result.summary(), **result.metrics} for result in self.results]
+        return {
+            **{name: getattr(self, name) for name in ("round", "policy_version", "checkpoint", "promoted", "left_out")},
+            "metrics": metrics,
+            "comparisons": [asdict(each) for each in self.compared],
+        }
+
+
+def unmeasured(project: Project) -> list[int]:
+    """Rounds whose policy was not measured yet on the held-out tasks as they are configured now, in order.
+
+    Policies with equal weights are measured once; weights that were removed never.
+    """
+    rounds = []
+    policies = [policy for number in sorted(project.store.rounds()) if (policy := published(project.store, number))]
+    seen = {policy.weights_digest for policy in policies if is_measured(project, policy.round)}
+    for policy in policies:
+        if policy.weights_digest not in seen and not removed(policy):
+            seen.add(policy.weights_digest)
+            rounds.append(policy.round)
+    return rounds
+
+
+def is_measured(project: Project, round_number: int) -> bool:
+    """Whether the round's note holds a result of every held-out taskset, made of these tasks and so many runs."""
+    results = _results(project, round_number)
+    if len(results) != len(project.eval_tasks):
+        return False
+    settings = project.config.evaluation
+    for result, (taskset, dataset) in zip(results, project.eval_tasks, strict=True):
+        wanted = tasks_digest(task.task_id for task in dataset.tasks)
+        runs = taskset.rollout_args.n or settings.sampled_n
+        if (result.tasks_digest, result.sampled_n) != (wanted, runs) or (settings.greedy and result.greedy is None):
+            return False
+    return True
+
+
+def removed(policy: Policy) -> bool:
+    """Whether the policy's weights are gone, to ``trainer.max_checkpoints_to_keep`` or otherwise."""
+    folder = Path(policy.folder)
+    return (folder / THINNED).exists() or not any(folder.glob("*.safetensors"))
+
+
+def bench_lines(project: Project) -> list[BenchLine]:
+    """A line for every policy that was published, the start first."""
+    store = project.store
+    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number))]
+    measured = {policy.weights_digest: policy.round for policy in policies if is_measured(project, policy.round)}
+    return [_line(project, policy, measured.get(policy.weights_digest)) for policy in policies]
+
+
+def write_bench(project: Project) -> Path:
+    """Write the table of all policies, as a page and as JSON, below the project's folder; the page's path."""
+    lines = bench_lines(project)
+    write_json(project.home.root / DATA, [line.to_json() for line in lines])
+    path = project.home.root / REPORT
+    write_text(path, f"# {project.config.project} / {project.config.name}: all policies\n\n{bench_table(lines)}\n")
+    return path
+
+
+def bench_table(lines: Sequence[BenchLine]) -> str:
+    """One row a policy and held-out taskset, as Markdown."""
+    return table(HEADER, bench_rows(lines))
+
+
+def bench_rows(lines: Sequence[BenchLine]) -> list[list[str]]:
+    """The cells of the table, in the order of ``HEADER``; policies are compared on the first taskset."""
+    rows = []
+    for line in lines:
+        name = f"round {line.round} (v{line.policy_version})" + (", promoted" if line.promoted else "")
+        if not line.results:
+            rows.append([name, line.left_out, "", "", "", "", ""])
+        for position, result in enumerate(line.results):
+            compared = line.compared if position == 0 else ()
+            differences = [_difference(compared, against) for against in ("start", "champion")]
+            rows.append([name, _taskset(result), *_cells(result), *differences])
+    return rows
+
+
+def _line(project: Project, policy: Policy, twin: int | None) -> BenchLine:
+    """``twin``: a round that measured these weights."""
+    note = project.store.read_note(policy.round, EVALUATION) or {}
+    line = BenchLine(policy.round, policy.policy_version, policy.folder, promoted=bool(note.get("promoted")))
+    if is_measured(project, policy.round):
+        compared = tuple(Comparison(**each) for each in note.get("comparisons", []))
+        return replace(line, results=tuple(_results(project, policy.round)), compared=compared)
+    if twin is not None:
+        return replace(line, left_out=f"the weights of round {twin}")
+    return replace(line, left_out="its weights were removed" if removed(policy) else "not measured yet")
+
+
+def _results(project: Project, round_number: int) -> list[EvaluationResult]:
+    note = project.store.read_note(round_number, EVALUATION) or {}
+    return [EvaluationResult.from_json(value) for value in note.get("results", [])]
+
+
+def _taskset(result: EvaluationResult) -> str:
+    return next((name.split("/")[1] for name in result.metrics), "")
+
+
+def _cells(result: EvaluationResult) -> list[str]:
+    rates = ["–" if rate is None else f"{rate.value:.1%}" for rate in (result.sampled, result.greedy)]
+    return [*rates, "–" if result.mean_reward is None else f"{result.mean_reward:.4f}"]
+
+
+def _difference(compared: tuple[Comparison, ...], against: str) -> str:
+    found = next((each for each in compared if each.against == against), None)
+    return "" if found is None else comparison_cell(found)

@@ -1,0 +1,79 @@
+"""The champion, and what a policy's evaluation is compared with: the policy before it, the champion, the start."""
+
+from typing import TYPE_CHECKING
+
+from rft_platform.evaluation.comparison import Comparison, comparisons
+from rft_platform.evaluation.gate import GateDecision, gate
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.registry.models import DIGEST_TAG
+from rft_platform.rounds.curve import (
+    EVALUATION,
+    evaluation_of,
+    evaluation_of_weights,
+    previous_evaluation,
+)
+from rft_platform.rounds.policy import Policy
+from rft_platform.rounds.project import Project
+
+if TYPE_CHECKING:
+    from rft_platform.registry.models import ModelRegistry, RegisteredModel
+
+
+def compared(project: Project, result: EvaluationResult, champion: EvaluationResult | None) -> list[Comparison]:
+    """``result`` against the policy measured before its round, the champion and the start, where these are known."""
+    store = project.store
+    others = {
+        "previous": previous_evaluation(store, result.round),
+        "champion": champion,
+        "start": evaluation_of(store, 0),
+    }
+    return comparisons(result, others, project.config.evaluation.bootstrap_seed)
+
+
+def promoted_last(project: Project) -> EvaluationResult | None:
+    """The evaluation that made the newest champion of this project, as its notes have it."""
+    for number in sorted(project.store.rounds(), reverse=True):
+        if (project.store.read_note(number, EVALUATION) or {}).get("promoted"):
+            return evaluation_of(project.store, number)
+    return None
+
+
+def against_champion(
+    project: Project, registry: "ModelRegistry", policy: Policy, result: EvaluationResult
+) -> tuple[EvaluationResult | None, GateDecision]:
+    """The champion's own evaluation, if it is known here, and the gate's decision.
+
+    While there is no champion the start is to be beaten. Weights are known by their digest: projects that share a
+    server may share policy versions, even a model's name.
+    """
+    settings = project.config.evaluation
+    champion = registry.champion()
+    digest = None if champion is None else champion.tags.get(DIGEST_TAG, "")
+    to_beat, measured = "champion", None
+    if champion is None:
+        to_beat, measured = "start", evaluation_of(project.store, 0) if policy.round else None
+    elif digest != policy.weights_digest:  # else: this very policy, measured again
+        measured = evaluation_of_weights(project.store, digest or "")
+        if measured is None:
+            return None, GateDecision(False, _unknown_champion(project, champion))
+    decision = gate(
+        result,
+        measured,
+        metric=settings.gate.metric,
+        min_delta=settings.gate.min_delta,
+        min_value=settings.gate.min_value,
+        confident=settings.gate.confident,
+        to_beat=to_beat,
+        seed=settings.bootstrap_seed,
+    )
+    return None if champion is None else measured, decision
+
+
+def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:
+    said = f"the champion (version {champion.version} of {champion.name}) was never evaluated here"
+    if project.home.root in champion.folder.parents or project.checkpoints in champion.folder.parents:
+        return f"{said}: launch evaluate_job for its round"
+    return (
+        f"{said}: its checkpoint {champion.folder} is of another project on this MLflow server; start projects that "
+        "share one under names (or registry.model_name) of their own"
+    )

@@ -1,0 +1,63 @@
+"""Dynamic sampling: further batches of tasks until enough groups of runs carry a signal (DAPO, arXiv 2503.14476)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rft_platform.config.batches import max_batches
+from rft_platform.experience.record import RolloutRow
+from rft_platform.judging.apply import judge_runs
+from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.pipeline import Pipeline
+from rft_platform.judging.view import experiences_of
+from rft_platform.rounds.algorithm import chosen_algorithm
+from rft_platform.rounds.auxiliary import auxiliaries_for_judge
+from rft_platform.rounds.judge import judge_of
+from rft_platform.rounds.operators import pipeline_of
+from rft_platform.rounds.project import Project
+
+
+class SignalCount:
+    """Counts, batch after batch of tasks, the groups of a round that the experience pipeline would train on.
+
+    They are judged by the configured judge and counted here only; the judgement that trains is made when the round is
+    judged. Without dynamic sampling nothing is judged, and one batch of tasks is always enough.
+    """
+
+    def __init__(self, project: Project) -> None:
+        config, whole = project.config, pipeline_of(project.config)
+        self.max_batches = max_batches(
+            config, chosen_algorithm(config)
+        )  #: batches of tasks that may be sampled for an explore batch
+        self._project = project
+        self._judge = judge_of(project, project.taskset) if self.max_batches > 1 else None
+        self._pipeline = Pipeline.of([entry for entry in whole.operators if entry.name != SURPLUS_GROUPS])
+        self._wanted = self._found = self._sampled = 0
+
+    def begin(self) -> None:
+        """Another explore batch: as many groups more are wanted as it has tasks."""
+        self._wanted += self._project.config.buffer.batch_size
+
+    def enough(self, rows: Sequence[RolloutRow]) -> bool:
+        """Count the groups of a batch of tasks; whether those of the round are enough now.
+
+        What an earlier explore batch of the round found beyond its own need counts too. Raises as ``judge_runs``.
+        """
+        self._sampled += len({row.group_id for row in rows})
+        if self.max_batches == 1:
+            return True
+        judge, tasks = self._judge, {task.task_id: task for task in self._project.tasks.tasks}
+        needs_reward = chosen_algorithm(self._project.config).needs_reward
+        with auxiliaries_for_judge(self._project, judge if judge and judge.asks_models else None) as auxiliaries:
+            runs = judge_runs(rows, tasks, judge, needs_reward=needs_reward, auxiliary_models=auxiliaries)
+        sound = {run.run_id: run for run in runs if run.error is None}
+        judged = [row for row in rows if row.run_id in sound]
+        self._found += self._pipeline.apply(experiences_of(judged, list(sound.values()))).trained_groups
+        return self._found >= self._wanted
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the note: groups wanted, sampled, and of these with signal; empty without dynamic sampling."""
+        if self.max_batches == 1:
+            return {}
+        found = {"groups_wanted": self._wanted, "groups_sampled": self._sampled, "groups_with_signal": self._found}
+        spent = self._judge.state.usage.to_note() if self._judge and self._judge.state else {}
+        return {**found, "groups_surplus": max(0, self._found - self._wanted), **spent}

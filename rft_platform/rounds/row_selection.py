@@ -1,0 +1,166 @@
+"""Which rows a training takes: settled in a file and a note before it begins, so that a repeated one takes the same."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.experience.selections import (
+    FILTERED,
+    FRESH,
+    REPLAY,
+    STALE,
+    read_selection,
+    selection_file,
+    write_selection,
+)
+from rft_platform.files import digest_file
+from rft_platform.rounds.groups import Group, groups_of
+from rft_platform.rounds.landing import NOTE, rows_wanted, selection_note, untaken
+from rft_platform.rounds.policy import Policy, published
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.replay import in_order, priority_of, used_groups
+
+
+@dataclass(slots=True)
+class Choice:
+    """Groups by what becomes of them."""
+
+    fresh: list[Group] = field(default_factory=list)
+    replay: list[Group] = field(default_factory=list)
+    stale: list[Group] = field(default_factory=list)
+    left: list[Group] = field(default_factory=list)  # for a later training
+
+    @property
+    def rows(self) -> int:
+        """Experiences that are trained on."""
+        return sum(len(group.kept) for group in (*self.fresh, *self.replay))
+
+    def uses(self) -> Iterator[tuple[Group, str, tuple[str, ...]]]:
+        """Groups with what becomes of which of their rows."""
+        for use, groups in ((FRESH, self.fresh), (REPLAY, self.replay), (STALE, self.stale)):
+            for group in groups:
+                yield group, use, group.kept
+                if use != REPLAY:
+                    yield group, FILTERED, group.filtered
+
+
+def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
+    """What the training of a round takes; the note about it. What was settled before stands.
+
+    Only where its file or rows that it would use again are gone, and the round was not trained yet, others are taken.
+    """
+    store, note = project.store, selection_note(project.store, number)
+    if note is not None and (published(store, number) is not None or _is_there(project, number, note)):
+        return note
+    chosen, landed = choose(project, number, parent)
+    rows = [
+        {
+            "row_id": row_id,
+            "group_id": group.group_id,
+            "round": group.round,
+            "judge_version": group.judge_version,
+            "policy_version": group.policy_version,
+            "use": use,
+            "uses": group.uses,
+        }
+        for group, use, ids in chosen.uses()
+        for row_id in ids
+    ]
+    file = write_selection(store, number, rows)
+    note = _describe(project, chosen, rows, parent, landed) | {"sha256": digest_file(file), "settled_at": time.time()}
+    store.write_note(number, NOTE, note)
+    return note
+
+
+def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
+    """Decide what the training of a round takes, and the last round that was looked at.
+
+    All rows of rounds up to ``number`` are taken, and in the style ``dynamic_by_explorer`` all that landed. Whatever
+    else fits into whole optimiser steps is taken by priority: fresh groups left for later in ``dynamic_by_trainer``,
+    and groups that trained before where replay is on.
+    """
+    (fresh, landed), config, step = _fresh(project, number), project.config, project.train_batch_size
+    replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
+    current, stale = _split_stale(fresh, parent, limit)
+    all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
+    later = [] if all_at_once else [group for group in current if group.round > number and group.kept]
+    later_keys = {group.key for group in later}
+    chosen = Choice(fresh=[group for group in current if group.key not in later_keys], stale=stale)
+    room = max(1, math.ceil(chosen.rows / step)) * step if all_at_once else rows_wanted(project)
+    again = used_groups(project, number) if replay.enable and chosen.rows < room else []
+    for group in in_order([*later, *_split_stale(again, parent, limit)[0]], priority_of(replay)):
+        if chosen.rows + len(group.kept) <= room or not chosen.rows:
+            (chosen.replay if group.uses else chosen.fresh).append(group)
+        elif not group.uses:
+            chosen.left.append(group)
+    return chosen, landed
+
+
+def rounds_of(note: Mapping[str, Any]) -> list[int]:
+    """The rounds of which a settled training reads files, ascending."""
+    return sorted(int(number) for number in note["judge_versions"])
+
+
+def _fresh(project: Project, number: int) -> tuple[list[Group], int]:
+    """Groups that no training before ``number`` took, in order, and the last round that was looked at."""
+    if not project.config.synchronizer.dynamic:
+        return groups_of(project.store, number), number
+    store, before = project.store, selection_note(project.store, number - 1) or {}
+    left = untaken(store, before)
+    taken = _taken(project, number, {int(n) for n in before.get("left", ())})
+    groups = [group for n in sorted(left) for group in groups_of(store, n) if group.key not in taken]
+    return groups, max([before.get("landed", 0), *left])
+
+
+def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, str]]:
+    """Groups of some rounds that trainings before ``number`` took."""
+    taken: set[tuple[int, str]] = set()
+    for training in range(number - 1, 0, -1):
+        note = selection_note(project.store, training)
+        if not rounds or note is None or note["landed"] < min(rounds):
+            break
+        rows = read_selection(project.store, training, ["round", "group_id"]).to_pylist()
+        taken |= {(row["round"], row["group_id"]) for row in rows if row["round"] in rounds}
+    return taken
+
+
+def _split_stale(groups: list[Group], parent: Policy, limit: int | None) -> tuple[list[Group], list[Group]]:
+    """Those young enough to be trained on now, and those too old."""
+    if limit is None:
+        return groups, []
+    oldest = parent.policy_version - limit
+    return [g for g in groups if g.policy_version >= oldest], [g for g in groups if g.policy_version < oldest]
+
+
+def _describe(
+    project: Project, chosen: Choice, rows: list[dict[str, Any]], parent: Policy, landed: int
+) -> dict[str, Any]:
+    """The note, as people read it and as the plan does."""
+    left: dict[int, int] = {}
+    for group in chosen.left:
+        left[group.round] = left.get(group.round, 0) + len(group.kept)
+    versions = [row["policy_version"] for row in rows if row["use"] in (FRESH, REPLAY)]
+    lag = [parent.policy_version - version for version in versions]
+    return {
+        "rows": {use: sum(row["use"] == use for row in rows) for use in (FRESH, REPLAY, FILTERED, STALE)},
+        "fresh_rounds": sorted({row["round"] for row in rows if row["use"] != REPLAY}),
+        "judge_versions": {str(row["round"]): row["judge_version"] for row in rows},
+        "parent_version": parent.policy_version,
+        "policy_versions": [min(versions), max(versions)] if versions else [],
+        "staleness_mean": sum(lag) / len(lag) if lag else 0.0,
+        "staleness_max": max(lag, default=0),
+        "steps": math.ceil(len(versions) / project.train_batch_size),
+        "landed": landed,
+        "left": {str(number): count for number, count in left.items()},
+        "last": landed >= project.rounds_budget and not left,
+    }
+
+
+def _is_there(project: Project, number: int, note: dict[str, Any]) -> bool:
+    """Whether the file is as it was settled, and no round that is used again was retired meanwhile."""
+    file, fresh = selection_file(project.store, number), set(note["fresh_rounds"])
+    if not file.is_file() or digest_file(file) != note["sha256"]:
+        return False
+    return not any(project.store.ledger(n).read().retired for n in rounds_of(note) if n not in fresh)

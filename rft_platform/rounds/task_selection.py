@@ -1,0 +1,115 @@
+"""Which tasks a round takes: one batch after the other, as the taskset's selector chooses them."""
+
+from functools import lru_cache
+from typing import Any
+
+from rft_platform.experience.outcomes import task_outcomes
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.policy import SNAPSHOT
+from rft_platform.rounds.project import Project
+from rft_platform.tasks.selectors.history import Outcomes
+from rft_platform.tasks.selectors.registry import Moment, find_selector, select
+from rft_platform.tasks.task import Task
+
+
+class TaskSelection:
+    """The batches of tasks of one round.
+
+    They follow from the seed, the rounds before, and the round of the policy that explores: a round that is repeated
+    takes the same tasks, whatever was stored since.
+    """
+
+    def __init__(self, project: Project, round_number: int, policy_round: int) -> None:
+        self._project, self._round = project, round_number
+        self._first = batches_before(project, round_number)
+        self._history = _StoredHistory(project, round_number, self._first, policy_round)
+        self._taken: list[list[str]] = []
+        self._statistics: list[dict[str, float]] = []
+
+    def next(self) -> list[Task]:
+        """The next batch of tasks."""
+        config, tasks, chooser = self._project.config, self._project.tasks.tasks, self._project.taskset.task_selector
+        moment = Moment(
+            batch_size=config.buffer.batch_size,
+            step=self._first + len(self._taken),
+            round=self._round,
+            round_step=len(self._taken),
+            seed=config.seed if chooser.seed is None else chooser.seed,
+            feature_keys=tuple(chooser.feature_keys),
+        )
+        chosen = select(chooser.selector_type, tasks, moment, self._history, chooser.args)
+        self._taken.append([tasks[index].task_id for index in chosen.indices])
+        self._statistics.append(dict(chosen.statistics))
+        return [tasks[index] for index in chosen.indices]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the note: the selector, how many batches were taken before and now, the tasks by batch, statistics."""
+        names = dict.fromkeys(name for found in self._statistics for name in found)
+        means = {name: sum(s[name] for s in self._statistics) / len(self._statistics) for name in names}
+        return {
+            "selector": self._project.taskset.task_selector.selector_type,
+            "first_batch": self._first,
+            "batches": len(self._taken),
+            "statistics": means,
+            "tasks": self._taken,
+        }
+
+
+def batches_before(project: Project, round_number: int) -> int:
+    """Batches of tasks that were taken before a round: dynamic sampling may have taken several for one."""
+    own, last = (
+        (project.store.read_note(number, "explore") or {}).get("task_selection")
+        for number in (round_number, round_number - 1)
+    )
+    if own is not None:  # explored before: what happened to the round before it since changes nothing
+        return int(own["first_batch"])
+    if last is None:
+        return (round_number - 1) * project.config.synchronizer.batches_a_round
+    return int(last["first_batch"]) + int(last["batches"])
+
+
+def check_selector(project: Project) -> None:
+    """Raise UserError where the selector does not exist, or its options or columns do not fit the tasks."""
+    chooser, tasks = project.taskset.task_selector, project.tasks.tasks
+    find_selector(chooser.selector_type, chooser.args)
+    moment = Moment(1, 0, 1, 0, 0, tuple(chooser.feature_keys))
+    select(chooser.selector_type, tasks, moment, _NoHistory(), chooser.args)
+
+
+class _NoHistory:
+    """As before the first round."""
+
+    def outcomes(self, step: int, pass_reward: float) -> Outcomes:
+        return Outcomes.of([], [])
+
+
+class _StoredHistory:
+    """What the store says of the rounds that stood behind the policy which explored at a step."""
+
+    def __init__(self, project: Project, round_number: int, first: int, policy_round: int) -> None:
+        self._project, self._round, self._first, self._policy_round = project, round_number, first, policy_round
+        self._asked = lru_cache(maxsize=None)(self._ask)
+
+    def outcomes(self, step: int, pass_reward: float) -> Outcomes:
+        """See ``History``."""
+        return self._asked(self._known_at(step), pass_reward)
+
+    def _known_at(self, step: int) -> int:
+        """The newest round that counted when batch ``step`` was chosen."""
+        if step >= self._first:
+            return min(self._policy_round, self._round - 1)
+        number = self._round - 1
+        while number > 1 and batches_before(self._project, number) > step:
+            number -= 1
+        return min(_explored_with(self._project.store, number), number - 1)
+
+    def _ask(self, newest: int, pass_reward: float) -> Outcomes:
+        rounds = [number for number in self._project.store.rounds() if 1 <= number <= newest]
+        found = task_outcomes(self._project.store, rounds, pass_reward)
+        return Outcomes.of([task.task_id for task in self._project.tasks.tasks], found)
+
+
+def _explored_with(store: ExperienceStore, round_number: int) -> int:
+    """The round of the policy that a round explored with."""
+    snapshot = store.read_note(round_number, SNAPSHOT)
+    return round_number - 1 if snapshot is None else int(snapshot["round"])

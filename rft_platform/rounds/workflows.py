@@ -1,0 +1,56 @@
+"""The workflow of a taskset as the configuration asks for it: in this process, or in workers."""
+
+from rft_platform.config.buffer import Taskset
+from rft_platform.config.schema import RftConfig
+from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.run import Patience
+from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
+from rft_platform.rounds.project import Project
+
+_BATCHED = "single_turn"  # one call of the engine for the whole batch: there is no user code to keep apart
+
+
+def workflow_of(project: Project, taskset: Taskset) -> Workflow:
+    """The workflow of ``taskset``. One for workers is not imported here: this environment may not have what it needs.
+
+    Raises UserError where one for this process cannot be loaded.
+    """
+    workers = project.config.explorer.workers
+    if workers.kind == "inprocess" or taskset.workflow == _BATCHED:
+        return _resolved(taskset)
+    return WorkerWorkflow(
+        taskset.workflow,
+        taskset.workflow_args,
+        _format_args(taskset),
+        taskset.judge_args,
+        workers.python,
+        workers.count,
+        project.home.logs,
+    )
+
+
+def check_workflow(project: Project, taskset: Taskset) -> None:
+    """Raise UserError where the workflow cannot be loaded; one of another environment is loaded there, at its start."""
+    workers = project.config.explorer.workers
+    if workers.kind == "inprocess" or workers.python is None:
+        _resolved(taskset)
+
+
+def patience_of(config: RftConfig) -> Patience:
+    """How long the slowest runs of an explore batch are waited for."""
+    over, dynamic = config.explorer.over_rollout, config.explorer.dynamic_timeout
+    return Patience(dynamic.ratio if dynamic.enable else None, over.ratio, over.wait_after_min)
+
+
+def _resolved(taskset: Taskset) -> Workflow:
+    return resolve_workflow(
+        taskset.workflow,
+        taskset.workflow_args,
+        format_args=_format_args(taskset),
+        reward_fn_args=taskset.judge_args,
+    )
+
+
+def _format_args(taskset: Taskset) -> FormatArgs:
+    keys = taskset.format
+    return FormatArgs(keys.prompt_key, keys.response_key, keys.system_prompt)

@@ -1,0 +1,48 @@
+"""A curriculum: each epoch goes from the easiest tasks to the hardest."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rft_platform.errors import UserError
+from rft_platform.tasks.selectors.epochs import in_epochs
+from rft_platform.tasks.selectors.history import History
+from rft_platform.tasks.selectors.registry import Chosen, Moment, selector
+from rft_platform.tasks.task import Task
+
+
+@selector("easy_to_hard")
+def easy_to_hard(
+    tasks: Sequence[Task], moment: Moment, history: History, *, descending: bool = False, pass_reward: float = 1.0
+) -> Chosen:
+    """By the columns ``feature_keys``, the smallest value (``descending``: the largest) being the easiest.
+
+    Without columns by the pass rate that was measured before the epoch began (a run passes at ``pass_reward``), tasks
+    that were never run standing as at one half. Equal ones keep the order of the dataset.
+    """
+    if moment.feature_keys:
+        by_column = _by_columns(tasks, moment.feature_keys, descending)
+        return in_epochs(len(tasks), moment, lambda epoch: by_column)
+    if descending:
+        raise UserError("task selector 'easy_to_hard': descending is of the columns feature_keys, and none is given")
+
+    def measured(epoch: int) -> Sequence[int]:
+        first = epoch * len(tasks) // moment.batch_size  # the batch in which the epoch begins
+        passes, failures = history.outcomes(first, pass_reward).totals(len(tasks))
+        order: list[int] = np.argsort(-(passes + 1) / (passes + failures + 2), kind="stable").tolist()
+        return order
+
+    return in_epochs(len(tasks), moment, measured)
+
+
+def _by_columns(tasks: Sequence[Task], keys: Sequence[str], descending: bool) -> list[int]:
+    missing = [key for key in keys if any(task.raw.get(key) is None for task in tasks)]
+    if missing:
+        columns = ", ".join(tasks[0].raw)
+        raise UserError(
+            f"task_selector.feature_keys: not every task has a value of {', '.join(missing)}; the columns are {columns}"
+        )
+    try:
+        return sorted(range(len(tasks)), key=lambda index: [tasks[index].raw[key] for key in keys], reverse=descending)
+    except TypeError as error:
+        raise UserError(f"task_selector.feature_keys {list(keys)}: values cannot be put in order ({error})") from None

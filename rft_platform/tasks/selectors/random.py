@@ -1,0 +1,19 @@
+"""Every batch drawn anew."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rft_platform.tasks.selectors.history import History
+from rft_platform.tasks.selectors.registry import Chosen, Moment, selector
+from rft_platform.tasks.task import Task
+
+
+@selector("random")
+def random(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
+    """Without replacement inside the batch, as far as there are tasks."""
+    generator = np.random.default_rng([moment.seed, moment.step])
+    whole, rest = divmod(moment.batch_size, len(tasks))
+    rounds = [generator.permutation(len(tasks)) for _ in range(whole)]
+    drawn = np.concatenate([*rounds, generator.choice(len(tasks), rest, replace=False)])
+    return Chosen(drawn.astype(int).tolist())

@@ -1,0 +1,55 @@
+"""The user's functions by name, so that the experiment can be shown, resumed and judged again without the script."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rft_platform.errors import UserError
+from rft_platform.judging.metric_base import is_metric
+from rft_platform.judging.types import check_judge_function
+from rft_platform.rollout.workflow import check_workflow_function
+from rft_platform.user_code import is_live, keep_alive, load_object, reference_of
+
+
+@dataclass(frozen=True, slots=True)
+class TunedFunctions:
+    """References to workflow and judge, as a configuration holds them."""
+
+    workflow: str
+    judge: str | None  # None: the workflow rewards itself
+
+    @property
+    def notice(self) -> str | None:
+        """What cannot be done later because a function has no name that another process finds."""
+        live = [reference for reference in (self.workflow, self.judge) if reference is not None and is_live(reference)]
+        if not live:
+            return None
+        names = " and ".join(reference.rpartition("/")[2] for reference in live)
+        return (
+            f"{names}: no other process can find it by name, so this experiment cannot be resumed or judged again from "
+            "the UI or `rft run`; define it at the top level of a module or a script to make that possible"
+        )
+
+
+def tuned_functions(workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> TunedFunctions:
+    """References to both functions; ``ValueError`` where their parameters are not those of a workflow or a judge."""
+    if not callable(workflow):
+        raise ValueError(f"workflow_func is {workflow!r}; expected a function of task and model")
+    check_workflow_function(workflow)
+    if judge is None:
+        return TunedFunctions(_reference(workflow, "workflow"), None)
+    if not callable(judge):
+        raise ValueError(f"judge_func is {judge!r}; expected a function of task and response")
+    if not is_metric(judge):
+        check_judge_function(judge)
+    return TunedFunctions(_reference(workflow, "workflow"), _reference(judge, "judge"))
+
+
+def _reference(value: Any, what: str) -> str:
+    """By name where the name leads to this very object, else by keeping it in memory."""
+    try:
+        reference = reference_of(value)
+        found = load_object(reference, what)
+    except UserError:
+        return keep_alive(value, what)
+    return reference if found is value else keep_alive(value, what)

@@ -1,0 +1,59 @@
+"""Where an experiment is kept: ``<root>/<project>/<experiment>`` with its checkpoints, curves and state."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_platform.config.home import Home
+from rft_platform.errors import UserError
+
+ROOT = "checkpoints"
+DEFAULT_PROJECT = "AgentScope"
+
+_NAME = re.compile(r"[\w][\w.+=@-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One experiment of one project."""
+
+    root: Path  # absolute
+    project: str
+    experiment: str
+
+    @property
+    def folder(self) -> Path:
+        """Checkpoints (``global_step_<n>``), ``monitor/tensorboard`` and the state of the run."""
+        return self.root / self.project / self.experiment
+
+    @property
+    def home(self) -> Home:
+        """``RFT_HOME`` of the experiment: rows, Dagster's instance, MLflow's store, logs.
+
+        An experiment always has a home of its own; what ``RFT_HOME`` names in the environment is another project.
+        """
+        return Home(self.folder / ".rft")
+
+    @property
+    def tensorboard(self) -> Path:
+        """``tensorboard --logdir`` takes it."""
+        return self.folder / "monitor" / "tensorboard"
+
+
+def place_of(root: str | None, project: str | None, experiment: str | None) -> Place:
+    """The place of an experiment; where nothing is named, ``./checkpoints/AgentScope/Experiment-<time>``.
+
+    Raises UserError for a name that cannot be a folder's.
+    """
+    place = Place(
+        Path(root or ROOT).absolute(),
+        project or DEFAULT_PROJECT,
+        experiment or f"Experiment-{time.strftime('%Y%m%d%H%M%S')}",
+    )
+    for what, name in (("project_name", place.project), ("experiment_name", place.experiment)):
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{what} {name!r}: it becomes the name of a folder; use letters, digits and . _ - + = @, at most 128"
+            )
+    return place

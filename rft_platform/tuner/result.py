@@ -1,0 +1,95 @@
+"""What came of a tuning, read from what the experiment left on disk."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.tuner.place import Place
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One training step; step 0 is the model that was given. None where a number was not measured."""
+
+    step: int
+    reward: float | None = None  # mean over the runs explored
+    metrics: dict[str, float] = field(default_factory=dict)  # of the optimiser step: loss, entropy, grad_norm, ...
+    eval: dict[str, float] = field(default_factory=dict)  # on eval_dataset, where the step was evaluated
+
+
+@dataclass(frozen=True, slots=True)
+class TuneResult:
+    """Where the tuned model is, how it got there, and what to look it up by."""
+
+    project: str
+    experiment: str
+    folder: Path  # of the experiment: checkpoints and monitor/tensorboard
+    home: Path  # its RFT_HOME
+    checkpoint: Path | None  # Hugging Face folder of the last policy; None: nothing was trained
+    steps: int  # optimiser steps of the last policy
+    model_version: str | None  # models:/NAME/VERSION
+    mlflow_run_id: str | None
+    history: list[StepRecord]  # by step
+    dagster_run_ids: list[str]  # oldest first, those of interrupted calls too
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        from dataclasses import asdict
+
+        paths = {name: str(value) for name, value in asdict(self).items() if isinstance(value, Path)}
+        return {**asdict(self), **paths}
+
+
+def result_of(project: "Project", place: Place) -> TuneResult:
+    """Read the result of an experiment that has ended, or as far as it has come."""
+    from rft_platform.rounds.policy import published
+
+    store = project.store
+    policies = {n: policy for n in store.rounds() if (policy := published(store, n)) is not None}
+    last = policies[max(policies)] if policies else None
+    trained = last is not None and last.policy_version > 0
+    version = None if last is None or last.model_version is None else last.model_version
+    return TuneResult(
+        project=place.project,
+        experiment=place.experiment,
+        folder=place.folder,
+        home=place.home.root,
+        checkpoint=Path(last.folder) if last is not None and trained else None,
+        steps=0 if last is None else last.policy_version,
+        model_version=None if version is None else f"models:/{project.model_name}/{version}",
+        mlflow_run_id=_mlflow_run(project),
+        history=[_step_record(project, number, policy.policy_version) for number, policy in policies.items()],
+        dagster_run_ids=_dagster_runs(project),
+    )
+
+
+def _step_record(project: "Project", number: int, step: int) -> StepRecord:
+    notes = {name: project.store.read_note(number, name) or {} for name in ("judge", "train", "evaluation")}
+    judged, trained, evaluated = notes["judge"], notes["train"], notes["evaluation"]
+    return StepRecord(
+        step=step,
+        reward=judged.get("mean_reward"),
+        metrics=_numbers(trained.get("metrics")),
+        eval=_numbers(evaluated.get("metrics")) if evaluated.get("results") else {},
+    )
+
+
+def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
+    kept = {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in kept.items() if not isinstance(value, bool)}
+
+
+def _mlflow_run(project: "Project") -> str | None:
+    from rft_platform.rounds.processes import connect_registry
+
+    return connect_registry(project).training_run(project.config.name).run_id
+
+
+def _dagster_runs(project: "Project") -> list[str]:
+    from rft_platform.jobs.instance import open_instance
+
+    with open_instance(project.home, capture_output=False) as instance:
+        return [record.dagster_run.run_id for record in instance.get_run_records(ascending=True)]

@@ -1,0 +1,206 @@
+"""From the arguments of ``tune()`` to the platform's configuration.
+
+Three layers, the later of which win: defaults, the YAML file, and what the caller wrote out.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.config.load import build_config, read_yaml
+from rft_platform.config.paths import resolve_paths
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.tuner.algorithm import AlgorithmConfig
+from rft_platform.tuner.dataset import DatasetConfig
+from rft_platform.tuner.functions import TunedFunctions
+from rft_platform.tuner.layers import Layer, merged, nested, value_at
+from rft_platform.tuner.model import TunerModelConfig
+from rft_platform.tuner.place import Place, place_of
+from rft_platform.tuner.section import TunerSection
+from rft_platform.tuner.thinking import knows_thinking
+
+_SERVING = {
+    "enable_thinking": "enable_thinking",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "inference_engine_num": "engine_num",
+    "tool_call_parser": "tool_call_parser",
+    "reasoning_parser": "reasoning_parser",
+}
+_MODEL = {
+    "model_path": "model.model_path",
+    "max_model_len": "model.max_model_len",
+    "temperature": "model.temperature",
+    "top_p": "model.top_p",
+    "max_tokens": "model.max_response_tokens",
+    **{field: f"explorer.rollout_model.{key}" for field, key in _SERVING.items()},
+}
+_AUXILIARY = {
+    "model_path": "model_path",
+    "max_model_len": "max_model_len",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "max_tokens": "max_response_tokens",
+    **_SERVING,
+}
+_ALGORITHM = {
+    "algorithm_type": "algorithm.algorithm_type",
+    "learning_rate": "algorithm.optimizer.lr",
+    "group_size": "algorithm.repeat_times",
+    "batch_size": "buffer.batch_size",
+    "save_interval_steps": "trainer.keep_every",
+    "eval_interval_steps": "explorer.eval_interval",
+}
+_TASKSET = {"path": "path", "name": "subset_name", "split": "split"}
+_LENGTH = {"total_epochs": "buffer.total_epochs", "total_steps": "buffer.total_steps"}
+
+_NEWEST_KEPT = 2  # the policy that explores and the one it came from
+_RUNS_AT_ONCE = 32  # an engine: agents wait for the model, and for each other's answers in its batch
+_PACK_TOKENS = 16384
+_TASKSET_KEY = "buffer.explorer_input.taskset"
+_EVAL_KEY = "buffer.explorer_input.eval_tasksets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneArguments:
+    """What ``tune()`` was given, beside the functions."""
+
+    train_dataset: DatasetConfig | None = None
+    eval_dataset: DatasetConfig | None = None
+    model: TunerModelConfig | None = None
+    auxiliary_models: Mapping[str, TunerModelConfig] | None = None
+    algorithm: AlgorithmConfig | None = None
+    project_name: str | None = None
+    experiment_name: str | None = None
+    monitor_type: str | None = None
+    config_path: str | None = None
+
+
+def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, Place]:
+    """The configuration to run and where its experiment is kept; UserError where something needed is missing."""
+    file = {} if given.config_path is None else _file_layer(Path(given.config_path).absolute(), given)
+    _require(given, file)
+    wanted = merged(_settings(given, defaults=True), file, _settings(given, defaults=False))
+    place = place_of(
+        value_at(file, "checkpoint_root_dir"),
+        given.project_name or value_at(file, "project"),
+        given.experiment_name or value_at(file, "name"),
+    )
+    data = merged(wanted, _fixed(wanted, given, functions, place))
+    return build_config(resolve_paths(data, Path.cwd()), "tune"), place
+
+
+def _file_layer(file: Path, given: TuneArguments) -> Layer:
+    """What a YAML file says, and nothing of what it leaves open."""
+    data = resolve_paths(read_yaml(file), file.parent)
+    if given.train_dataset is not None and value_at(data, _TASKSET_KEY):
+        data = merged(nested({f"{_TASKSET_KEY}.path": given.train_dataset.path}), data)  # the file may leave it out
+    return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True)
+
+
+def _require(given: TuneArguments, file: Layer) -> None:
+    if given.model is None and not value_at(file, "model.model_path"):
+        raise UserError("tune: there is no model; give model=TunerModelConfig(model_path=..., max_model_len=...)")
+    if given.train_dataset is None and not value_at(file, f"{_TASKSET_KEY}.path"):
+        raise UserError("tune: there are no tasks; give train_dataset=DatasetConfig(path=...)")
+    mode = value_at(file, "mode")
+    if mode not in (None, "both"):
+        raise UserError(f"{given.config_path}: mode {mode}; tune() explores and trains, which is mode both")
+
+
+def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
+    """The keys that the arguments set; with ``defaults`` those that they leave at their default values instead."""
+    algorithm = given.algorithm if given.algorithm is not None else AlgorithmConfig()
+    values = {
+        **_fields(given.model, _MODEL, defaults),
+        **(_fields(algorithm, _ALGORITHM, defaults)),
+        **_fields(given.train_dataset, {f: f"{_TASKSET_KEY}.{key}" for f, key in _TASKSET.items()} | _LENGTH, defaults),
+    }
+    if defaults:
+        values |= {
+            "trainer.max_checkpoints_to_keep": _NEWEST_KEPT,
+            "explorer.runner_per_model": _RUNS_AT_ONCE,
+            f"{_TASKSET_KEY}.format": _no_columns(),
+        }
+    return nested({key: value for key, value in values.items() if value is not None})
+
+
+def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: bool) -> dict[str, Any]:
+    if section is None:
+        return {}
+    written = section.model_fields_set
+    values = {keys[name]: getattr(section, name) for name in keys if (name in written) is not defaults}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place: Place) -> Layer:
+    """What follows from everything else: the functions, the places, and limits that depend on each other."""
+    run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
+    evaluated = value_at(wanted, _EVAL_KEY) or []
+    if given.eval_dataset is not None:
+        fields = _fields(given.eval_dataset, _TASKSET, True) | _fields(given.eval_dataset, _TASKSET, False)
+        evaluated = [{"format": _no_columns(), **fields}]
+    values = {
+        "project": place.project,
+        "name": place.experiment,
+        "checkpoint_root_dir": str(place.root),
+        "monitor.tensorboard_dir": str(place.tensorboard),
+        "evaluation.every": _evaluation_every(wanted, given),
+        _EVAL_KEY: [merged(taskset, run) for taskset in evaluated],
+        **{f"{_TASKSET_KEY}.{key}": value for key, value in run.items()},
+        **_limits(wanted),
+    }
+    if given.monitor_type is not None:
+        values["monitor.monitor_type"] = given.monitor_type
+    if given.auxiliary_models is not None:
+        values["explorer.auxiliary_models"] = [_auxiliary(*item) for item in given.auxiliary_models.items()]
+    if value_at(wanted, f"{_TASKSET_KEY}.rollout_args.n") is not None:  # the same setting as repeat_times
+        values[f"{_TASKSET_KEY}.rollout_args.n"] = value_at(wanted, "algorithm.repeat_times")
+    return nested(values | _reasoning(wanted, given))
+
+
+def _evaluation_every(wanted: Layer, given: TuneArguments) -> int:
+    """Rounds between evaluations: as the file says, where the caller does not say how many steps."""
+    known = value_at(wanted, "evaluation.every")
+    if known is not None and not (given.algorithm and "eval_interval_steps" in given.algorithm.model_fields_set):
+        return int(known)
+    fixed = value_at(wanted, "synchronizer.sync_style") in (None, "fixed")
+    batches_a_round = (value_at(wanted, "synchronizer.sync_interval") or 1) if fixed else 1
+    return max(1, math.ceil(value_at(wanted, "explorer.eval_interval") / batches_a_round))
+
+
+def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
+    """Whether the judge is set here: a judge that the file names stays, where the caller gives none."""
+    return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
+
+
+def _limits(wanted: Layer) -> dict[str, Any]:
+    length, answer = value_at(wanted, "model.max_model_len"), value_at(wanted, "model.max_response_tokens")
+    limits: dict[str, Any] = {}
+    if length and answer:
+        prompt = value_at(wanted, "model.max_prompt_tokens") or 1
+        limits["model.max_response_tokens"] = max(1, min(answer, length - prompt))
+    if length and length > (value_at(wanted, "trainer.max_token_len_per_gpu") or _PACK_TOKENS):
+        limits["trainer.max_token_len_per_gpu"] = length
+    return limits
+
+
+def _reasoning(wanted: Layer, given: TuneArguments) -> dict[str, Any]:
+    """No parser of thoughts where nobody asked for one and the model has no word for their end."""
+    path = value_at(wanted, "model.model_path")
+    asked = given.model is None or "reasoning_parser" in given.model.model_fields_set
+    return {} if asked or knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
+
+
+def _auxiliary(name: str, model: TunerModelConfig) -> Layer:
+    fields = _fields(model, _AUXILIARY, True) | _fields(model, _AUXILIARY, False)
+    fields["max_response_tokens"] = min(model.max_tokens, max(1, model.max_model_len - 1))
+    if "reasoning_parser" not in model.model_fields_set and not knows_thinking(model.model_path):
+        fields["reasoning_parser"] = None
+    return {"name": name, **fields}
+
+
+def _no_columns() -> Layer:
+    return {"prompt_key": None, "response_key": None}

@@ -1,0 +1,143 @@
+"""``tune()``: an agent's workflow, a judge and a dataset in, a better model out.
+
+It materialises the same Dagster assets as ``rft run``, in the caller's process and against an instance that persists,
+so that everything can be looked at in the UI afterwards.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rft_platform.errors import UserError
+from rft_platform.tuner.algorithm import AlgorithmConfig
+from rft_platform.tuner.dataset import DatasetConfig
+from rft_platform.tuner.event_loops import outside_event_loop
+from rft_platform.tuner.functions import TunedFunctions, tuned_functions
+from rft_platform.tuner.model import TunerModelConfig
+from rft_platform.tuner.place import Place
+from rft_platform.tuner.result import TuneResult, result_of
+from rft_platform.tuner.translation import TuneArguments, translated
+from rft_platform.tuner.types import JudgeType, WorkflowType
+from rft_platform.user_code import file_being_loaded
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.config.schema import RftConfig
+
+_ENVIRONMENT = ("RFT_HOME", "DAGSTER_HOME")
+
+
+def tune(
+    *,
+    workflow_func: WorkflowType,
+    judge_func: JudgeType | None = None,
+    train_dataset: DatasetConfig | None = None,
+    eval_dataset: DatasetConfig | None = None,
+    model: TunerModelConfig | None = None,
+    auxiliary_models: Mapping[str, TunerModelConfig] | None = None,
+    algorithm: AlgorithmConfig | None = None,
+    project_name: str | None = None,
+    experiment_name: str | None = None,
+    monitor_type: str | None = None,
+    config_path: str | None = None,
+) -> TuneResult:
+    """Train ``model`` on what ``workflow_func`` does with the tasks of ``train_dataset``.
+
+    Args:
+        workflow_func: solves one task with the model it is handed; parameters ``task``, ``model``
+            [, ``auxiliary_models``] [, ``logger``].
+        judge_func: rewards a run; parameters ``task``, ``response`` [, ``auxiliary_models``] [, ``logger``]. It may be
+            a metric of AgentScope. Without one the workflow's own reward counts.
+        eval_dataset: evaluated by the same functions at the start, every ``eval_interval_steps`` and at the end.
+        auxiliary_models: models at the functions' disposal by name; they are not trained.
+        project_name: default ``AgentScope``.
+        experiment_name: one that exists is gone on with; default ``Experiment-`` and the time.
+        monitor_type: tensorboard or mlflow; default both.
+        config_path: a YAML file for everything that the other arguments do not say; these override it.
+
+    Everything is kept below ``./checkpoints/<project>/<experiment>``; ``RFT_HOME`` in the environment is not looked at.
+    Ctrl-C ends it in order; the same call with that ``experiment_name`` goes on.
+
+    Raises:
+        ValueError: a function's parameters are not those of a workflow or a judge.
+        UserError: bad settings, all of them named, before anything has started.
+        UserCodeError: workflow or judge failed on every run.
+    """
+    if (file := file_being_loaded()) is not None:
+        raise UserError(f'{file} calls tune() when it is imported: put the call below `if __name__ == "__main__":`')
+    functions = tuned_functions(workflow_func, judge_func)
+    given = TuneArguments(
+        train_dataset=train_dataset,
+        eval_dataset=eval_dataset,
+        model=model,
+        auxiliary_models=auxiliary_models,
+        algorithm=algorithm,
+        project_name=project_name,
+        experiment_name=experiment_name,
+        monitor_type=monitor_type,
+        config_path=config_path,
+    )
+    config, place = translated(given, functions)
+    return outside_event_loop(lambda: _run(config, place, functions))
+
+
+def _run(config: "RftConfig", place: Place, functions: TunedFunctions) -> TuneResult:
+    from rft_platform.driving.beginning import begin
+    from rft_platform.driving.console import notes
+    from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.rounds.project import Project
+
+    console = notes()
+    with _environment_kept():
+        use_home(place.home)
+        plan = begin(place.home, config)
+        if functions.notice is not None:
+            console.print(f"note: {functions.notice}", markup=False, soft_wrap=True)
+        console.print(f"{plan.title}, kept in {place.folder}", style="bold", markup=False, soft_wrap=True)
+        project = Project.open(place.home)
+        try:
+            drive_project(project, console)
+        except KeyboardInterrupt:
+            _say_how_to_resume(console, place, functions)
+            raise
+        result = result_of(project, place)
+        _say_what_came(console, result)
+    return result
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Where the caller's process and what it imports point to afterwards is as before."""
+    before, path = {name: os.environ.get(name) for name in _ENVIRONMENT}, list(sys.path)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _say_how_to_resume(console: "Console", place: Place, functions: TunedFunctions) -> None:
+    home = place.home
+    lines = [f"interrupted: tune(..., experiment_name={place.experiment!r}) goes on from here"]
+    if functions.notice is None:
+        lines.append(f"or, from this folder: RFT_HOME={home.root} rft run --config {home.config_file}")
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _say_what_came(console: "Console", result: TuneResult) -> None:
+    facts = {
+        "checkpoint": result.checkpoint or "nothing was trained",
+        "model version": result.model_version or "not registered",
+        "curves": f"tensorboard --logdir {result.folder / 'monitor' / 'tensorboard'}",
+        "every row": f"RFT_HOME={result.home} rft ui",
+    }
+    for name, fact in facts.items():
+        console.print(f"{name:<14} {fact}", markup=False, soft_wrap=True)

@@ -1,0 +1,66 @@
+"""The data side of the configuration: task selectors, operators, dynamic sampling in the arithmetic of batches."""
+
+from collections.abc import Callable
+
+import pytest
+
+from rft_platform.algorithms.presets import preset
+from rft_platform.config.checks import check_config
+from rft_platform.config.load import build_config, dump_config
+from rft_platform.config.notices import config_notices
+from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+Make = Callable[..., RftConfig]
+SELECTOR = "buffer__explorer_input__taskset__task_selector"
+OPERATORS = "data_processor__experience_pipeline__operators"
+
+
+def test_selectors_by_their_names_and_aliases(make_config: Make) -> None:
+    given = {"selector_type": "offline_easy2hard", "feature_keys": ["level"], "kwargs": {"descending": True}}
+    config = make_config(**{SELECTOR: given})
+    taskset = config.buffer.explorer_input.taskset
+    assert taskset is not None
+    assert taskset.task_selector.selector_type == "easy_to_hard"
+    assert taskset.task_selector.args == {"descending": True}
+    assert "easy_to_hard" in dump_config(config)
+    with pytest.raises(UserError, match="'sequential', 'shuffle', 'random', 'easy_to_hard' or 'difficulty_based'"):
+        make_config(**{SELECTOR: {"selector_type": "hardest"}})
+    unread = make_config(**{SELECTOR: {"feature_keys": ["level"]}})
+    with pytest.raises(UserError, match="feature_keys: shuffle does not ask how hard tasks are"):
+        check_config(unread, preset=preset("grpo"), cpu_count=2, gpu_count=0)
+
+
+def test_an_evaluation_needs_no_selector(make_config: Make) -> None:
+    config = make_config(
+        buffer__explorer_input__eval_tasksets=[{"path": "x", "task_selector": {"selector_type": "random"}}]
+    )
+    assert [line for line in config_notices(config) if "task_selector" in line] == [
+        "buffer.explorer_input.eval_tasksets[0].task_selector has no effect here: an evaluation runs every task"
+    ]
+
+
+def test_operators_are_read_in_order() -> None:
+    operators = [{"name": "invalid_filter"}, {"name": "std_filter", "args": {"threshold": 0.1}}]
+    config = build_config({"data_processor": {"experience_pipeline": {"operators": operators}}})
+    assert [entry.name for entry in config.data_processor.experience_pipeline.operators] == [
+        "invalid_filter",
+        "std_filter",
+    ]
+    with pytest.raises(UserError, match=r"unknown key .*operators\[0\].arg; did you mean .*args"):
+        build_config({"data_processor": {"experience_pipeline": {"operators": [{"name": "std_filter", "arg": {}}]}}})
+
+
+def test_the_plan_tells_of_further_batches(make_config: Make) -> None:
+    def lines(config: RftConfig, name: str) -> str:
+        return render_plan(resolved_plan(config, preset=preset(name), gpu_count=0))
+
+    assert "up to 3 batches of tasks in place of one" in lines(make_config(algorithm__algorithm_type="dapo"), "dapo")
+    assert "dynamic sampling" not in lines(make_config(), "grpo")
+    given = [{"name": "dynamic_sampling", "args": {"max_batches": 5}}]
+    assert "up to 5 batches" in lines(make_config(**{OPERATORS: given}), "grpo")
+    once = [{"name": "dynamic_sampling"}]
+    assert "dynamic sampling" not in lines(
+        make_config(algorithm__algorithm_type="dapo", **{OPERATORS: once}), "dapo"
+    ), "an operator that is given takes the place of the algorithm's own"

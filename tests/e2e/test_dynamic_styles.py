@@ -1,0 +1,122 @@
+"""Both dynamic styles with a real engine and trainer: what trained when, on which rows, and what is traced of it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.experience.queries import connect, rows_that_trained
+from rft_platform.files import write_text
+from rft_platform.registry.lineage import trace_checkpoint, trace_row
+from rft_platform.rounds.policy import required
+from rft_platform.rounds.project import Project
+
+pytestmark = pytest.mark.slow
+
+
+#: The keys that the projects differ in; three explore batches of 8 tasks x 4 runs each.
+STYLES = {
+    "by_explorer": {"sync_style": "dynamic_by_explorer", "sync_interval": 2, "train_batch_size": 48},
+    "by_trainer": {"sync_style": "dynamic_by_trainer", "sync_interval": 2, "train_batch_size": 24},
+}
+
+#: Drives one project after the other in one process, which starts one engine and one trainer for all.
+DRIVE = """
+import importlib, json, os, sys
+os.environ["RFT_HOME"] = sys.argv[1]
+from rft_platform import definitions
+from rft_platform.config.home import Home
+from rft_platform.jobs.driver import drive
+from rft_platform.rounds.project import Project
+for root in sys.argv[1:]:
+    os.environ["RFT_HOME"] = root
+    defs = importlib.reload(definitions).defs  # they belong to the home that they were made for
+    done = drive(Project.open(Home.from_environment()), defs)
+    assert done.finished, done.failed or done.error
+    print(json.dumps([f"{each.kind} {each.round}" for each in done.launched]))
+"""
+
+
+@pytest.fixture(scope="module")
+def finished_styles(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_config: Callable[..., Any]
+) -> dict[str, tuple[Project, list[str]]]:
+    """A finished project of each style, and what its driver launched."""
+    homes = {}
+    for name, style in STYLES.items():
+        folder = tmp_path_factory.mktemp(name)
+        keys = {key: value for key, value in style.items() if key != "train_batch_size"}
+        config = make_config(folder, tiny_model, synchronizer=keys, explorer={"eval_on_startup": False})
+        config["buffer"].update(train_batch_size=style["train_batch_size"], total_steps=3)
+        homes[name] = Home(folder / "home")
+        write_text(homes[name].config_file, yaml.safe_dump(config))
+    first, *others = homes.values()
+    first.leases.mkdir(parents=True)
+    for home in others:
+        home.leases.symlink_to(first.leases)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", DRIVE, *(str(home.root) for home in homes.values())]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    stop = {**environment, "RFT_HOME": str(first.root)}
+    subprocess.run([sys.executable, "-m", "rft_platform", "stop"], env=stop, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    launched = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    return {name: (Project.open(home), jobs) for (name, home), jobs in zip(homes.items(), launched, strict=True)}
+
+
+def selected(project: Project, number: int) -> set[str]:
+    """Row ids that a training was given."""
+    table = pq.read_table(project.store.round_folder(number) / "row_selection.parquet").to_pylist()
+    return {row["row_id"] for row in table if row["use"] in ("fresh", "replay")}
+
+
+def check_traces(project: Project, number: int) -> None:
+    """From the weights to the very rows, and back."""
+    with connect(project.store, project.checkpoints) as connection:
+        found = {row["row_id"] for row in rows_that_trained(connection, number)}
+    assert found == selected(project, number)
+    folder = required(project.store, number).folder
+    newest = trace_checkpoint(folder, project.store, verify=True).trainings[0]
+    assert newest.rows_trained == len(found) and newest.data_unchanged
+    row = trace_row(min(found), project.store, project.checkpoints)
+    assert str(folder) in [checkpoint.checkpoint for checkpoint in row.trained]
+
+
+def note(project: Project, number: int, name: str) -> Any:
+    return json.loads((project.store.round_folder(number) / f"{name}.json").read_text())
+
+
+def test_by_explorer_trains_what_landed_and_every_row_is_traced(finished_styles: dict[str, Any]) -> None:
+    project, launched = finished_styles["by_explorer"]
+    assert launched == ["warm_start 0", "explore 1", "explore 2", "sync 1", "explore 3", "sync 2"]
+    settled = [note(project, number, "row_selection") for number in (1, 2)]
+    assert [one["fresh_rounds"] for one in settled] == [[1, 2], [3]]
+    first = note(project, 1, "policy")["policy_version"]
+    assert first == 2, "64 experiences in two steps, as equal as can be"
+    assert [note(project, n, "explore")["policy_version"] for n in (1, 2, 3)] == [0, 0, first]
+    assert not selected(project, 1) & selected(project, 2)
+    assert note(project, 2, "train")["step_events"][0]["metrics"]["staleness_max"] == 0
+    assert note(project, 2, "evaluation")["results"], "the last training is evaluated"
+    for number in (1, 2):
+        check_traces(project, number)
+
+
+def test_by_trainer_makes_its_steps_and_leaves_the_rest_for_the_next(finished_styles: dict[str, Any]) -> None:
+    project, launched = finished_styles["by_trainer"]
+    assert launched == ["warm_start 0", "explore 1", "explore 2", "sync 1", "explore 3", "sync 2"]
+    settled = [note(project, number, "row_selection") for number in (1, 2)]
+    assert [one["rows"]["fresh"] for one in settled] == [48, 48] and settled[0]["left"] == {"2": 16}
+    assert [note(project, n, "explore")["policy_version"] for n in (1, 2, 3)] == [0, 0, 2]
+    trained = note(project, 2, "train")
+    assert trained["step_events"][0]["metrics"]["staleness_max"] == 2, "what was left of batch 2 is two versions old"
+    assert note(project, 2, "policy")["policy_version"] == 4
+    for number in (1, 2):
+        check_traces(project, number)

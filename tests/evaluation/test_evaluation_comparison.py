@@ -1,0 +1,82 @@
+"""Differences between policies on the same tasks, their intervals, and the gate that asks for them."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.evaluation.comparison import Comparison, compare, comparisons, task_means
+from rft_platform.evaluation.gate import gate
+from rft_platform.evaluation.metrics import paired_interval
+from rft_platform.evaluation.report import comparison_table
+from rft_platform.evaluation.results import EvaluationResult
+
+Make = Callable[..., EvaluationResult]
+TASKS = tuple(f"t{i}" for i in range(40))
+
+
+def scored(make_result: Make, rewards: list[float], version: int, **changes: object) -> EvaluationResult:
+    """A result whose tasks have two runs each: with the given reward, and with 0."""
+    scores = {"sampled": {task: [reward, 0.0] for task, reward in zip(TASKS, rewards, strict=True)}}
+    value = float(np.mean([[reward >= 1, 0.0] for reward in rewards]))
+    return make_result(value, version, tasks=TASKS, scores=scores, **changes)
+
+
+def test_what_is_hard_for_both_does_not_widen_the_interval() -> None:
+    hard = np.random.default_rng(0).normal(0.0, 5.0, 200)
+    gain = np.random.default_rng(1).normal(0.2, 0.1, 200)
+    difference, low, high = paired_interval(list(hard + gain), list(hard))
+    assert difference == pytest.approx(np.mean(gain))
+    spread = 1.96 * np.std(gain) / np.sqrt(200)  # normal theory
+    assert (high - low) / 2 == pytest.approx(spread, rel=0.1)
+    assert low > 0
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    generator, covered = np.random.default_rng(7), 0
+    for _ in range(300):
+        better, worse = generator.random(80) < 0.6, generator.random(80) < 0.5
+        _, low, high = paired_interval(list(better.astype(float)), list(worse.astype(float)))
+        covered += low <= 0.1 <= high
+    assert 0.91 <= covered / 300 <= 0.99
+
+
+def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make) -> None:
+    start = scored(make_result, [0.0] * 40, 0)
+    better = scored(make_result, [1.0] * 30 + [0.5] * 10, 16)
+    found = comparisons(better, {"previous": None, "champion": better, "start": start})
+    assert [(each.against, each.metric) for each in found] == [("start", "sampled_pass"), ("start", "mean_reward")]
+    passes, reward = found
+    assert (passes.difference, passes.tasks, passes.verdict) == (0.375, 40, "better")  # 30 of 40, one run of two
+    assert reward.difference == pytest.approx(0.4375)
+    assert passes.low < 0.375 < passes.high
+    assert passes.named()["vs_start/sampled_pass_low"] == passes.low
+    assert "start (v0), sampled_pass | +37.5% (" in comparison_table(found)
+    assert Comparison(**passes.to_json()) == passes
+    back = compare(start, better, "sampled_pass", "champion")
+    assert back is not None
+    assert back.verdict == "worse"
+    assert compare(better, better, "sampled_pass", "previous").verdict == "not clearly different"  # type: ignore[union-attr]
+
+
+def test_other_tasks_and_modes_that_were_not_run_compare_with_nothing(make_result: Make) -> None:
+    result = scored(make_result, [1.0] * 40, 8)
+    assert compare(result, make_result(0.5, 0), "sampled_pass", "start") is None
+    assert compare(result, scored(make_result, [0.0] * 40, 0), "greedy_pass", "start") is None
+    assert task_means(result, "greedy_pass") == {}
+
+
+def test_a_confident_gate_asks_for_the_lower_end(make_result: Make) -> None:
+    start = scored(make_result, [0.0] * 40, 0)
+    slightly = scored(make_result, [1.0, 1.0, 0.0] + [0.0] * 37, 8)
+    clearly = scored(make_result, [1.0] * 40, 8)
+    assert gate(slightly, start).passed  # the mean alone is better
+    doubtful = gate(slightly, start, confident=True, to_beat="start")
+    assert not doubtful.passed
+    assert "against the start's 0.0000 (policy version 0), difference +0.0250 (95 % +0.0000 to" in doubtful.reason
+    assert doubtful.reason.endswith("its lower end must exceed +0.0000")
+    assert gate(clearly, start, confident=True, min_delta=0.4).passed
+    assert not gate(clearly, start, confident=True, min_delta=0.5).passed
+    with pytest.raises(UserError, match=r"evaluation.gate.confident.*sampled_pass, greedy_pass, mean_reward"):
+        gate(clearly, start, metric="eval/sums/reward/mean@4", confident=True)

@@ -1,0 +1,121 @@
+"""Programs of a model in their sandbox: what passes, what does not, and that nothing gets out or stays behind."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rft_platform.errors import UserCodeError
+from rft_platform.judging.apply import RunJudgement, judge_runs
+from rft_platform.judging.compose import build_judge
+from rft_platform.judging.sandbox.process import Limits, run_program
+from rft_platform.tasks.task import Task
+
+from .conftest import run_rows
+
+SUMS = [{"input": "1 2\n", "output": "3"}, {"input": "2 2\n", "output": "4\n"}]
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+ASSERTS = "assert add(1, 2) == 3\nassert add(2, 2) == 4"
+
+
+def judged(programs: list[str], tests: Any, **args: Any) -> list[RunJudgement]:
+    task = Task("t", "tasks", "?", "", {"question": "?", "tests": tests})
+    return judge_runs(run_rows(programs), {"t": task}, build_judge("code", args))
+
+
+def test_programs_that_read_and_print() -> None:
+    right, fenced, wrong, broken = judged(
+        [ADD, f"Here:\n```python\n{ADD}\n```\nDone.", ADD.replace("+", "*"), "print("], SUMS, partial=True
+    )
+    assert (right.reward, fenced.reward, wrong.reward, broken.reward) == (1.0, 1.0, 0.5, 0.0)
+    assert wrong.parts == {"code": 0.5, "code/passed": 0.5, "code/timed_out": 0.0}
+
+
+def test_functions_under_test_and_programs_that_end_before_their_test() -> None:
+    good = "def add(a, b):\n    return a + b"
+    bad = "def add(a, b):\n    return a - b"
+    leaves = "import sys\nsys.exit(0)"
+    leaves_hard = "import os\nprint('ok', flush=True)\nos._exit(0)"
+    runs = judged([good, bad, leaves, leaves_hard], ASSERTS)
+    assert [run.reward for run in runs] == [1.0, 0.0, 0.0, 0.0]
+
+
+async def outcome(source: str, stdin: str = "", **limits: Any) -> Any:
+    return await run_program(source, stdin, Limits(**limits))
+
+
+async def test_time_memory_files_output_and_processes_are_limited(tmp_path: Path) -> None:
+    slow, busy, big, disk, loud, children = await asyncio.gather(
+        outcome("import time; time.sleep(60)", wall_s=1.0),
+        outcome("while True: pass", wall_s=30.0, cpu_s=1),
+        outcome("x = 'x' * (1 << 30)", memory_mb=256),
+        outcome("open('f', 'wb').write(b'x' * (4 << 20))", file_mb=1),
+        outcome("while True: print('x' * 1000)", output_bytes=10_000),
+        outcome("import os; os.fork()"),
+    )
+    assert slow.timed_out and not slow.ok
+    assert not busy.timed_out and busy.returncode != 0
+    assert "MemoryError" in big.stderr
+    assert not disk.ok
+    assert loud.output_exceeded and len(loud.stdout) == 10_000
+    if os.geteuid() != 0:  # the kernel does not count the processes of root
+        assert not children.ok and "BlockingIOError" in children.stderr
+
+
+def test_nothing_of_ours_gets_in_and_nothing_of_theirs_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hush")
+    seen = asyncio.run(
+        outcome("import os; print(sorted(os.environ)); print(os.getcwd()); open('left', 'w').write('x')")
+    )
+    assert seen.ok and "SECRET" not in seen.stdout
+    assert seen.stdout.splitlines()[1] not in map(str, Path(tempfile.gettempdir()).iterdir())
+
+
+def namespaces() -> bool:
+    """Whether this machine lets a process have its own."""
+    import subprocess
+
+    return subprocess.run(["unshare", "--user", "--net", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not namespaces(), reason="this machine gives no user namespaces")
+async def test_there_is_no_network() -> None:
+    source = "import socket\ns = socket.socket()\ns.settimeout(2)\ns.connect(('127.0.0.1', PORT))"
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    tried = await outcome(source.replace("PORT", str(port)))
+    server.close()
+    await server.wait_closed()
+    assert "Network is unreachable" in tried.stderr
+
+
+async def test_what_a_program_starts_ends_with_it() -> None:
+    mark = f"sandbox-mark-{os.getpid()}"
+    source = (
+        "import os, sys, time\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        f"    os.execv(sys.executable, [sys.executable, '-c', 'import time; time.sleep(60)  # {mark}'])\n"
+        "time.sleep(60)\n"
+    )
+    ended = await outcome(source, processes=64, wall_s=1.5)
+    assert ended.timed_out
+    for _ in range(100):
+        if not marked(mark):
+            break
+        await asyncio.sleep(0.05)
+    assert marked(mark) == []
+
+
+def marked(mark: str) -> list[int]:
+    return [p.pid for p in psutil.process_iter(["cmdline"]) if any(mark in a for a in p.info["cmdline"] or ())]
+
+
+def test_tests_that_are_none() -> None:
+    for tests, told in (([], "expected test code"), ([{"input": "1"}], "expected test code")):
+        with pytest.raises(UserCodeError, match=told):
+            judged([ADD], tests)

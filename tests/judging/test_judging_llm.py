@@ -1,0 +1,285 @@
+"""The judge that asks a model: scores, kept answers, limits, budgets, and endpoints that fail."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rft_platform.errors import JudgeUnavailableError, UserCodeError, UserError
+from rft_platform.judging.apply import RunJudgement, judge_runs
+from rft_platform.judging.compose import build_judge
+from rft_platform.judging.llm.answers import BudgetSpentError
+from rft_platform.judging.session import JudgeState
+from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
+
+from .conftest import TASKS, JudgeServer, run_rows
+
+CRITERIA = {"quality": "the longer the better", "tone": "how it sounds"}
+
+
+def judged(answers: list[str], state: JudgeState, args: dict[str, Any], **more: Any) -> list[RunJudgement]:
+    spec = build_judge("llm", {"criteria": CRITERIA, "backoff_s": 0.01, **args})
+    return judge_runs(run_rows(answers), TASKS, replace(spec, state=state), **more)
+
+
+def test_the_reward_is_the_weighted_mean_of_scores_between_0_and_1(endpoint: JudgeServer, state: JudgeState) -> None:
+    runs = judged(["abcd", "a"], state, {"model": endpoint.model})
+    assert [run.reward for run in runs] == [(0.75 + 0.5) / 2, (0.0 + 0.5) / 2]
+    assert runs[0].parts == {"llm": 0.625, "llm/quality": 4.0, "llm/tone": 3.0}
+    weighted = {"quality": {"description": "length", "weight": 3}, "tone": "how it sounds"}
+    runs = judged(["abcd"], state, {"model": endpoint.model, "criteria": weighted, "normalise": "top"})
+    assert runs[0].reward == pytest.approx((3 * 4 / 5 + 3 / 5) / 4)
+    asked = endpoint.requests[0]
+    assert (asked["model"], asked["temperature"], asked["max_tokens"]) == ("grader", 0.0, 512)
+    prompt = max((request["messages"][-1]["content"] for request in endpoint.requests[:2]), key=len)
+    assert "<task>\nSay a.\n</task>\n<answer>\nabcd\n</answer>" in prompt and "- tone: how it sounds" in prompt
+
+
+def test_a_thousand_answers_judged_twice_cost_no_second_call(endpoint: JudgeServer, state: JudgeState) -> None:
+    answers = [f"{number:04d}" + "x" * (number % 2) for number in range(1000)]
+    first = judged(answers, state, {"model": endpoint.model, "concurrency": 5})
+    assert endpoint.calls == state.usage.calls == 1000
+    assert endpoint.most <= 5
+    again = JudgeState(state.folder, "proj")
+    assert judged(answers, again, {"model": endpoint.model, "concurrency": 5}) == first
+    assert endpoint.calls == 1000
+    assert again.usage.to_note() == {"judge_calls": 0, "judge_cached": 1000, "judge_retries": 0, "judge_tokens": 0}
+    judged(answers[:3], again, {"model": endpoint.model, "temperature": 0.5})
+    assert endpoint.calls == 1003  # another question
+
+
+def test_calls_are_made_at_once_up_to_the_limit(endpoint: JudgeServer, state: JudgeState) -> None:
+    endpoint.delay_s = 0.05
+    judged([str(number) for number in range(60)], state, {"model": endpoint.model, "concurrency": 20})
+    assert 15 <= endpoint.most <= 20
+    endpoint.most = 0
+    judged(["other" + str(number) for number in range(9)], state, {"model": endpoint.model, "concurrency": 3})
+    assert endpoint.most == 3
+
+
+def test_equal_questions_at_the_same_time_are_one(endpoint: JudgeServer, state: JudgeState) -> None:
+    endpoint.delay_s = 0.05
+    runs = judged(["same"] * 20, state, {"model": endpoint.model})
+    assert endpoint.calls == 1 and {run.reward for run in runs} == {0.625}
+
+
+@pytest.mark.parametrize("statuses", [[500, 503, 429], [408, 409]])
+def test_an_endpoint_that_fails_is_asked_again(endpoint: JudgeServer, state: JudgeState, statuses: list[int]) -> None:
+    endpoint.failures = list(statuses)
+    assert judged(["abcd"], state, {"model": endpoint.model})[0].reward == 0.625
+    assert endpoint.calls == len(statuses) + 1 and state.usage.retries == len(statuses)
+
+
+def test_an_endpoint_that_goes_on_failing_leaves_nothing_judged(endpoint: JudgeServer, state: JudgeState) -> None:
+    args = {"model": endpoint.model, "retries": 2, "concurrency": 1}
+    judged(["ab"], state, args)
+    endpoint.failures = [500] * 100
+    with pytest.raises(JudgeUnavailableError, match=r"'grader' gave no valid answer in 3 attempts.*status 500") as told:
+        judged(["ab", "abc", "abcd"], state, args)
+    assert told.value.retryable
+    asked = endpoint.calls - 1
+    assert 3 <= asked <= 3 * 3  # bounded: nobody asks on when one has given up
+    endpoint.failures = []
+    runs = judged(["ab", "abc", "abcd"], state, args)
+    assert [run.reward for run in runs] == [0.375, 0.5, 0.625]
+    assert endpoint.calls == 1 + asked + 2  # the one that was answered is not asked again
+
+
+def test_nobody_at_the_address(state: JudgeState) -> None:
+    model = {"base_url": "http://127.0.0.1:9/v1", "model": "grader"}
+    with pytest.raises(JudgeUnavailableError, match="Connection"):
+        judged(["a"], state, {"model": model, "retries": 1})
+
+
+def test_an_endpoint_that_is_too_slow(endpoint: JudgeServer, state: JudgeState) -> None:
+    endpoint.delay_s = 0.5
+    with pytest.raises(JudgeUnavailableError, match="APITimeoutError"):
+        judged(["a"], state, {"model": endpoint.model, "retries": 0, "timeout_s": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ("I would say 4", "it holds no JSON object"),
+        ('{"scores": {"quality": 4}}', "scores.tone: Field required"),
+        ('{"scores": {"quality": 6, "tone": 3}}', "scores.quality: Input should be less than or equal to 5, got 6"),
+        ('{"scores": {"quality": 4, "tone": 3, "style": 1}}', "scores.style: Extra inputs are not permitted"),
+        ('{"quality": 4, "tone": 3}', "scores: Input should be a valid dictionary"),
+    ],
+)
+def test_an_invalid_answer_is_complained_of(
+    endpoint: JudgeServer, state: JudgeState, answer: str, complaint: str
+) -> None:
+    said = [answer]
+    endpoint.say = lambda prompt: said.pop() if said else '{"scores": {"quality": 2, "tone": 2}}'
+    assert judged(["abcd"], state, {"model": endpoint.model})[0].reward == 0.25
+    history = endpoint.requests[1]["messages"]
+    assert history[-2] == {"role": "assistant", "content": answer} and complaint in history[-1]["content"]
+    judged(["abcd"], state, {"model": endpoint.model})
+    assert endpoint.calls == 2  # only the valid one is kept
+
+
+def test_answers_that_stay_invalid_fail_the_judging_or_drop_the_run(endpoint: JudgeServer, state: JudgeState) -> None:
+    endpoint.say = lambda prompt: (
+        "no" if "bad" in prompt or "not valid" in prompt else '{"scores": {"quality": 5, "tone": 5}}'
+    )
+    args = {"model": endpoint.model, "retries": 1}
+    with pytest.raises(JudgeUnavailableError, match="it holds no JSON object"):
+        judged(["bad", "good"], state, args)
+    good, bad = judged(["good", "bad"], state, {**args, "on_invalid": "drop"})
+    assert (good.reward, good.error) == (1.0, None)
+    assert bad.reward != bad.reward and "gave no valid answer in 2 attempts" in str(bad.error)
+
+
+def test_what_no_repetition_helps_is_not_repeated(endpoint: JudgeServer, state: JudgeState) -> None:
+    for status in (401, 403, 404):
+        endpoint.failures = [status]
+        with pytest.raises(UserError, match="'grader' is not to be had"):
+            judged(["a"], state, {"model": endpoint.model})
+    endpoint.failures = [400]
+    with pytest.raises(UserCodeError, match="refuses the question"):
+        judged(["a"], state, {"model": endpoint.model})
+    assert endpoint.calls == 4
+
+
+def test_the_budget_of_a_judging(endpoint: JudgeServer, state: JudgeState) -> None:
+    args = {"model": endpoint.model, "concurrency": 1, "budget": {"calls": 3}}
+    with pytest.raises(BudgetSpentError, match=r"made 3 calls with 300 tokens, budget\.calls allows 3; raise it"):
+        judged(list("abcde"), state, args)
+    assert endpoint.calls == 3
+    judged(list("abcde"), JudgeState(state.folder, "proj"), args)  # another judging: three are kept, two are asked
+    assert endpoint.calls == 5
+    with pytest.raises(BudgetSpentError, match=r"budget\.tokens allows 150"):
+        judged(list("vwxyz"), JudgeState(state.folder, "proj"), {**args, "budget": {"tokens": 150}})
+    assert endpoint.calls == 7
+
+
+def test_the_budget_of_a_project_holds_over_judgings(endpoint: JudgeServer, state: JudgeState) -> None:
+    args = {"model": endpoint.model, "concurrency": 1, "budget": {"project_calls": 3}}
+    judged(["a", "b"], state, args)
+    with pytest.raises(BudgetSpentError, match=r"project 'proj' has made 3 calls.*budget\.project_calls allows 3"):
+        judged(["c", "d"], JudgeState(state.folder, "proj"), args)
+    judged(["e", "f"], JudgeState(state.folder, "another"), args)
+    assert endpoint.calls == 5
+
+
+RESERVE = """
+import sys
+from pathlib import Path
+from rft_platform.judging.llm.answers import AnswerStore, BudgetSpentError
+store, made = AnswerStore(Path(sys.argv[1])), 0
+for number in range(300):
+    store.keep(f"{sys.argv[2]}-{number}", "m", "said")
+    try:
+        store.reserve_call("proj", 400, None)
+        made += 1
+    except BudgetSpentError:
+        pass
+print(made)
+"""
+
+
+def test_processes_share_answers_and_budget(tmp_path: Path) -> None:
+    file = tmp_path / "answers.sqlite"
+    started = [
+        subprocess.Popen([sys.executable, "-c", RESERVE, str(file), name], stdout=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]
+    made = [int(process.communicate(timeout=60)[0]) for process in started]
+    assert sum(made) == 400
+    from rft_platform.judging.llm.answers import AnswerStore
+
+    store = AnswerStore(file)
+    assert store.spent("proj").calls == 400
+    assert store.find("one-299") == store.find("two-299") == "said" and store.find("three-0") is None
+    store.close()
+
+
+def test_an_auxiliary_model_by_its_name(endpoint: JudgeServer, state: JudgeState) -> None:
+    spec = AuxiliarySpec("critic", "big-model", endpoint.model["base_url"])
+    models = {"critic": AuxiliaryModel(spec)}
+    runs = judged(["abcd"], state, {"model": "critic"}, auxiliary_models=models)
+    assert runs[0].reward == 0.625 and endpoint.requests[0]["model"] == "big-model"
+    assert judged(["abcd"], state, {"model": "critic"}, auxiliary_models=models) == runs  # and in another event loop
+    theirs = SimpleNamespace(model_name="big-model", client=models["critic"].get_openai_async_client())  # AgentScope's
+    assert judged(["abcd"], state, {"model": "critic", "cache": False}, auxiliary_models={"critic": theirs}) == runs
+    with pytest.raises(UserError, match=r"'critik' is no auxiliary model; explorer\.auxiliary_models has \['critic'\]"):
+        judged(["abcd"], state, {"model": "critik"}, auxiliary_models=models)
+
+
+def test_a_file_that_cannot_be_opened_costs_nobody_a_reward(endpoint: JudgeServer, tmp_path: Path) -> None:
+    (tmp_path / "judging").mkdir()
+    (tmp_path / "judging" / "answers.sqlite").mkdir()
+    with pytest.raises(sqlite3.OperationalError, match="unable to open database file"):
+        judged(["a", "b"], JudgeState(tmp_path / "judging", "proj"), {"model": endpoint.model})
+
+
+def test_a_key_that_is_not_set(endpoint: JudgeServer, state: JudgeState) -> None:
+    with pytest.raises(UserError, match="the environment variable NO_SUCH_KEY_HERE is not set"):
+        judged(["a"], state, {"model": {**endpoint.model, "api_key_env": "NO_SUCH_KEY_HERE"}})
+
+
+def test_the_version_covers_what_rewards_depend_on_and_nothing_else() -> None:
+    base: dict[str, Any] = {"model": {"base_url": "http://x/v1", "model": "m"}, "criteria": CRITERIA}
+
+    def version(models: dict[str, str] | None = None, **more: Any) -> str:
+        return build_judge("llm", {**base, **more}, models=models).version
+
+    for same in ({"retries": 9}, {"concurrency": 2}, {"budget": {"calls": 1}}, {"timeout_s": 1.0}, {"cache": False}):
+        assert version(**same) == version()
+    different = [
+        version(),
+        version(criteria={"quality": "other words", "tone": "how it sounds"}),
+        version(rubric="5 is best"),
+        version(system="Grade."),
+        version(template="{answer}"),
+        version(temperature=1.0),
+        version(params={"seed": 1}),
+        version(normalise="top"),
+        version(reference_key="answer"),
+        version(model={"base_url": "http://x/v1", "model": "other"}),
+        version(model="critic", models={"critic": "model-a"}),
+        version(model="critic", models={"critic": "model-b"}),
+    ]
+    assert len(set(different)) == len(different)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({}, "model: Field required"),
+        ({"criteria": {}}, "criteria: Dictionary should have at least 1 item"),
+        ({"criterion": {}}, r"criterion: Extra inputs are not permitted \(its arguments: model, "),
+        ({"scale": [5, 1]}, "expected the lowest score, then a higher one"),
+        ({"template": "Grade it."}, "template has no {answer}"),
+        ({"budget": {"dollars": 5}}, r"budget\.dollars: Extra inputs"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(args: dict[str, Any], told: str) -> None:
+    given = {"model": "m", "criteria": CRITERIA} if args else {}
+    with pytest.raises(UserError, match=told):
+        build_judge("llm", {**given, **args})
+    with pytest.raises(UserError, match=r"model 'm' is not among explorer.auxiliary_models \(critic\)"):
+        build_judge("llm", {"model": "m", "criteria": CRITERIA}, models={"critic": "model-a"})
+
+
+def test_what_an_answer_says_cannot_reach_the_template(endpoint: JudgeServer, state: JudgeState) -> None:
+    judged(["{criteria} {{x}}"], state, {"model": endpoint.model, "reference_key": "answer"})
+    prompt = endpoint.requests[0]["messages"][-1]["content"]
+    assert "<answer>\n{criteria} {{x}}\n</answer>" in prompt
+    assert "<reference_answer>\na\n</reference_answer>" in prompt
+    assert json.loads(prompt.rpartition("\n")[2].replace("<number>", "1"))["scores"] == {"quality": 1, "tone": 1}
+
+
+def test_an_endpoint_says_how_long_to_wait(endpoint: JudgeServer, state: JudgeState) -> None:
+    started = time.perf_counter()
+    endpoint.failures, endpoint.retry_after = [429], "0.4"
+    judged(["a"], state, {"model": endpoint.model})
+    assert time.perf_counter() - started > 0.4

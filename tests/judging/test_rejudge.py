@@ -1,0 +1,168 @@
+"""Old rollouts under another judge: a backfill of judge_job over rounds, the same from the shell, and its pairs."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from typer.testing import CliRunner
+
+from rft_platform.assets import alone
+from rft_platform.cli.main import app
+from rft_platform.config.buffer import Taskset
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config, dump_config
+from rft_platform.errors import UserError
+from rft_platform.experience.record import RolloutRow
+from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.judge import OtherJudge, judge, judge_spec, other_judge
+from rft_platform.rounds.project import Project
+
+from .conftest import JudgeServer, a_row
+
+TASKS = [{"question": "1+1", "answer": "2"}, {"question": "1+2", "answer": "3"}]
+ANSWERS = ["2", "2.3", "3.04", "x"]
+RUN = CliRunner().invoke
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """Two rounds of two tasks with four runs each, judged by ``exact_match``."""
+    home = Home(tmp_path / ".rft")  # the default, wherever the definitions were first imported
+    monkeypatch.setenv("RFT_HOME", str(home.root))
+    monkeypatch.setenv("DAGSTER_HOME", str(home.dagster))
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    config = build_config(
+        {
+            "project": "sums",
+            "model": {"model_path": "model"},
+            "algorithm": {"repeat_times": 4},
+            "buffer": {"batch_size": 2, "total_steps": 2, "explorer_input": {"taskset": {"path": str(file)}}},
+        }
+    )
+    home.root.mkdir()
+    home.config_file.write_text(dump_config(config))
+    opened = Project.open(home)
+    for number in (1, 2):
+        opened.store.write_rollouts(number, 0, rollouts(opened, number))
+        opened.store.write_note(number, "explore", {"rows": 8})
+        assert judge(opened, number)["sound"]
+    held: dict[Path, Any] = {}
+    monkeypatch.setattr(alone, "_held", held)
+    yield opened
+    for each in held.values():
+        each.stream.close()
+
+
+def rollouts(project: Project, number: int) -> list[RolloutRow]:
+    return [
+        replace(
+            a_row(f"{number}-{task.task_id}-{run}", 0, text, group=f"{number}-{task.task_id}", task=task.task_id),
+            round=number,
+        )
+        for task in project.tasks.tasks
+        for run, text in enumerate(ANSWERS)
+    ]
+
+
+def mean_rewards(project: Project, number: int) -> dict[str, float]:
+    """Mean reward of each judgement of a round, those in the order of their making."""
+    found = {version: project.store.judged_rows(number, version) for version in project.store.judge_versions(number)}
+    return {version: sum(row.reward for row in rows) / len(rows) for version, rows in found.items()}
+
+
+@pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
+def test_a_backfill_judges_rounds_anew_and_old_judgements_stay(project: Project) -> None:
+    from rft_platform.definitions import defs
+
+    before = {number: project.store.judge_version(number) for number in (1, 2)}
+    assert set(mean_rewards(project, 1).values()) == {1 / 8}
+    asset = {"judge": "numeric", "judge_args": {"tolerance": 0.5}}
+    together = {"dagster/backfill": "again"}
+    with open_instance(project.home) as instance:
+        instance.add_dynamic_partitions("rft_round", ["r0001", "r0002"])
+        for key in ("r0001", "r0002"):
+            done = defs.resolve_job_def("judge_job").execute_in_process(
+                instance=instance,
+                partition_key=key,
+                run_config={"ops": {"judged_experiences": {"config": asset}}},
+                tags=together,
+            )
+            assert done.success
+        runs = instance.get_runs(dg.RunsFilter(job_name="judge_job", tags=together))
+        assert {run.tags["dagster/partition"] for run in runs} == {"r0001", "r0002"}
+        (event,) = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=dg.AssetKey("judged_experiences"), asset_partitions=["r0002"]), limit=1
+        ).records
+        assert event.asset_materialization is not None
+        told: Any = event.asset_materialization.metadata["judge_versions"].value
+    for number in (1, 2):
+        now = project.store.judge_version(number)
+        rewards = mean_rewards(project, number)
+        assert now is not None and set(rewards) == {before[number], now} and now != before[number]
+        assert rewards[now] == 3 / 8  # 2 and 2.3 of the first task, 3.04 of the second
+    assert [record.data["in_force"] for record in told.records].count(True) == 1 and len(told.records) == 2
+
+
+def test_the_command_judges_with_a_model_and_keeps_what_it_said(project: Project, endpoint: JudgeServer) -> None:
+    args = json.dumps({"model": endpoint.model, "criteria": {"quality": "length"}, "backoff_s": 0.01, "retries": 1})
+    said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "llm", "--args", args, "--json"])
+    assert said.exit_code == 0, said.output
+    first, second = json.loads(said.stdout)
+    assert (first["round"], first["judge_calls"], first["judge_cached"]) == (1, 8, 0)
+    assert (second["round"], second["judge_calls"], second["judge_cached"]) == (2, 0, 8)  # the same answers again
+    assert first["judge_version"] == second["judge_version"]
+    assert project.store.read_note(2, "judge")["judge_tokens"] == 0
+    parts = {name for row in project.store.judged_rows(1) for name in row.reward_parts}
+    assert {"llm", "llm/quality"} <= parts
+    with open_instance(project.home) as instance:
+        assert len(instance.get_runs(dg.RunsFilter(job_name="judge_job"))) == 2
+
+    endpoint.failures = [500] * 99
+    other = json.dumps({"model": endpoint.model, "criteria": {"tone": "tone"}, "backoff_s": 0.01, "retries": 1})
+    failed = RUN(app, ["judge", "--rounds", "1", "--judge", "llm", "--args", other])
+    assert failed.exit_code == 1 and "gave no valid answer in 2 attempts" in failed.output
+    assert project.store.judge_version(1) == first["judge_version"]  # nothing was judged, nothing replaced
+
+    pairs = RUN(app, ["judge", "--rounds", "1-2", "--pairs", "pairs.jsonl", "--json"])
+    assert pairs.exit_code == 0, pairs.output
+    assert json.loads(pairs.stdout)[0]["pairs"] == 4
+    chosen = [json.loads(line)["chosen"][0]["content"] for line in Path("pairs.jsonl").read_text().splitlines()]
+    assert chosen == ["3.04"] * 4  # the longest
+
+
+def test_the_judge_of_a_run_configuration() -> None:
+    assert other_judge("", {}, []) is None
+    assert other_judge("numeric", {"tolerance": 1}, []) == OtherJudge("numeric", {"tolerance": 1})
+    weighted = other_judge("", {}, [{"judge": "numeric", "weight": 2}, {"judge": "tags", "args": {"alone": False}}])
+    taskset = Taskset(path="tasks.jsonl")
+    spec = judge_spec(taskset, weighted)
+    assert spec is not None and [(part.name, part.weight) for part in spec.parts] == [("numeric", 2.0), ("tags", 1.0)]
+    for given, told in (
+        (("numeric", {}, [{"judge": "tags"}]), "not both"),
+        (("", {}, [{"name": "tags"}]), "expected a list of {judge, weight, args}"),
+    ):
+        with pytest.raises(UserError, match=told):
+            other_judge(*given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--rounds", "3-1"], "expected a round, a range or several of them"),
+        (["--rounds", "7"], "no rollouts to judge in r0007"),
+        (["--rounds", "1", "--judge", "numeric", "--args", "tolerance: 1"], "expected JSON"),
+        (["--rounds", "1", "--judge", "nomeric"], "did you mean 'numeric'"),
+        (["--rounds", "1", "--args", '{"tolerance": 1}'], "without a judge"),
+        (["--rounds", "1", "--pairs", "pairs.txt"], "written as .jsonl or .parquet"),
+    ],
+)
+def test_what_the_command_refuses(project: Project, arguments: list[str], told: str) -> None:
+    refused = RUN(app, ["judge", *arguments])
+    assert refused.exit_code == 2, refused.output
+    assert told in " ".join(refused.output.split())

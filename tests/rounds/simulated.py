@@ -1,0 +1,92 @@
+"""A project whose rounds run without models: real notes, real judgements, real selections, made-up rewards."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.selections import read_selection
+from rft_platform.files import write_text
+from rft_platform.rounds.observe import Launches, observe
+from rft_platform.rounds.policy import Policy, parent_of, publish, published
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.row_selection import settle
+from rft_platform.rounds.snapshots import snapshot_for
+from rft_platform.rounds.state import ProjectState
+
+REPEAT = 2
+GROUPS = 2
+ROWS = GROUPS * REPEAT  # of a batch
+
+
+def simulated(
+    folder: Path, batches: int = 6, *, train_batch_size: int = ROWS, replay: Any = None, **sync: Any
+) -> "Simulated":
+    """A started project of so many explore batches of 4 rows; ``sync`` is the section ``synchronizer``."""
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text('{"question": "1+1=", "answer": "2"}\n{"question": "1+2=", "answer": "3"}\n')
+    config = {
+        "model": {"model_path": "unused"},
+        "algorithm": {"repeat_times": REPEAT},
+        "buffer": {
+            "batch_size": GROUPS,
+            "train_batch_size": train_batch_size,
+            "total_steps": batches,
+            "explorer_input": {"taskset": {"path": str(tasks)}},
+            "trainer_input": {"experience_buffer": {"replay_buffer": replay or {}}},
+        },
+        "synchronizer": sync,
+    }
+    home = Home(folder / "home")
+    write_text(home.config_file, yaml.safe_dump(config))
+    project = Project.open(home)
+    publish(project.store, Policy("v0", policy_version=0, weights_digest="d0", round=0))
+    project.store.write_note(0, "evaluation", {"results": []})
+    return Simulated(project)
+
+
+class Simulated:
+    """What the jobs of a project leave behind, phase by phase."""
+
+    def __init__(self, project: Project) -> None:
+        self.project, self.store = project, project.store
+
+    def state(self, *running: tuple[str, int]) -> ProjectState:
+        return observe(self.project, Launches(running=frozenset(running)))
+
+    def explore(self, number: int, drops: Callable[[int], bool] = lambda row: False) -> Policy:
+        """Settle the weights, and leave the rows that were sampled with them, judged; filters drop some."""
+        policy = snapshot_for(self.project, number)
+        rows = [
+            JudgedRow(
+                f"{number}-{row}", f"{number}-{row // REPEAT}", f"{number}-{row}", 0, 1.0, {}, "v", 1.0,
+                "zero_variance" if drops(row) else None,
+            )
+            for row in range(ROWS)
+        ]  # fmt: skip
+        self.store.write_note(number, "explore", {"policy_version": policy.policy_version})
+        self.store.write_judged(number, "v", rows)
+        self.store.write_note(number, "judge", {"sound": True})
+        return policy
+
+    def settle(self, number: int) -> dict[str, Any]:
+        """First half of a training."""
+        return settle(self.project, number, parent_of(self.store, number))
+
+    def train(self, number: int) -> dict[str, Any]:
+        """A whole training, with its evaluation; what it had settled."""
+        note, parent = self.settle(number), parent_of(self.store, number)
+        version = parent.policy_version + note["steps"]
+        publish(self.store, Policy(f"v{version}", version, f"d{version}", number))
+        self.store.write_note(number, "evaluation", {"results": []})
+        return note
+
+    def selected(self, number: int) -> list[dict[str, Any]]:
+        """Row by row what a training took."""
+        return read_selection(self.store, number).to_pylist()
+
+    def trainings(self) -> list[int]:
+        return [number for number in self.store.rounds() if number and published(self.store, number)]

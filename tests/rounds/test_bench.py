@@ -1,0 +1,150 @@
+"""All policies on the held-out tasks: which are still to be measured, what the plan launches, and the table."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.evaluation.comparison import comparisons
+from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
+from rft_platform.files import write_json, write_text
+from rft_platform.registry.models import RegisteredModel
+from rft_platform.rounds.bench import bench_lines, unmeasured, write_bench
+from rft_platform.rounds.champion import against_champion, compared, promoted_last
+from rft_platform.rounds.observe import Failures, Launches, observe
+from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.policy import Policy, publish, required
+from rft_platform.rounds.project import Project
+
+
+class Registry:
+    """What the gate asks of a registry."""
+
+    def __init__(self, champion: RegisteredModel | None = None) -> None:
+        self._champion = champion
+
+    def champion(self) -> RegisteredModel | None:
+        """The one given."""
+        return self._champion
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """The start and four rounds, of which the second was a no-op and the fourth lost its weights."""
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"question": f"{n}+1=", "answer": str(n + 1)}) + "\n" for n in range(8)))
+    settings = {
+        "mode": "bench",
+        "project": "p",
+        "name": "n",
+        "model": {"model_path": "base"},
+        "buffer": {"total_steps": 4, "eval_tasksets": [{"path": str(held_out), "name": "held-out"}]},
+        "evaluation": {"greedy": False},
+    }
+    home = Home(tmp_path / "home")
+    write_text(home.config_file, yaml.safe_dump(settings))
+    opened = Project.open(home)
+    for number in range(5):
+        folder = opened.checkpoints / f"global_step_{1 if number == 2 else number}"
+        folder.mkdir(parents=True, exist_ok=True)
+        if number != 4:
+            (folder / "model.safetensors").write_bytes(b"weights")
+        publish(opened.store, Policy(str(folder), number, f"w{1 if number == 2 else number}", round=number))
+    write_json(opened.checkpoints / "global_step_4" / "thinned.json", {})
+    return opened
+
+
+def measured(project: Project, number: int, passed: int) -> EvaluationResult:
+    """A result in which the first ``passed`` of the 8 tasks are solved."""
+    tasks = [task.task_id for task in project.eval_tasks[0][1].tasks]
+    scores = [RunScore("held-out", task, "sampled", float(i < passed)) for i, task in enumerate(tasks)]
+    return result_of(
+        scores, 1.0, round=number, policy_version=number, tasks=8, tasks_digest=tasks_digest(tasks), sampled_n=1,
+        temperature=1.0, seed=0, failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0,
+    )  # fmt: skip
+
+
+def note(project: Project, result: EvaluationResult, promoted: bool = False) -> None:
+    differences = [each.to_json() for each in compared(project, result, None)]
+    value = {"results": [result.to_json()], "comparisons": differences, "gate": "", "promoted": promoted, "metrics": {}}
+    project.store.write_note(result.round, "evaluation", value)
+
+
+def test_each_policy_is_measured_once_in_order(project: Project) -> None:
+    def launched(launches: Launches = Launches()) -> list[str | None]:
+        return [action.partition for action in plan_next(observe(project, launches)).actions]
+
+    assert [action.kind for action in plan_next(observe(project, Launches())).actions] == ["warm_start"]
+    note(project, measured(project, 0, 2))
+    assert unmeasured(project) == [1, 3]  # 2 has the weights of 1, those of 4 are gone
+    assert launched() == ["r0001"]
+    failed = Launches(failures={("evaluate", 1): Failures(4, "the engine is gone")})
+    assert "r0001 evaluate failed 4 times, at last with: the engine is gone" in str(plan_next(observe(project, failed)))
+    assert plan_next(observe(project, Launches(running=frozenset({("evaluate", 1)})))).waiting == (
+        "r0001 evaluate is running",
+    )
+    note(project, measured(project, 2, 4))
+    assert launched() == ["r0003"]
+    note(project, measured(project, 3, 4))
+    assert plan_next(observe(project, Launches())).finished
+
+
+def test_the_start_is_measured_as_a_partition_too(project: Project) -> None:
+    project.store.write_note(0, "evaluation", {"results": [], "gate": "not due", "promoted": False, "metrics": {}})
+    (action,) = plan_next(observe(project, Launches())).actions
+    assert (action.kind, action.partition, action.run_key) == ("evaluate", "r0000", "evaluate:r0000:0")
+
+
+def test_other_tasks_make_all_be_measured_again(project: Project, tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        note(project, measured(project, number, 3))
+    assert unmeasured(project) == []
+    with (tmp_path / "held_out.jsonl").open("a") as stream:
+        stream.write(json.dumps({"question": "9+9=", "answer": "18"}) + "\n")
+    assert unmeasured(Project.open(project.home)) == [0, 1, 3]
+
+
+def test_the_table_says_of_every_policy_what_it_is_worth_or_why_not(project: Project) -> None:
+    note(project, measured(project, 0, 2))
+    note(project, measured(project, 1, 6), promoted=True)
+    page = write_bench(project).read_text()
+    assert "| round 0 (v0) | held-out | 25.0% | – | 0.2500 |" in page
+    assert "| round 1 (v1), promoted | held-out | 75.0% | – | 0.7500 | +50.0% (" in page
+    assert "| round 2 (v2) | the weights of round 1 |" in page
+    assert "| round 3 (v3) | not measured yet |" in page
+    assert "| round 4 (v4) | its weights were removed |" in page
+    lines = json.loads((project.home.root / "bench.json").read_text())
+    assert lines[1]["metrics"][0]["eval/held-out/reward/mean@1"] == 0.75
+    assert [each["against"] for each in lines[1]["comparisons"]][:2] == ["previous", "previous"]
+    assert [line.round for line in bench_lines(project)] == [0, 1, 2, 3, 4]
+    assert promoted_last(project) == measured(project, 1, 6)
+
+
+def test_the_start_is_to_be_beaten_while_there_is_no_champion(project: Project) -> None:
+    note(project, measured(project, 0, 4))
+    policy = required(project.store, 1)
+
+    def decided(passed: int) -> tuple[bool, str]:
+        champion, decision = against_champion(project, Registry(), policy, measured(project, 1, passed))  # type: ignore[arg-type]
+        assert champion is None
+        return decision.passed, decision.reason
+
+    assert decided(3) == (
+        False, "sampled_pass 0.3750 against the start's 0.5000 (policy version 0): needs 0.5000",
+    )  # fmt: skip
+    assert decided(5)[0]
+    start = required(project.store, 0)
+    found, decision = against_champion(project, Registry(), start, measured(project, 0, 4))  # type: ignore[arg-type]
+    assert found is None
+    assert decision.passed
+
+
+def test_a_policy_is_compared_with_the_one_before_the_champion_and_the_start(project: Project) -> None:
+    for number, passed in ((0, 1), (1, 8), (2, 5)):
+        note(project, measured(project, number, passed))
+    found = compared(project, measured(project, 3, 6), measured(project, 1, 8))
+    passes = {each.against: each.difference for each in found if each.metric == "sampled_pass"}
+    assert passes == {"previous": 0.125, "champion": -0.25, "start": 0.625}
+    assert comparisons(measured(project, 0, 1), {"start": measured(project, 0, 1)}) == []

@@ -1,0 +1,203 @@
+"""Exploration that samples further tasks in place of groups without signal, and selectors that follow the outcomes."""
+
+import json
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.experience.outcomes import task_outcomes
+from rft_platform.experience.record import JudgedRow
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.explore import explore
+from rft_platform.rounds.judge import judge
+from rft_platform.rounds.policy import Policy
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.task_selection import TaskSelection
+from rft_platform.rounds.train import lineage
+from rft_platform.training.rows import read_rollouts
+
+# Half of what a model says of a task of kind ``mixed`` is right, as its first letter tells; the others are settled.
+JUDGE = """
+import hashlib
+
+def judge(task, response):
+    if task["kind"] == "mixed":
+        return float(hashlib.sha256((response or "").encode()).digest()[0] % 2)
+    return float(task["kind"] == "easy")
+"""
+KINDS = ["easy", "hard", "mixed", "easy", "mixed", "hard", "mixed", "mixed", "mixed", "hard", "mixed", "easy"]
+
+
+@pytest.fixture
+def start(tmp_path: Path, tiny_model: Path) -> Any:
+    """Opens a project on twelve tasks with two a batch, eight runs each."""
+    judge_file, tasks = tmp_path / "kinds.py", tmp_path / "tasks.jsonl"
+    judge_file.write_text(JUDGE)
+    lines = [json.dumps({"question": f"{i}+{i}?", "answer": str(2 * i), "kind": kind}) for i, kind in enumerate(KINDS)]
+    tasks.write_text("\n".join(lines))
+
+    def make(home: str = "home", operators: Any = (), interval: int = 1, **selector: Any) -> Project:
+        taskset = {
+            "path": str(tasks),
+            "judge": f"{judge_file}:judge",
+            "task_selector": {"selector_type": "sequential", **selector},
+        }
+        config = build_config(
+            {
+                "model": {"model_path": str(tiny_model), "max_model_len": 64, "max_response_tokens": 4},
+                "algorithm": {"algorithm_type": "grpo", "repeat_times": 8},
+                "buffer": {"batch_size": 2, "total_steps": 4, "explorer_input": {"taskset": taskset}},
+                "synchronizer": {"sync_interval": interval},
+                "data_processor": {"experience_pipeline": {"operators": list(operators)}},
+            }
+        )
+        return Project(Home(tmp_path / home), config)
+
+    return make
+
+
+def refilled(limit: int) -> list[dict[str, Any]]:
+    return [{"name": "dynamic_sampling", "args": {"max_batches": limit}}]
+
+
+def serving(engine: PolicyEngine, of_round: int = 0) -> Policy:
+    status = engine.status()
+    return Policy(str(status.weights_path), status.policy_version, status.weights_digest, of_round)
+
+
+def kinds(project: Project, note: dict[str, Any]) -> list[list[str]]:
+    by_id = project.tasks.by_id()
+    return [[by_id[task].raw["kind"] for task in batch] for batch in note["task_selection"]["tasks"]]
+
+
+def test_a_round_samples_until_enough_groups_carry_a_signal(start: Any, policy_engine: PolicyEngine) -> None:
+    project = start(operators=refilled(3))
+    policy = serving(policy_engine)
+    first = explore(project, policy_engine, policy, 1)
+    assert kinds(project, first) == [["easy", "hard"], ["mixed", "easy"], ["mixed", "hard"]]
+    counts = ("groups_wanted", "groups_sampled", "groups_with_signal", "groups_surplus")
+    assert [first[name] for name in counts] == [2, 6, 2, 0]
+    assert (first["runs"], first["rows"]) == (48, 48)
+    judged = judge(project, 1)
+    assert judged["sound"] and judged["runs"] == 48 and judged["dropped_rows"] == 32
+    sampling, surplus = judged["operators"]
+    assert lineage(project, 1, "run")["operators_version"] == judged["operators_version"] is not None
+    assert (sampling["groups_in"], sampling["groups_out"], surplus["groups_out"]) == (6, 2, 2)
+
+    second = explore(project, policy_engine, policy, 2)  # goes on where the first round ended
+    assert kinds(project, second) == [["mixed", "mixed"]]
+    assert second["task_selection"]["first_batch"] == 3
+    third = explore(project, policy_engine, policy, 3)
+    assert kinds(project, third) == [["mixed", "hard"], ["mixed", "easy"]], "the epoch is over, every task was visited"
+    assert third["groups_with_signal"] == 2
+    trained = read_rollouts([str(f) for f in project.store.rollout_files(1)], [str(project.store.judged_file(1))],
+                            policy_gradient=True)  # fmt: skip
+    assert (len(trained.samples), trained.dropped, trained.zero_variance_groups) == (16, 32, pytest.approx(4 / 6))
+
+
+def test_the_limit_ends_the_search_and_the_surplus_is_cut(start: Any, policy_engine: PolicyEngine) -> None:
+    project = start(operators=refilled(2))
+    note = explore(project, policy_engine, serving(policy_engine), 1)
+    assert (note["groups_sampled"], note["groups_with_signal"]) == (4, 1)
+    assert judge(project, 1)["rows_with_signal"] == 8
+    note = explore(project, policy_engine, serving(policy_engine), 2)  # mixed, hard; mixed, mixed
+    assert (note["groups_sampled"], note["groups_with_signal"], note["groups_surplus"]) == (4, 3, 1)
+    report = judge(project, 2)
+    assert (report["dropped_rows"], report["operators"][-1]["facts"]) == (16, {"surplus_groups": 1.0})
+    rows = {row.row_id: row for row in project.store.rollout_rows(2)}
+    last = {rows[row.row_id].task_id for row in judged_rows(project, 2) if row.dropped_by == "surplus_groups"}
+    assert last == {note["task_selection"]["tasks"][1][1]}, "what was sampled last is cut"
+
+
+def judged_rows(project: Project, round_number: int) -> list[JudgedRow]:
+    from rft_platform.experience.schema import table_to_judged
+
+    return table_to_judged(project.store.read_judged(round_number))
+
+
+def test_what_one_batch_finds_beyond_its_need_counts_for_the_next_of_the_round(
+    start: Any, policy_engine: PolicyEngine
+) -> None:
+    project = start(operators=refilled(3), interval=2)
+    note = explore(project, policy_engine, serving(policy_engine), 1)
+    assert kinds(project, note) == [
+        ["easy", "hard"], ["mixed", "easy"], ["mixed", "hard"],
+        ["mixed", "mixed"],
+    ]  # fmt: skip
+    assert (note["groups_wanted"], note["groups_with_signal"]) == (4, 4)
+    assert project.store.batches(1) == [0, 1]
+
+
+def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, policy_engine: PolicyEngine) -> None:
+    whole, killed = start("whole", refilled(3)), start("killed", refilled(3))
+    policy = serving(policy_engine)
+    explore(whole, policy_engine, policy, 1)
+    asked = 0
+    generate = policy_engine.generate
+
+    class Dying:
+        """The engine, until its second batch of tasks."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(policy_engine, name)
+
+        def generate(self, *args: Any, **options: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                raise KeyboardInterrupt
+            return generate(*args, **options)
+
+    with pytest.raises(KeyboardInterrupt):
+        explore(killed, Dying(), policy, 1)
+    assert killed.store.read_note(1, "explore") is None and killed.store.batches(1) == []
+    for _ in range(2):
+        explore(killed, policy_engine, policy, 1)
+        same = [
+            [(row.row_id, row.task_id, row.response_ids) for row in project.store.rollout_rows(1)]
+            for project in (whole, killed)
+        ]
+        assert same[0] == same[1]
+    judge(whole, 1)
+    assert (
+        explore(whole, policy_engine, policy, 1)["task_selection"]
+        == (killed.store.read_note(1, "explore")["task_selection"])
+    )
+
+
+def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
+    start: Any, policy_engine: PolicyEngine
+) -> None:
+    project = start(
+        selector_type="difficulty_based",
+        args={"width": 0.4, "how": "probability"},
+        operators=[{"name": "pass_rate_calculator"}],
+        interval=6,
+    )
+    first = explore(project, policy_engine, serving(policy_engine), 1)
+    assert sorted(chain.from_iterable(kinds(project, first))) == sorted(KINDS), "nothing is known: every task once"
+    assert judge(project, 1)["operators"][0]["facts"]["solved_tasks"] == 3.0
+    found = {task: (runs, passes) for task, number, runs, passes in task_outcomes(project.store, [1])}
+    by_id = project.tasks.by_id()
+    assert all(runs == 8 for runs, _ in found.values())
+    passes = {kind: [won for task, (_, won) in found.items() if by_id[task].raw["kind"] == kind] for kind in set(KINDS)}
+    assert passes["easy"] == [8.0] * 3 and passes["hard"] == [0.0] * 3 and all(0 < p < 8 for p in passes["mixed"])
+
+    informed = TaskSelection(project, 2, policy_round=1)
+    taken = [by_id[task.task_id].raw["kind"] for _ in range(3) for task in informed.next()]
+    assert taken == ["mixed"] * 6, "the tasks with an open outcome come before the settled ones"
+    assert informed.as_dict()["statistics"]["selected_tried"] == 2.0
+    unknowing = TaskSelection(project, 2, policy_round=0)
+    assert [unknowing.next() for _ in range(3)] != [informed.next() for _ in range(3)]
+    assert unknowing.as_dict()["statistics"]["tried_tasks"] == 0.0, "round 1 stands not behind the policy of round 0"
+
+    explore(project, policy_engine, serving(policy_engine, 1), 2)
+    judge(project, 2)
+    again = TaskSelection(project, 2, policy_round=1)
+    assert [[t.task_id for t in again.next()] for _ in range(6)] == project.store.read_note(2, "explore")[
+        "task_selection"
+    ]["tasks"], "what was stored since changes nothing"

@@ -1,0 +1,73 @@
+"""User functions by name where they have one, in memory where not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rft_platform.errors import UserError
+from rft_platform.judging.compose import build_judge
+from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.tuner import functions, tune
+from rft_platform.user_code import is_live, load_object, reference_of, short_name
+
+
+async def workflow(task, model):  # type: ignore[no-untyped-def]
+    return task
+
+
+async def judge(task, response):  # type: ignore[no-untyped-def]
+    return 1.0
+
+
+def test_functions_of_a_module_are_found_by_name() -> None:
+    tuned = functions.tuned_functions(workflow, judge)
+    assert resolve_workflow(tuned.workflow) is workflow
+    assert tuned.judge is not None and load_object(tuned.judge, "judge") is judge
+    assert tuned.notice is None
+
+
+def test_a_lambda_lives_in_this_process_alone() -> None:
+    tuned = functions.tuned_functions(lambda task, model: None, lambda task, response: 0.5)
+    assert tuned.judge is not None and is_live(tuned.workflow) and is_live(tuned.judge)
+    assert callable(resolve_workflow(tuned.workflow))
+    assert build_judge(tuned.judge).parts[0].function(task={}, response="") == 0.5
+    assert tuned.notice is not None and "cannot be resumed or judged again from the UI" in tuned.notice
+    program = f"from rft_platform.rollout.workflow import resolve_workflow; resolve_workflow({tuned.workflow!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "was in the memory of the process that trained" in done.stderr
+
+
+def test_a_decorated_function_is_not_confused_with_the_one_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(task, model):  # type: ignore[no-untyped-def]
+        return None
+
+    hidden.__qualname__, hidden.__module__ = "workflow", __name__  # as functools.wraps leaves it
+    assert is_live(functions.tuned_functions(hidden, None).workflow)
+
+
+def test_a_function_of_a_loaded_file_is_named_by_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def solve(task, model): ...\n")
+    function = load_object(f"{file}:solve", "workflow")
+    assert reference_of(function) == f"{file}:solve"
+    assert short_name(f"{file}:solve") == "mine:solve"
+
+
+def test_a_script_that_tunes_when_it_is_imported_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "unguarded.py"
+    file.write_text(
+        "from rft_platform.tuner import tune\ndef solve(task, model): ...\ntune(workflow_func=solve, config_path='x')\n"
+    )
+    with pytest.raises(UserError, match=r'put the call below `if __name__ == "__main__":`'):
+        load_object(f"{file}:solve", "workflow")
+
+
+def test_tune_refuses_wrong_functions_before_anything_else() -> None:
+    with pytest.raises(ValueError, match=r"Missing essential parameters: \['model'\]"):
+        tune(workflow_func=lambda task: None)
+    with pytest.raises(ValueError, match=r"Contains disallowed parameters: \['answer'\]"):
+        tune(workflow_func=workflow, judge_func=lambda task, response, answer: 0.0)
+    with pytest.raises(ValueError, match="expected a function of task and model"):
+        tune(workflow_func="workflow")  # type: ignore[arg-type]

@@ -1,0 +1,182 @@
+"""Every argument of ``tune()`` reaches the configuration."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from rft_platform.tuner.functions import TunedFunctions
+from rft_platform.tuner.place import Place
+from rft_platform.tuner.translation import TuneArguments, translated
+
+FUNCTIONS = TunedFunctions("my.agent:solve", "my.agent:judge")
+MODEL = TunerModelConfig(model_path="owner/model", max_model_len=16384)
+TRAIN = DatasetConfig(path="owner/tasks")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def translate(functions: TunedFunctions = FUNCTIONS, **given: Any) -> tuple[RftConfig, Place]:
+    return translated(TuneArguments(**{"model": MODEL, "train_dataset": TRAIN, **given}), functions)
+
+
+def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:
+    config, place = translate()
+    taskset = config.buffer.explorer_input.taskset
+    assert taskset is not None
+    assert (taskset.workflow, taskset.judge) == ("my.agent:solve", "my.agent:judge")
+    assert (taskset.format.prompt_key, taskset.format.response_key) == (None, None)
+    assert (config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("multi_step_grpo", 1e-6)
+    assert (config.algorithm.repeat_times, config.buffer.batch_size) == (8, 32)
+    assert (config.buffer.total_epochs, config.buffer.total_steps) == (1, None)
+    assert (config.evaluation.every, config.trainer.keep_every) == (100, 100)
+    assert config.explorer.eval_on_startup
+    assert config.model.max_response_tokens == 8192
+    assert place.folder.parent == tmp_path / "checkpoints" / "AgentScope"
+    assert place.experiment.startswith("Experiment-") and len(place.experiment) == len("Experiment-20260104185355")
+    assert place.home.root == place.folder / ".rft"
+    assert config.monitor.tensorboard_dir == str(place.folder / "monitor" / "tensorboard")
+
+
+def test_every_field_of_the_model_takes_effect() -> None:
+    model = TunerModelConfig(
+        model_path="owner/other", max_model_len=512, temperature=0.7, top_p=0.9, max_tokens=64, enable_thinking=False,
+        tensor_parallel_size=2, inference_engine_num=3, tool_call_parser="llama3_json", reasoning_parser="qwen3",
+    )  # fmt: skip
+    config, _ = translate(model=model)
+    assert (config.model.model_path, config.model.max_model_len) == ("owner/other", 512)
+    assert (config.model.temperature, config.model.top_p, config.model.max_response_tokens) == (0.7, 0.9, 64)
+    serving = config.explorer.rollout_model
+    assert (serving.enable_thinking, serving.tensor_parallel_size, serving.engine_num) == (False, 2, 3)
+    assert (serving.tool_call_parser, serving.reasoning_parser) == ("llama3_json", "qwen3")
+
+
+def test_every_field_of_the_algorithm_takes_effect() -> None:
+    algorithm = AlgorithmConfig(
+        algorithm_type="rloo", learning_rate=3e-5, group_size=4, batch_size=16, save_interval_steps=5,
+        eval_interval_steps=7,
+    )  # fmt: skip
+    config, _ = translate(algorithm=algorithm)
+    assert (config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("rloo", 3e-5)
+    assert (config.algorithm.repeat_times, config.buffer.batch_size) == (4, 16)
+    assert (config.trainer.keep_every, config.evaluation.every) == (5, 7)
+
+
+def test_both_datasets_take_effect() -> None:
+    train = DatasetConfig(path="owner/a", name="main", split="train[:50]", total_epochs=3, total_steps=9)
+    config, _ = translate(train_dataset=train, eval_dataset=DatasetConfig(path="owner/b", split="test"))
+    taskset, (held_out,) = config.buffer.explorer_input.taskset, config.buffer.explorer_input.eval_tasksets
+    assert taskset is not None
+    assert (taskset.path, taskset.subset_name, taskset.split) == ("owner/a", "main", "train[:50]")
+    assert (config.buffer.total_epochs, config.buffer.total_steps) == (3, 9)
+    assert (held_out.path, held_out.split) == ("owner/b", "test")
+    assert (held_out.workflow, held_out.judge, held_out.format.prompt_key) == ("my.agent:solve", "my.agent:judge", None)
+
+
+def test_auxiliary_models_are_served_with_all_their_fields() -> None:
+    helper = TunerModelConfig(model_path="owner/judge", max_model_len=2048, temperature=0.2, inference_engine_num=2)
+    config, _ = translate(auxiliary_models={"judge": helper})
+    (model,) = config.explorer.auxiliary_models
+    assert (model.name, model.model_path, model.max_model_len) == ("judge", "owner/judge", 2048)
+    assert (model.temperature, model.engine_num, model.max_response_tokens) == (0.2, 2, 2047)
+
+
+def test_names_and_monitor_take_effect(tmp_path: Path) -> None:
+    config, place = translate(project_name="maths", experiment_name="first", monitor_type="mlflow")
+    assert (config.project, config.name, config.monitor.monitor_type) == ("maths", "first", ("mlflow",))
+    assert place.folder == tmp_path / "checkpoints" / "maths" / "first"
+    with pytest.raises(UserError, match="experiment_name 'a/b': it becomes the name of a folder"):
+        translate(experiment_name="a/b")
+
+
+def test_without_a_judge_the_workflow_rewards_itself() -> None:
+    config, _ = translate(TunedFunctions("my.agent:solve", None), eval_dataset=TRAIN)
+    inputs = config.buffer.explorer_input
+    assert inputs.taskset is not None and inputs.taskset.judge is None and inputs.eval_tasksets[0].judge is None
+
+
+def test_limits_fit_the_context(tiny_model: Path) -> None:
+    small = TunerModelConfig(model_path=str(tiny_model), max_model_len=64)
+    assert translate(model=small)[0].model.max_response_tokens == 63
+    wide = TunerModelConfig(model_path="owner/model", max_model_len=40000)
+    assert translate(model=wide)[0].trainer.max_token_len_per_gpu == 40000
+
+
+def test_a_parser_of_thoughts_is_left_out_for_a_model_that_has_no_word_for_them(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
+    plain = TunerModelConfig(model_path=str(tmp_path / "plain"), max_model_len=64)
+    assert translate(model=plain)[0].explorer.rollout_model.reasoning_parser is None
+    asked = TunerModelConfig(model_path=plain.model_path, max_model_len=64, reasoning_parser="deepseek_r1")
+    assert translate(model=asked)[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
+    assert translate()[0].explorer.rollout_model.reasoning_parser == "deepseek_r1"
+
+
+YAML = """
+project: from-file
+seed: 7
+model: {model_path: owner/file, max_model_len: 100, temperature: 0.5}
+algorithm: {algorithm_type: rloo, optimizer: {lr: 1e-5}}
+buffer:
+  batch_size: 4
+  total_steps: 3
+  explorer_input:
+    taskset:
+      path: owner/file-tasks
+      format: {prompt_key: question}
+      rollout_args: {n: 2}
+      default_workflow_type: other
+    eval_tasksets: [{path: owner/held-out, split: test}]
+explorer: {eval_interval: 2}
+"""
+
+
+def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(YAML)
+    config, place = translate(model=None, train_dataset=None, config_path="config.yaml")
+    taskset, (held_out,) = config.buffer.explorer_input.taskset, config.buffer.explorer_input.eval_tasksets
+    assert taskset is not None
+    assert (config.seed, config.model.model_path, config.model.temperature) == (7, "owner/file", 0.5)
+    assert (config.algorithm.algorithm_type, config.algorithm.optimizer.lr) == ("rloo", 1e-5)
+    assert (config.buffer.batch_size, config.buffer.total_steps, config.algorithm.repeat_times) == (4, 3, 2)
+    assert (taskset.path, taskset.format.prompt_key, taskset.workflow) == (
+        "owner/file-tasks", "question", "my.agent:solve",
+    )  # fmt: skip
+    assert (held_out.path, held_out.workflow, held_out.judge) == ("owner/held-out", "my.agent:solve", "my.agent:judge")
+    assert (config.evaluation.every, place.project) == (2, "from-file")
+
+
+def test_arguments_override_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(YAML)
+    config, place = translate(
+        config_path="config.yaml",
+        model=TunerModelConfig(model_path="owner/mine", max_model_len=200),
+        train_dataset=DatasetConfig(path="owner/mine", total_steps=9),
+        algorithm=AlgorithmConfig(group_size=5, eval_interval_steps=6),
+        project_name="mine",
+    )
+    assert (config.model.model_path, config.model.max_model_len, config.buffer.total_steps) == ("owner/mine", 200, 9)
+    assert (config.algorithm.repeat_times, config.evaluation.every, place.project) == (5, 6, "mine")
+    # what the arguments leave at its default stays as the file has it
+    assert (config.model.temperature, config.algorithm.algorithm_type, config.buffer.batch_size) == (0.5, "rloo", 4)
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [("model", "there is no model; give model=TunerModelConfig"), ("train_dataset", "there are no tasks; give train_")],
+)
+def test_what_is_needed_is_asked_for(missing: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        translate(**{missing: None})
+
+
+def test_a_file_of_another_mode_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mode: train\n")
+    with pytest.raises(UserError, match="mode train; tune\\(\\) explores and trains"):
+        translate(config_path="config.yaml")

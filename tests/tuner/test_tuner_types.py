@@ -1,0 +1,112 @@
+"""The public names, and how settings and signatures are refused."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+import rft_platform.tuner as tuner
+from rft_platform.tuner import (
+    AlgorithmConfig,
+    DatasetConfig,
+    JudgeOutput,
+    TunerModelConfig,
+    WorkflowOutput,
+    check_judge_function,
+    check_workflow_function,
+)
+
+
+def test_the_public_names_are_those_of_the_api() -> None:
+    names = {
+        "tune", "AlgorithmConfig", "WorkflowType", "WorkflowOutput", "JudgeType", "JudgeOutput", "DatasetConfig",
+        "TunerModelConfig", "check_workflow_function", "check_judge_function", "TuneResult",
+    }  # fmt: skip
+    assert set(tuner.__all__) == names
+    assert all(hasattr(tuner, name) for name in names)
+
+
+def test_importing_it_is_light() -> None:
+    heavy = ["torch", "dagster", "openai", "mlflow", "pandas", "transformers", "datasets", "agentscope", "vllm"]
+    program = f"import sys, rft_platform.tuner; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_defaults_are_those_of_the_api() -> None:
+    model = TunerModelConfig(model_path="m", max_model_len=10)
+    assert model.model_dump() == {
+        "model_path": "m", "max_model_len": 10, "temperature": 1.0, "top_p": 1.0, "max_tokens": 8192,
+        "enable_thinking": None, "tensor_parallel_size": 1, "inference_engine_num": 1, "tool_call_parser": "hermes",
+        "reasoning_parser": "deepseek_r1",
+    }  # fmt: skip
+    assert AlgorithmConfig().model_dump() == {
+        "algorithm_type": "multi_step_grpo", "learning_rate": 1e-6, "group_size": 8, "batch_size": 32,
+        "save_interval_steps": 100, "eval_interval_steps": 100,
+    }  # fmt: skip
+    dataset = DatasetConfig(path="d").model_dump()
+    assert dataset == {"path": "d", "name": None, "split": "train", "total_epochs": 1, "total_steps": None}
+    assert WorkflowOutput().model_dump() == {"reward": None, "response": None, "metrics": None}
+    assert JudgeOutput(reward=1).model_dump() == {"reward": 1.0, "metrics": None}
+
+
+def test_positional_arguments_are_refused_by_a_message_that_names_the_fields() -> None:
+    wrong: Any = DatasetConfig
+    with pytest.raises(
+        TypeError, match=r"DatasetConfig takes its fields by name, got \('data',\); its fields are path"
+    ):
+        wrong("data")
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "said"),
+    [
+        (DatasetConfig, {"path": "d", "subset": "x"}, "subset\n  Extra inputs are not permitted"),
+        (DatasetConfig, {"path": "d", "total_epochs": 0}, "total_epochs\n  Input should be greater than or equal to 1"),
+        (TunerModelConfig, {"model_path": "m"}, "max_model_len\n  Field required"),
+        (TunerModelConfig, {"model_path": "m", "max_model_len": 9, "top_p": 0.0}, "top_p\n  Input should be greater"),
+        (AlgorithmConfig, {"learning_rate": float("nan")}, "learning_rate\n  Input should be"),
+        (JudgeOutput, {}, "reward\n  Field required"),
+        (WorkflowOutput, {"rewards": 1.0}, "rewards\n  Extra inputs are not permitted"),
+        (WorkflowOutput, {"metrics": {"a": "many"}}, "metrics.a\n  Input should be a valid number"),
+    ],
+)
+def test_faulty_fields_are_refused(kind: Any, fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind(**fields)
+    assert said in str(caught.value)
+
+
+async def good_workflow(task, model, auxiliary_models=None, logger=None): ...  # type: ignore[no-untyped-def]
+async def swapped_workflow(model, task): ...  # type: ignore[no-untyped-def]
+async def variadic_workflow(task, model, *args, **kwargs): ...  # type: ignore[no-untyped-def]
+async def modelless_workflow(task): ...  # type: ignore[no-untyped-def]
+async def curious_workflow(task, model, temperature=1.0): ...  # type: ignore[no-untyped-def]
+async def good_judge(task, response, auxiliary_models): ...  # type: ignore[no-untyped-def]
+async def variadic_judge(task, response, **more): ...  # type: ignore[no-untyped-def]
+async def deaf_judge(task): ...  # type: ignore[no-untyped-def]
+async def curious_judge(task, response, strict=True): ...  # type: ignore[no-untyped-def]
+
+
+def test_parameters_are_matched_by_name() -> None:
+    check_workflow_function(good_workflow)
+    check_workflow_function(swapped_workflow)
+    check_judge_function(good_judge)
+
+
+@pytest.mark.parametrize(
+    ("check", "function", "said"),
+    [
+        (check_workflow_function, variadic_workflow, r"Should not use \*args or \*\*kwargs"),
+        (check_workflow_function, modelless_workflow, r"Missing essential parameters: \['model'\]"),
+        (check_workflow_function, curious_workflow, r"Contains disallowed parameters: \['temperature'\]"),
+        (check_judge_function, variadic_judge, r"Should not use \*args or \*\*kwargs"),
+        (check_judge_function, deaf_judge, r"Missing essential parameters: \['response'\]"),
+        (check_judge_function, curious_judge, r"Contains disallowed parameters: \['strict'\]"),
+    ],
+)
+def test_wrong_signatures_are_refused(check: Any, function: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check(function)
