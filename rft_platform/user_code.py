@@ -69,6 +69,15 @@ def reference_of(value: Any) -> str:
     return f"{spec.name}:{name}" if spec is not None else f"{Path(file).resolve()}:{name}"
 
 
+def module_elsewhere(name: str) -> str:
+    """Under which name other processes know a module of this one: the script that runs is ``__main__`` here alone."""
+    main = sys.modules.get("__main__")
+    if name != "__main__" or main is None:
+        return name
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return spec.name if spec is not None else name if file is None else _file_module(Path(file).resolve())
+
+
 def keep_alive(value: Any, what: str) -> str:
     """A reference that loads ``value`` in this process and nowhere else, for what ``reference_of`` refuses.
 
@@ -107,6 +116,10 @@ def _live(name: str, what: str) -> Any:
         ) from None
 
 
+def _file_module(path: Path) -> str:
+    return f"{_FILE_MODULE}{path.stem}_{digest_json(str(path))[:8]}"
+
+
 def _load_file(path: Path) -> ModuleType:
     """The module of a Python file, executed once a process; a script that runs is itself, not a second copy."""
     path = path.resolve(strict=True)
@@ -114,7 +127,7 @@ def _load_file(path: Path) -> ModuleType:
     running = getattr(main, "__file__", None)
     if main is not None and running is not None and Path(running).resolve() == path:
         return main
-    name = f"{_FILE_MODULE}{path.stem}_{digest_json(str(path))[:8]}"
+    name = _file_module(path)
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

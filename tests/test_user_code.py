@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from rft_platform.errors import UserError
+from rft_platform.judging.version import judge_version
 from rft_platform.user_code import load_object, reference_of
 
 SCRIPT = """
+from rft_platform.judging.version import judge_version
 from rft_platform.user_code import load_object, reference_of
 import neighbour
 
@@ -69,3 +71,39 @@ def test_a_file_that_raises_is_named_with_the_place(tmp_path: Path) -> None:
     broken.write_text("x = 1 / 0\n")
     with pytest.raises(UserError, match="ZeroDivisionError"):
         load_object(f"{broken}:x", "judge")
+
+
+JUDGE = """
+class Scale:
+    def __init__(self, factor):
+        self.factor = factor
+
+
+    def __call__(self, task, response):
+        return self.factor.times * grown(len(response))
+
+
+class Factor:
+    times = 2
+
+
+def grown(value):
+    return value + 1
+
+
+judge = Scale(Factor())
+
+
+if __name__ == "__main__":
+    from rft_platform.judging.version import judge_version
+
+    print(judge_version([("judge", judge, {}, 1.0)]))
+"""
+
+
+def test_a_judge_of_a_script_has_one_version_whether_the_script_runs_or_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "scaled.py"
+    file.write_text(JUDGE)
+    loaded = judge_version([("judge", load_object(f"{file}:judge", "judge"), {}, 1.0)])
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == loaded

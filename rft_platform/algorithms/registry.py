@@ -53,10 +53,10 @@ class Registry(Generic[Entry]):
     def names(self) -> list[str]:
         """All known names, sorted."""
         if not self._loaded:
-            self._loaded = True
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
                 importlib.import_module(module.name)
+            self._loaded = True  # not before: where an import fails, the next look-up names the same cause
         return sorted(self._entries)
 
 

@@ -18,6 +18,7 @@ import dagster as dg
 
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, TransientError
+from rft_platform.inference.interface import PolicyEngine
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.trainer import TrainerResource
@@ -106,6 +107,7 @@ def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_
 
 def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
     """End the training and the requests that run now, where the asset works with trainer or engine."""
+    from rft_platform.inference.client import EngineClient
     from rft_platform.processes.lease import is_alive, read_lease
 
     leases = Home(Path(project.home).absolute()).leases
@@ -117,11 +119,18 @@ def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
                     resource.connect().cancel()
         elif isinstance(resource, EngineResource) and any(map(_lives, leases.glob("engine*.json"))):
             with suppress(RftError):
-                engine = resource.connect()
-                in_a_check = engine.status().paused  # weights that nobody has compared yet: `deploy` resumes it
-                engine.pause("abort")
-                if not in_a_check:
-                    engine.resume()
+                _break_off(resource.connect())
+            for further in filter(None, map(read_lease, sorted(leases.glob("policy-*.json")))):
+                if is_alive(further):
+                    with suppress(RftError), EngineClient(further) as engine:
+                        _break_off(engine)
+
+
+def _break_off(engine: PolicyEngine) -> None:
+    in_a_check = engine.status().paused  # weights that nobody has compared yet: `deploy` resumes it
+    engine.pause("abort")
+    if not in_a_check:
+        engine.resume()
 
 
 def _lives(lease_file: Path) -> bool:

@@ -1,6 +1,7 @@
 """Asset of training: a round's optimiser steps and the checkpoint they lead to, registered in MLflow."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
@@ -11,6 +12,10 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.policy import Policy
+    from rft_platform.training.protocol import TrainResult
 
 
 def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
@@ -25,6 +30,21 @@ def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
         "rows/staleness_mean": note["staleness_mean"],
         "rows/left_for_later": sum(note["left"].values()),
     }
+
+
+def further_metadata(trained: "Mapping[str, tuple[Policy, TrainResult | None]]") -> dict[str, Any]:
+    """What became of the policies beside the first."""
+    found: dict[str, Any] = {}
+    for name, (policy, result) in trained.items():
+        found |= {
+            f"{name}/checkpoint": path(policy.folder),
+            f"{name}/policy_version": policy.policy_version,
+            f"{name}/model_version": policy.model_version or "not registered",
+        }
+        if result is not None:
+            measured = {"optimizer_steps": result.steps, **numbers(result.metrics)}
+            found |= {f"{name}/{metric}": value for metric, value in measured.items()}
+    return found
 
 
 @dg.asset(
@@ -45,11 +65,13 @@ def policy_checkpoint(
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
     from rft_platform.rounds.landing import selection_note
+    from rft_platform.rounds.policies import train_further
     from rft_platform.rounds.register import register
     from rft_platform.rounds.run_training import engine_mismatch
     from rft_platform.rounds.train import lineage, train
 
     opened, number = project.open(), round_of(context)
+    further = train_further(opened, trainer.connect(), registry.connect(), number, context.run.run_id)
     result, steps = train(opened, trainer.connect(), number, context.run.run_id)
     made_of = lineage(opened, number, context.run.run_id)
     policy = register(opened, registry.connect(), number, result, steps, made_of)
@@ -63,6 +85,7 @@ def policy_checkpoint(
             **selection_metadata(selection_note(opened.store, number)),
             **numbers(result.metrics),
             **{f"seconds/{name}": value for name, value in result.seconds.items()},
+            **further_metadata(further),
         },
         data_version=dg.DataVersion(policy.weights_digest),
         check_results=checkpoint_results(result.steps, engine_mismatch(steps)),

@@ -21,7 +21,7 @@ EXPERIENCE_CHECKS = [
         "groups_are_complete",
         asset="judged_experiences",
         blocking=True,
-        description="Every task has all its runs: a group algorithm compares within whole groups.",
+        description="Every task has all its runs, or as many as explorer.group_policy permits.",
     ),
     dg.AssetCheckSpec(
         "one_policy_version",

@@ -64,10 +64,12 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
 
     The edge back from ``policy_checkpoint`` is not declared: an asset graph has no circles, a training loop is one.
     """
+    from rft_platform.rounds.policies import explored_with
     from rft_platform.rounds.snapshots import snapshot_for
 
-    opened = project.open()
-    policy = snapshot_for(opened, round_of(context))
+    opened, number = project.open(), round_of(context)
+    policy = snapshot_for(opened, number)
+    further = explored_with(opened, number)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
@@ -75,6 +77,8 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
             "from_round": policy.round,
             "model_version": policy.model_version or "not registered",
             "weights_digest": policy.weights_digest,
+            **{f"{name}/policy_version": one.policy_version for name, one in further.items()},
+            **{f"{name}/checkpoint": path(one.folder) for name, one in further.items()},
         },
         data_version=dg.DataVersion(policy.weights_digest),
     )

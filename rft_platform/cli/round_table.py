@@ -24,6 +24,9 @@ def print_rounds(project: "Project", console: "Console") -> None:
     lines = round_lines(project)
     console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
     for line in lines:
+        if line.judged_anew:
+            said = "judged anew since it was trained: * is a reward that it was not trained on"
+            console.print(f"{_name(line)}: {said}", markup=False, soft_wrap=True)
         if line.nothing_trained:
             console.print(f"{_name(line)}: {line.nothing_trained}", markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
@@ -100,9 +103,11 @@ def _name(line: RoundLine) -> str:
 
 
 def _cells(line: RoundLine) -> list[str]:
+    from rft_platform.experience.rounds import round_key
+
     return [
         _name(line),
-        _number(line.reward, ".3f"),
+        _number(line.reward, ".3f") + ("*" if line.judged_anew else ""),
         _percent(line.pass_rate_sampled),
         _percent(line.pass_rate_greedy),
         _number(line.kl, ".1e"),
@@ -110,10 +115,17 @@ def _cells(line: RoundLine) -> list[str]:
         _number(line.rows, ",d"),
         _number(line.tokens_per_s, ",.0f"),
         " / ".join(_number(line.seconds.get(name), ".1f") for name in _SECONDS) if line.seconds else _MISSING,
-        _MISSING if line.policy_version is None else f"v{line.policy_version}",
+        _versions(line),
         line.model_version or _MISSING,
-        "champion" if line.champion else "",
+        "champion" if line.champion else f"trained in {round_key(line.trained_in)}" if line.trained_in else "",
     ]
+
+
+def _versions(line: RoundLine) -> str:
+    """That of the first policy, then those of further ones with their names."""
+    if line.policy_version is None:
+        return _MISSING
+    return ", ".join([f"v{line.policy_version}", *(f"{name} v{number}" for name, number in line.policies.items())])
 
 
 def _percent(value: float | None) -> str:

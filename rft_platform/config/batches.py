@@ -5,6 +5,9 @@ from typing import Protocol
 
 from rft_platform.config.schema import RftConfig
 
+#: More experiences than a round can have: what a step takes where it takes a whole round.
+WHOLE_ROUND = 2**31 - 1
+
 
 class PresetFacts(Protocol):
     """What the configuration needs to know of an algorithm's preset."""
@@ -92,6 +95,7 @@ class BatchPlan:
     exact: bool
     rounds: int | None  # None: it takes the number of tasks to know
     total_steps: int | None  # optimiser steps of the whole run
+    whole_round: bool = False  # a round is one optimiser step, however many experiences it has
     dynamic: bool = False  # a step takes what has landed, of whatever rounds
     max_batches: int = 1  # batches of tasks that may be sampled for an explore batch (dynamic sampling)
 
@@ -103,7 +107,9 @@ def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = 
     batches = config.synchronizer.batches_a_round
     experiences = buffer.batch_size * repeat_times * batches
     train_batch_size = buffer.batch_size * repeat_times
-    if buffer.train_batch_size is not None:
+    if buffer.train_batch_size == "round":
+        train_batch_size = experiences
+    elif buffer.train_batch_size is not None:
         train_batch_size = buffer.train_batch_size * config.trainer.gradient_accumulation_steps
     steps = -(-experiences // train_batch_size)
     known = buffer.total_steps is not None or task_count is not None
@@ -121,6 +127,7 @@ def batch_plan(config: RftConfig, preset: PresetFacts, task_count: int | None = 
         exact=taskset is None or taskset.workflow == "single_turn",
         rounds=rounds,
         total_steps=total,
+        whole_round=buffer.train_batch_size == "round",
         dynamic=config.synchronizer.dynamic,
         max_batches=max_batches(config, preset),
     )

@@ -75,6 +75,12 @@ JudgeChoice = Annotated[
 ]
 
 
+def _default_judge(written: dict[str, Any]) -> str | None:
+    """Where no judge is written: a workflow of the user's may reward itself, and nothing may replace what it says."""
+    has_answers = getattr(written.get("format"), "response_key", None) is not None
+    return "exact_match" if has_answers and ":" not in written.get("workflow", "") else None
+
+
 class Taskset(Section):
     """A dataset, the workflow that solves its tasks and the judge that rewards the runs."""
 
@@ -93,11 +99,15 @@ class Taskset(Section):
     """Built-in name, or ``package.module:function``."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
     judge: JudgeChoice | None = Field(
-        default="exact_match", validation_alias=AliasChoices("judge", "default_reward_fn_type", "reward_fn_type")
+        default_factory=_default_judge,
+        validation_alias=AliasChoices("judge", "default_reward_fn_type", "reward_fn_type"),
     )
-    """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow rewards itself."""
+    """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow rewards itself.
+    Default: exact_match for a built-in workflow on tasks with ``format.response_key``, null for a workflow of yours."""
     judge_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of a single judge; in a list each entry has its own ``args``."""
+    reward_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """What a class-style workflow, which rewards itself, finds as ``task.reward_fn_args``; no judge gets it."""
     judge_timeout_s: PositiveFloat | None = 600.0
     """Seconds that a judge function of yours may take for a run (or a group) before it counts as failed; null: no
     limit. The judges that come with the platform have time-outs of their own."""
@@ -181,8 +191,9 @@ class Buffer(Section):
 
     batch_size: PositiveInt = 32
     """Tasks an explore batch."""
-    train_batch_size: PositiveInt | None = None
-    """Experiences an optimiser step; default: batch_size * repeat_times."""
+    train_batch_size: PositiveInt | Literal["round"] | None = None
+    """Experiences an optimiser step; default: batch_size * repeat_times. ``round``: all that a round has, however many
+    calls its runs made, so that a round is one step."""
     total_epochs: PositiveInt = 1
     """Passes over the taskset, where ``total_steps`` is not given."""
     total_steps: PositiveInt | None = None

@@ -10,11 +10,12 @@ from rft_platform.config.checks_explorer import explorer_problems
 from rft_platform.config.checks_local import local_problems
 from rft_platform.config.checks_policies import policies_problems
 from rft_platform.config.checks_sync import sync_problems
+from rft_platform.config.evaluation import PAIRED_METRICS
 from rft_platform.config.offline import offline_kind, offline_problems
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
-_PAIRED = ("sampled_pass", "greedy_pass", "mean_reward")  # what an evaluation keeps of every task
+_WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react")
 _EXPLORING = ("both", "explore", "colocate")
 
 
@@ -31,7 +32,7 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
         *auxiliary_problems(config),
         *_evaluation_problems(config),
-        *_input_problems(config),
+        *_input_problems(config, preset),
         *offline_problems(config, preset),
         *algorithm_problems(config, preset),
         *data_problems(config, preset),
@@ -46,7 +47,7 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
         raise UserError("\n".join(problems))
 
 
-def _input_problems(config: RftConfig) -> Iterator[str]:
+def _input_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
     inputs = config.buffer.explorer_input
     if config.mode in _EXPLORING and inputs.taskset is None:
         yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
@@ -64,22 +65,50 @@ def _input_problems(config: RftConfig) -> Iterator[str]:
                 f"{key}.format.prompt_key is null: the workflow {taskset.workflow} asks what stands in a column; name "
                 "the column, or give a workflow of your own, which reads the whole row"
             )
+        if taskset.judge is None and taskset.judge_args:
+            yield (
+                f"{key}.judge_args: there is no judge that takes them; name one, or call them reward_fn_args, which a "
+                "class-style workflow finds in its task"
+            )
+        if taskset.judge is None and taskset.workflow in _WITHOUT_REWARD and preset.needs_reward:
+            yield (
+                f"{key}.judge: the workflow {taskset.workflow} gives no reward of its own; name a judge "
+                "(the default, exact_match, is for tasks with format.response_key)"
+            )
     if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
         yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
 
 
 def _evaluation_problems(config: RftConfig) -> Iterator[str]:
     gate = config.evaluation.gate
-    if gate.confident and gate.metric not in _PAIRED:
+    if gate.confident and gate.metric not in PAIRED_METRICS:
         yield (
             f"evaluation.gate.confident: scores by {gate.metric} are not kept task by task; set evaluation.gate.metric "
-            f"to one of {', '.join(_PAIRED)}"
+            f"to one of {', '.join(PAIRED_METRICS)}"
         )
     if gate.confident and gate.metric == "greedy_pass" and not config.evaluation.greedy:
         yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
 
 
+def _whole_round_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    counted = {
+        f"mode {config.mode} has no rounds of its own": config.mode == "train",
+        f"synchronizer.sync_style {config.synchronizer.sync_style} trains when a step has landed": (
+            config.synchronizer.dynamic
+        ),
+        "the replay buffer fills steps up to their size": replay,
+        "demonstrations are a share of a step": preset.experts
+        and (config.algorithm.experts is None or config.algorithm.experts.batch_size is None),
+    }
+    why = [reason for reason, holds in counted.items() if holds]
+    if why:
+        yield f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step"
+
+
 def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+    if config.buffer.train_batch_size == "round":
+        yield from _whole_round_problems(config, preset)
     if config.mode == "train" and config.buffer.train_batch_size is None:
         yield "buffer.train_batch_size is not set: mode train explores nothing that it could be taken from; set it"
     if config.mode not in _EXPLORING:

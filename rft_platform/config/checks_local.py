@@ -34,6 +34,9 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
     for index, auxiliary in enumerate(config.explorer.auxiliary_models):
         if auxiliary.model_path and not auxiliary.model_path.startswith("models:/"):
             yield from _folder_problems(f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path)
+    for index, policy in enumerate(config.policies):
+        if not policy.model_path.startswith("models:/"):
+            yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
     if model.max_model_len is not None:
         wanted = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
         if wanted > model.max_model_len:
@@ -46,7 +49,7 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
 def _folder_problems(key: str, path: str) -> Iterator[str]:
     folder = Path(path)
     if not folder.exists():
-        if folder.is_absolute() or path.count("/") > 1:
+        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
             said = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
             yield f"{key} {path}: {said}; give a model folder, or a Hugging Face name such as owner/model"
     elif not folder.is_dir():

@@ -27,10 +27,10 @@ def policies_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
 
 
 def _name_problems(config: RftConfig) -> Iterator[str]:
-    names = [policy.name.casefold() for policy in config.policies]
-    auxiliary = {entry.known_as.casefold() for entry in config.explorer.auxiliary_models}
-    for index, (policy, name) in enumerate(zip(config.policies, names, strict=True)):
-        key = f"policies[{index}].name {policy.name!r}"
+    names = [policy.name for policy in config.policies]
+    auxiliary = {entry.known_as.lower() for entry in config.explorer.auxiliary_models}
+    for index, name in enumerate(names):
+        key = f"policies[{index}].name {name!r}"
         if names.index(name) < index:
             yield f"{key} is the name of another policy too; give each a name of its own"
         if name in auxiliary:

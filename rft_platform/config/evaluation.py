@@ -6,6 +6,9 @@ from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
 
 from rft_platform.config.section import Section
 
+#: The metrics that an evaluation keeps task by task, so that two policies can be compared by them.
+PAIRED_METRICS = ("sampled_pass", "greedy_pass", "mean_reward")
+
 
 class Gate(Section):
     """When an evaluated policy becomes champion."""

@@ -66,6 +66,16 @@ class AuxiliaryModel(RolloutModel):
         """The name, as given or as it follows from the model."""
         return self.name or (self.model or self.model_path).rstrip("/").rpartition("/")[2]
 
+    def identity(self, served: str = "") -> str:
+        """What its answers depend on: the model, where it is asked, and the fields that each request gets.
+
+        ``served``: the folder that an engine of ours serves, where it is known; else ``model_path`` stands for it.
+        """
+        model = f"{self.model} at {self.base_url}" if self.base_url else served or self.model_path
+        keys = ("temperature", "top_p", "max_response_tokens", "enable_thinking")
+        given = [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) is not None]
+        return ", ".join([model, *given])
+
     @property
     def lease(self) -> str:
         """Stem of the lease and log files of its first engine."""

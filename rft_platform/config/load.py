@@ -30,7 +30,8 @@ def build_config(data: dict[str, Any], source: str = "configuration") -> RftConf
     try:
         return RftConfig.model_validate(data)
     except ValidationError as error:
-        lines = [_describe(detail) for detail in error.errors()]
+        faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]  # of another
+        lines = [_describe(detail) for detail in faults]
         raise UserError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 

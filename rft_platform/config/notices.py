@@ -39,7 +39,7 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
         lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: there is no GPU here, processors compute")
     if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
         lines.append("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
-    if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size is None:
+    if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
         lines.append("trainer.gradient_accumulation_steps has no effect: a step takes a whole explore batch already")
     for index, taskset in enumerate(config.buffer.explorer_input.eval_tasksets):
         if taskset.task_selector != type(taskset.task_selector)():

@@ -21,6 +21,7 @@ _LOCAL_OR_NAME = [
     ("buffer", "eval_tasksets", "*", "path"),
     ("buffer", "trainer_input", "experience_buffer", "path"),
     ("explorer", "auxiliary_models", "*", "model_path"),
+    ("policies", "*", "model_path"),
     ("warm_start", "path"),
 ]
 

@@ -4,6 +4,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from rft_platform.config.batches import BatchPlan, PresetFacts, batch_plan
+from rft_platform.config.buffer import Taskset
 from rft_platform.config.notices import config_notices
 from rft_platform.config.offline import offline_kind
 from rft_platform.config.schema import RftConfig
@@ -28,6 +29,8 @@ class RunPlan:
     batches: BatchPlan | None  # None: nothing is explored
     waits: tuple[str, ...]
     notices: tuple[str, ...]
+    tasksets: tuple[str, ...] = ()  # of each dataset of tasks, what is done with it
+    home: str | None = None  # the project's folder
 
 
 def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, task_count: int | None = None) -> RunPlan:
@@ -41,12 +44,16 @@ def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, tas
         batches=batch_plan(config, preset, task_count) if exploring else None,
         waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
         notices=tuple(config_notices(config, gpu_count)),
+        tasksets=tuple(_tasksets(config)) if offline is None else (),
     )
 
 
 def render_plan(plan: RunPlan) -> str:
     """The plan as text for a terminal."""
-    lines = [plan.title, "", "processes"]
+    lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
+    if plan.tasksets:
+        lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
+    lines += ["", "processes"]
     lines += [f"  {process.name:<10} {process.what}, {process.count} x {process.device}" for process in plan.processes]
     if plan.batches is not None:
         lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches))]
@@ -54,6 +61,30 @@ def render_plan(plan: RunPlan) -> str:
     if plan.notices:
         lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
     return "\n".join(lines) + "\n"
+
+
+def _tasksets(config: RftConfig) -> list[str]:
+    inputs, workers = config.buffer.explorer_input, config.explorer.workers
+    operators = [operator.name for operator in config.data_processor.experience_pipeline.operators]
+    python = workers.python or "this Python"
+    runs = "in this process" if workers.kind == "inprocess" else f"in worker processes of {python}"
+    lines = []
+    if (taskset := inputs.taskset) is not None:
+        lines += [
+            f"explored   {taskset.path}, {taskset.split}: {_judged(taskset)}",
+            f"           tasks {taskset.task_selector.selector_type}, runs {runs}, "
+            f"operators {', '.join(operators) or 'none'}",
+        ]
+    return [*lines, *(f"held out   {held.path}, {held.split}: {_judged(held)}" for held in inputs.eval_tasksets)]
+
+
+def _judged(taskset: Taskset) -> str:
+    judge = taskset.judge
+    if isinstance(judge, list):
+        said = " + ".join(f"{part.weight:g} {part.judge}" for part in judge)
+    else:
+        said = judge or "none (the workflow's own reward)"
+    return f"workflow {taskset.workflow}, judge {said}"
 
 
 def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
@@ -67,6 +98,9 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
         count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
         engine_device = device if config.engine.device == "auto" else config.engine.device
         processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+        for policy in config.policies:
+            said = f"{policy.name}, {kind} engine"
+            processes.append(ProcessPlan("policy", said, engine_device, count // serving.engine_num))
         for model in config.explorer.auxiliary_models:
             where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
             processes.append(
@@ -83,7 +117,7 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
 def _batch_lines(batches: BatchPlan) -> list[str]:
     least = "" if batches.exact else "at least "
     rounds = "as many as the tasks give" if batches.rounds is None else str(batches.rounds)
-    about = "about " if batches.dynamic else least
+    about = "about " if batches.dynamic else "" if batches.whole_round else least
     total = "" if batches.total_steps is None else f", {about}{batches.total_steps} optimiser steps in all"
     steps = f"{least}{batches.steps_a_round} optimiser steps a round"
     return [
@@ -91,6 +125,8 @@ def _batch_lines(batches: BatchPlan) -> list[str]:
         f"{least}{batches.experiences_a_round} experiences a round",
         f"{batches.train_batch_size} experiences a step, as they land"
         if batches.dynamic
+        else "one optimiser step a round, of all its experiences"
+        if batches.whole_round
         else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
         f"rounds: {rounds}{total}",
         *(

@@ -12,7 +12,7 @@ class FurtherPolicy(Section):
     sections ``algorithm``, ``buffer`` and ``trainer`` say, all of which it shares with the first.
     """
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=64)
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
     """By which calls name it as their ``model``; its checkpoints lie in a folder of this name."""
     model_path: str = Field(min_length=1)
     """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry: what it starts from."""

@@ -1,28 +1,48 @@
 """Whether a project may go on with a configuration other than the one it was started with."""
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
+from rft_platform.config.model_judges import MODEL_JUDGES, PATIENCE
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
-#: Settings that change how long, where or how watched a run is, but not what its rounds compute.
+_TASKSET = "buffer.explorer_input.taskset"
+_SERVING = (  # how a model is spread over processes and GPUs
+    "engine_num",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "enable_prefix_caching",
+)
+
+#: Settings that change how long, where, how patiently or how watched a run is, but not what its rounds compute.
+#: ``[]`` stands for any entry of a list.
 FREE = (
     "mode",
     "group",
     "continue_from_checkpoint",
     "cluster",
     "buffer.explorer_input.eval_tasksets",
+    "buffer.explorer_input.taskset.judge_timeout_s",
     "buffer.total_epochs",
     "buffer.total_steps",
+    "buffer.trainer_input.experience_buffer.storage_type",
     "explorer.service_status_check_interval",
     "explorer.proxy_port",
     "explorer.listen_address",
     "explorer.runner_per_model",
     "explorer.max_timeout",
     "explorer.max_retry_times",
+    "explorer.dynamic_timeout",
+    "explorer.over_rollout.wait_after_min",
+    "explorer.workers",
     "explorer.eval_interval",
-    "explorer.rollout_model.engine_num",
-    "explorer.rollout_model.gpu_memory_utilization",
+    "explorer.eval_on_startup",
+    *(f"explorer.rollout_model.{key}" for key in _SERVING),
+    *(f"explorer.auxiliary_models[].{key}" for key in _SERVING),
+    *(f"explorer.auxiliary_models[].{key}" for key in ("base_url", "api_key_env", "timeout_s", "max_concurrency")),
     "trainer.max_checkpoints_to_keep",
     "trainer.keep_every",
     "trainer.save_interval",
@@ -32,11 +52,19 @@ FREE = (
     "trainer.cpu_offload",
     "trainer.gradient_checkpointing",
     "trainer.torch_compile",
+    "trainer.max_token_len_per_gpu",
+    "trainer.ulysses_sequence_parallel_size",
+    "trainer.threads",
+    "trainer.trainer_config",
     "trainer.idle_timeout_s",
     "trainer.total_steps",
+    "synchronizer.sync_method",
     "synchronizer.sync_timeout",
     "monitor",
     "engine.idle_timeout_s",
+    "engine.threads",
+    "engine.python",
+    "engine.kv_cache_gb",
     "evaluation",
     "registry.tracking_uri",
 )
@@ -44,8 +72,8 @@ FREE = (
 
 def check_unchanged(old: RftConfig, new: RftConfig) -> None:
     """Raise ``UserError`` naming every setting that a started project may not change; ``FREE`` ones may."""
-    changes = changed_keys(old, new)
-    fixed = {key: values for key, values in changes.items() if not _is_free(key)}
+    changes, free = changed_keys(old, new), (*FREE, *_patience(new))
+    fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
         raise UserError(
@@ -61,14 +89,33 @@ def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
+def _patience(config: RftConfig) -> list[str]:
+    """The keys that say how patiently the judges of the taskset ask their models."""
+    taskset = config.buffer.explorer_input.taskset
+    judge = None if taskset is None else taskset.judge
+    if judge is None or isinstance(judge, str):
+        arguments = [f"{_TASKSET}.judge_args"] if judge in MODEL_JUDGES else []
+    else:
+        places = [index for index, part in enumerate(judge) if part.judge in MODEL_JUDGES]
+        arguments = [f"{_TASKSET}.judge[{index}].args" for index in places]
+    return [f"{place}.{name}" for place in arguments for name in PATIENCE]
+
+
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict) or not value:
+    """Dotted key -> value; entries of a list are ``key[0]``, those that are no mapping stay together."""
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        inside = {f"{prefix}[{index}]": entry for index, entry in enumerate(value)}
+    elif isinstance(value, dict) and value:
+        inside = {f"{prefix}.{key}" if prefix else str(key): inner for key, inner in value.items()}
+    else:
         return {prefix: value}
     flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    for key, inner in inside.items():
+        flat |= _flat(inner, key)
     return flat
 
 
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+def _is_among(key: str, free: Sequence[str]) -> bool:
+    """Whether ``key``, or a section that it is in, is one of ``free``."""
+    names = (key, re.sub(r"\[\d+\]", "[]", key))
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for name in names for one in free)

@@ -43,12 +43,13 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     project = Project(home, config)
     problems = list(_problems(project))
+    problems += [] if dry else _missing_models(config)
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
     unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
-    return replace(plan, notices=(*unbuilt, *plan.notices, *_data_notices(project)))
+    return replace(plan, home=str(home.root), notices=(*unbuilt, *plan.notices, *_data_notices(project)))
 
 
 def check_writable(home: Home) -> None:
@@ -90,7 +91,7 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rounds.algorithm import check_algorithm
     from rft_platform.rounds.auxiliary import check_keys
-    from rft_platform.rounds.judge import judge_of
+    from rft_platform.rounds.judge import check_judge
     from rft_platform.rounds.operators import check_operators
     from rft_platform.rounds.task_selection import check_selector
     from rft_platform.rounds.workflows import check_workflow
@@ -112,7 +113,19 @@ def _problems(project: "Project") -> Iterator[str]:
         yield from offline_problems(project)
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         yield from _attempt(check_workflow, project, taskset)
-        yield from _attempt(judge_of, project, taskset)
+        yield from _attempt(check_judge, project, taskset)
+
+
+def _missing_models(config: RftConfig) -> list[str]:
+    """A line for each model that would not be found when its engine starts; the hub is asked for those of its names."""
+    from rft_platform.rounds.processes import check_model
+
+    models = {"model.model_path": config.model.model_path}
+    for entry in config.explorer.auxiliary_models:
+        if not entry.base_url:
+            models[f"explorer.auxiliary_models ({entry.known_as}).model_path"] = entry.model_path
+    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
+    return [problem for key, name in models.items() for problem in _attempt(check_model, name, key)]
 
 
 def _data_notices(project: "Project") -> Iterator[str]:

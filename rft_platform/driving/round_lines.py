@@ -4,10 +4,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.driving.ledger import launch_seconds
+from rft_platform.rounds.landing import selection_note
+from rft_platform.rounds.row_selection import rounds_of
 from rft_platform.rounds.time_split import time_split
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project import Project
+
+#: Why rows have no advantage, and what helps.
+EQUAL = "within each group all rewards are equal: take easier tasks, more runs of each, or a warm start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,7 @@ class RoundLine:
 
     round: int
     reward: float | None = None  # mean over the runs explored
+    judged_anew: bool = False  # ``reward`` is of another judge than the one that the round was trained by
     pass_rate_sampled: float | None = None  # of the held-out tasks
     pass_rate_greedy: float | None = None
     kl: float | None = None  # engine to trainer, k3 estimate, nats a token
@@ -24,9 +30,11 @@ class RoundLine:
     tokens_per_s: float | None = None  # completion tokens of the rollouts
     optimizer_steps: int | None = None
     policy_version: int | None = None
+    policies: dict[str, int] = field(default_factory=dict)  # versions of the policies beside the first
     model_version: str | None = None
     champion: bool = False
     checkpoint: str | None = None
+    trained_in: int | None = None  # dynamic styles: the round whose training took its rows, where that is another
     nothing_trained: str | None = None  # in words, of a round without an optimiser step: why
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
 
@@ -40,7 +48,25 @@ def round_lines(project: "Project") -> list[RoundLine]:
     walls = launch_seconds(project.home)
     lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()]
     newest = max((line.round for line in lines if line.champion), default=None)
-    return [replace(line, champion=line.round == newest) for line in lines]
+    took = _trainings(project, [line.round for line in lines])
+    return [
+        replace(
+            line,
+            champion=line.round == newest,
+            trained_in=None if line.optimizer_steps else took.get(line.round),
+        )
+        for line in lines
+    ]
+
+
+def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
+    """Which training took rows of a round, where trainings choose their rows: the first that did."""
+    took: dict[int, int] = {}
+    for number in rounds if project.config.selects_rows else ():
+        note = selection_note(project.store, number)
+        for source in rounds_of(note) if note is not None else ():
+            took.setdefault(source, number)
+    return {source: number for source, number in took.items() if source != number}
 
 
 def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
@@ -53,6 +79,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
     return RoundLine(
         round=number,
         reward=judged.get("mean_reward"),
+        judged_anew=trained.get("judge_version") not in (None, judged.get("judge_version")),
         pass_rate_sampled=scores.get("sampled_pass"),
         pass_rate_greedy=scores.get("greedy_pass"),
         kl=metrics.get("mismatch_k3"),
@@ -61,6 +88,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         tokens_per_s=explored.get("tokens_per_s"),
         optimizer_steps=trained.get("steps"),
         policy_version=policy.get("policy_version"),
+        policies=_further_versions(project, number),
         model_version=policy.get("model_version"),
         champion=evaluated.get("promoted", False),
         checkpoint=policy.get("folder"),
@@ -69,13 +97,23 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
     )
 
 
+def _further_versions(project: "Project", number: int) -> dict[str, int]:
+    names = [entry.name for entry in project.config.policies]
+    notes = {name: project.store.read_note(number, f"policy-{name}") for name in names}
+    return {name: note["policy_version"] for name, note in notes.items() if note is not None}
+
+
 def nothing_trained(trained: dict[str, Any]) -> str | None:
     """Why the training that left this note made no optimiser step, in words; None where it made one, or is to come."""
     if trained.get("steps") != 0:
         return None
     metrics = trained.get("metrics", {})
     rows, dropped = (int(metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
-    why = [f"all {rows:,} rows have advantage 0"] if rows else []
+    why = [f"all {rows:,} rows have advantage 0 ({EQUAL})"] if rows else []
+    stale = ((trained.get("row_selection") or {}).get("rows") or {}).get("stale", 0)
     if dropped:
-        why.append(f"filters left out {dropped:,} rows" if rows else f"filters left out all {dropped:,} rows")
+        others = rows or stale
+        why.append(f"filters left out {dropped:,} rows" if others else f"filters left out all {dropped:,} rows")
+    if stale:
+        why.append(f"{stale:,} rows were older than synchronizer.max_staleness allows")
     return f"nothing trained: {', '.join(why) or 'there were no rows'}"

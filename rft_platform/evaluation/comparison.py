@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rft_platform.config.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval
-from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult
-
-#: The metrics that every evaluation keeps task by task.
-PAIRED = ("sampled_pass", "greedy_pass", "mean_reward")
+from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult, measured_alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +45,11 @@ class Comparison:
 def compare(
     result: EvaluationResult, other: EvaluationResult, metric: str, against: str, seed: int = BOOTSTRAP_SEED
 ) -> Comparison | None:
-    """The difference by ``metric``, one of ``PAIRED``; None where the two share no task that was measured so."""
+    """The difference by ``metric``, one of ``PAIRED_METRICS``; None where they share no such score, or
+    were not measured alike."""
     mine, theirs = task_means(result, metric), task_means(other, metric)
     shared = [task for task in mine if task in theirs]
-    if not shared or result.tasks_digest != other.tasks_digest:
+    if not shared or not measured_alike(result, other):
         return None
     difference, low, high = paired_interval([mine[task] for task in shared], [theirs[task] for task in shared], seed)
     return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(shared))
@@ -64,7 +63,7 @@ def comparisons(
         compare(result, other, metric, against, seed)
         for against, other in others.items()
         if other is not None and (other.round, other.policy_version) != (result.round, result.policy_version)
-        for metric in PAIRED
+        for metric in PAIRED_METRICS
     ]
     return [comparison for comparison in found if comparison is not None]
 

@@ -48,17 +48,20 @@ def evaluate(
     limits: RunLimits = _DEFAULT_LIMITS,
     transcripts: int = 6,
     auxiliary_models: Mapping[str, Any] | None = None,
+    policies: Mapping[str, PolicyEngine] | None = None,
+    measured_by: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times as ``sampling`` says, and once more at temperature 0 if ``greedy``.
 
     A run passes when its reward reaches ``pass_threshold``. Runs that fail, and runs that the judge fails on, are
-    counted and left out. ``judge`` None takes the workflow's own reward. Raises ``EngineError`` when the weights
-    changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
+    counted and left out. ``policies`` are the engines of further trainable policies; scores are rewards of the first.
+    ``judge`` None takes the workflow's own reward; ``measured_by`` names judge, workflow and sampling in the result.
+    Raises ``EngineError`` when the weights changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
     """
     started = perf_counter()
     modes = _modes(tasks, sampled_n, greedy, sampling)
-    policy = _Policy(engine, workflow, judge, seed, round, limits, auxiliary_models, on_progress)
+    policy = _Policy(engine, workflow, judge, seed, round, limits, auxiliary_models, policies or {}, on_progress)
     passes = [policy.run(tasks, batch, *mode) for batch, mode in enumerate(modes)]
     report = RolloutReport.merge([done.report for done in passes])
     return result_of(
@@ -77,6 +80,7 @@ def evaluate(
         truncated_share=report.truncated_share,
         seconds=perf_counter() - started,
         transcripts=choose(passes[0].transcripts, transcripts, pass_threshold),
+        measured_by=measured_by,
     )
 
 
@@ -91,6 +95,7 @@ class _Policy:
     round: int
     limits: RunLimits
     auxiliary_models: Mapping[str, Any] | None
+    policies: Mapping[str, PolicyEngine]
     on_progress: Callable[[int, int], None] | None
 
     def run(self, tasks: Sequence[Task], batch: int, mode: str, repeat_times: int, how: SamplingParams) -> "_Pass":
@@ -106,6 +111,7 @@ class _Policy:
             seed=self.seed,
             group_policy="partial",
             auxiliary_models=self.auxiliary_models,
+            policies=self.policies,
             on_progress=self.on_progress,
             **asdict(self.limits),
         )

@@ -3,10 +3,13 @@
 import math
 from dataclasses import dataclass
 
+from rft_platform.config.evaluation import PAIRED_METRICS
 from rft_platform.errors import UserError
-from rft_platform.evaluation.comparison import PAIRED, compare
+from rft_platform.evaluation.comparison import compare
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
-from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.evaluation.results import EvaluationResult, measured_alike
+
+_OTHERWISE = "by another judge, workflow or sampling (or another version of the platform)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ def gate(
     to_beat: str = "champion",
     seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
-    """Compare two evaluations on the same tasks.
+    """Compare two evaluations on the same tasks, made by the same judge, workflow and sampling.
 
     The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, at least the
     champion's plus ``min_delta``; with ``confident`` the lower end of the difference's 95 % interval must exceed
@@ -42,10 +45,12 @@ def gate(
         return GateDecision(False, f"{metric} {value:.4f} is below the required {min_value:.4f}")
     if champion is None:
         return GateDecision(True, f"{metric} {value:.4f}; there is no champion yet")
-    if champion.tasks_digest != candidate.tasks_digest:
+    if not measured_alike(candidate, champion):
+        other = "on other tasks" if champion.tasks_digest != candidate.tasks_digest else _OTHERWISE
         return GateDecision(
             False,
-            f"the {to_beat} (policy version {champion.policy_version}) was measured on other tasks: evaluate it again",
+            f"the {to_beat} (policy version {champion.policy_version}) was measured {other}: evaluate it again "
+            f"(`rft eval --round {champion.round}`)",
         )
     against = _measured(champion, metric)
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
@@ -58,11 +63,11 @@ def gate(
 def _confident(
     candidate: EvaluationResult, champion: EvaluationResult, metric: str, min_delta: float, said: str, seed: int
 ) -> GateDecision:
-    found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED else None
+    found = compare(candidate, champion, metric, "champion", seed) if metric in PAIRED_METRICS else None
     if found is None:
         raise UserError(
             f"evaluation.gate.confident needs scores of the same tasks by {metric}, and there are none; set "
-            f"evaluation.gate.metric to one of {', '.join(PAIRED)} that both evaluations measured"
+            f"evaluation.gate.metric to one of {', '.join(PAIRED_METRICS)} that both evaluations measured"
         )
     said = f"{said}, difference {found.difference:+.4f} (95 % {found.low:+.4f} to {found.high:+.4f})"
     if found.low > min_delta:

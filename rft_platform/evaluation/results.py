@@ -35,7 +35,7 @@ class EvaluationResult:
     round: int
     policy_version: int
     tasks: int
-    tasks_digest: str  # of the set of task ids: results with equal digests may be compared
+    tasks_digest: str  # of the set of task ids; see ``measured_alike``
     sampled_n: int
     temperature: float
     seed: int
@@ -50,6 +50,7 @@ class EvaluationResult:
     metrics: dict[str, float] = field(default_factory=dict)
     transcripts: list[Transcript] = field(default_factory=list)
     scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # mode -> task id -> rewards
+    measured_by: str | None = None  # digest of judge, workflow and sampling; None: not known, as in older notes
 
     def summary(self) -> dict[str, float]:
         """The few numbers to plot and to gate on: sampled_pass, greedy_pass, their intervals, mean_reward, ..."""
@@ -94,6 +95,14 @@ def result_of(
         metrics=named_metrics(scores, pass_threshold, bootstrap_seed),
         scores=measured,
     )
+
+
+def measured_alike(one: EvaluationResult, other: EvaluationResult) -> bool:
+    """Whether two results may be compared: of the same tasks, and by the same judge, workflow and sampling.
+
+    Of older notes the latter is not known: they are compared with each other, and with no newer result.
+    """
+    return (one.tasks_digest, one.measured_by) == (other.tasks_digest, other.measured_by)
 
 
 def tasks_digest(task_ids: Iterable[str]) -> str:

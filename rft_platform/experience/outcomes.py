@@ -4,14 +4,15 @@ from collections.abc import Iterable
 
 from rft_platform.experience.store import ExperienceStore
 
-# A run's judgement stands on all its rows. What operators made of its reward does not count: part ``judged`` keeps the
-# judge's own, and ``passed`` is the verdict of operator pass_rate_calculator.
+# A run's judgement stands on all its rows (of several policies, the first's counts where it has any). What operators
+# made of its reward does not count: part ``judged`` keeps the judge's own, and ``passed`` is the verdict of operator
+# pass_rate_calculator.
 _QUERY = """
 SELECT task_id, round, count(*)::DOUBLE AS runs, sum(passed) AS passes
 FROM (
     SELECT r.round, r.run_id, any_value(r.task_id) AS task_id, arg_max(coalesce(
         j.reward_parts['passed'], (coalesce(j.reward_parts['judged'], j.reward) >= ?)::DOUBLE
-    ), r.step) AS passed
+    ), (r.policy IS NULL, r.step)) AS passed
     FROM rollouts r JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
     WHERE isfinite(j.reward)
     GROUP BY r.round, r.run_id

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 
 from rft_platform.errors import NAMED
 from rft_platform.experience.columns import list_lengths
+from rft_platform.experience.completeness import GroupPolicy, may_train
 
 #: Columns that ``check_rollouts`` reads.
 ROLLOUT_COLUMNS = [
@@ -33,13 +34,13 @@ class RolloutQuality:
     bad_logprobs: tuple[str, ...]  # row ids with a log-prob that is NaN, infinite or above 0
     duplicate_rows: tuple[str, ...]  # row ids that occur twice
     empty_responses: tuple[str, ...]  # row ids without a token
-    incomplete_groups: tuple[str, ...]  # group ids with another number of runs than asked for
+    incomplete_groups: tuple[str, ...]  # group ids with another number of runs than the group policy permits
     policy_versions: tuple[int, ...]  # ascending
     truncated_share: float
 
     @property
     def sound(self) -> bool:
-        """Whether the rows can be trained on: all but completeness and versions, which a policy may permit."""
+        """Whether the rows can be trained on: all but completeness and versions, which have checks of their own."""
         return not (self.unequal_lengths or self.bad_logprobs or self.duplicate_rows or self.empty_responses)
 
 
@@ -60,20 +61,24 @@ class JudgedQuality:
         return not (self.non_finite or self.unjudged or self.orphans)
 
 
-def check_rollouts(table: pa.Table, repeat_times: int) -> RolloutQuality:
-    """Check rollouts (at least ``ROLLOUT_COLUMNS``) of which every group should have ``repeat_times`` runs."""
+def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "complete") -> RolloutQuality:
+    """Check rollouts (at least ``ROLLOUT_COLUMNS``) of which every group should have ``repeat_times`` runs.
+
+    ``policy`` says whether a group with fewer may train.
+    """
     ids = table["row_id"]
     lengths = list_lengths(table["response_ids"])
     unequal = (list_lengths(table["logprobs"]) != lengths) | (list_lengths(table["loss_mask"]) != lengths)
-    runs = table.group_by("group_id").aggregate([("run_id", "count_distinct")])
-    incomplete = pc.not_equal(runs["run_id_count_distinct"], repeat_times)
+    counts = table.group_by("group_id").aggregate([("run_id", "count_distinct")]).to_pylist()
+    runs = {group["group_id"]: group["run_id_count_distinct"] for group in counts}
+    incomplete = sorted(name for name, count in runs.items() if not may_train(count, repeat_times, policy))
     return RolloutQuality(
         rows=table.num_rows,
         unequal_lengths=_named(ids, unequal),
         bad_logprobs=_named(ids, _rows_with_bad_logprob(table["logprobs"])),
         duplicate_rows=_duplicates(ids),
         empty_responses=_named(ids, lengths == 0),
-        incomplete_groups=tuple(sorted(runs["group_id"].filter(incomplete).to_pylist())[:NAMED]),
+        incomplete_groups=tuple(incomplete[:NAMED]),
         policy_versions=tuple(sorted(pc.unique(table["policy_version"]).to_pylist())),
         truncated_share=_share(table["truncated"]),
     )

@@ -16,7 +16,7 @@ from rft_platform.experience.conversations import CONVERSATIONS
 from rft_platform.experience.ledger import Contents
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
-from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_file
+from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
 
@@ -177,7 +177,7 @@ class _Files:
             _by_schema((store.round_folder(number), contents) for number, contents in ledgers.items()),
             [store.round_folder(n) / name for n, contents in ledgers.items() for name in contents.judgements()],
             [path for path in in_force if path is not None],
-            [path for path in (selection_file(store, number) for number in ledgers) if path.exists()],
+            [path for number in ledgers for path in selection_files(store, number)],
         )
 
 
@@ -204,8 +204,7 @@ def _create_view(
     connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[list[Path]], schema: pa.Schema, select: str
 ) -> None:
     """A view of the rows of some groups of files; those of one group have the same columns."""
-    connection.register(f"no_{name}", schema.empty_table())
-    parts = [f"SELECT * FROM no_{name}"] if not groups[0] else []
+    parts = [] if groups[0] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
     for paths in filter(None, groups):
         files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
         parts.append(f"SELECT {select} FROM read_parquet([{files}], filename = true)")
@@ -214,6 +213,15 @@ def _create_view(
     except duckdb.Error as error:
         files_said = f"{sum(map(len, groups))} files"
         raise StorageError(f"{name} of {files_said} cannot be read: {error}: `rft store check` names them") from error
+
+
+def _empty(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> str:
+    """A table without rows, in a schema of its own so that SHOW TABLES lists what there is to ask."""
+    connection.execute("CREATE SCHEMA IF NOT EXISTS nothing")
+    connection.register("empty", schema.empty_table())
+    connection.execute(f"CREATE TABLE nothing.{name} AS SELECT * FROM empty")
+    connection.unregister("empty")
+    return f"nothing.{name}"
 
 
 def _checkpoint(manifest: Path) -> dict[str, Any]:

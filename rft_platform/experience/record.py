@@ -7,6 +7,13 @@ from typing import Any
 ROLLOUT_SCHEMA_VERSION = 4  # 2: attempt; 3: env_state_hash; 4: policy, step_reward
 JUDGED_SCHEMA_VERSION = 1
 
+#: Metric of a run's last row: the workflow's own reward for a further policy, whose name follows.
+POLICY_REWARD = "reward/"
+#: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
+TRUNCATED_METRIC = "truncated_by_context"
+#: Metric of a run's last row: model calls that the agent broke off or did not wait for; absent where there are none.
+UNFINISHED_METRIC = "unfinished_calls"
+
 
 def row_id(run_id: str, step: int, choice: int = 0) -> str:
     """Identity of a model call: the same run, step and choice always give the same id, so re-runs are idempotent."""

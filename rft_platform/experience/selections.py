@@ -10,7 +10,7 @@ from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import atomic_path
 
-FILE = "row_selection.parquet"
+NAME = "row_selection"  # of the file and of the note about it; those of a further policy end in its name
 
 #: What became of a row: ``fresh`` and ``replay`` rows were trained on (the latter not for the first time); ``filtered``
 #: ones were left out by a filter of the judgement, ``stale`` ones because the weights that sampled them were too old.
@@ -31,19 +31,33 @@ SELECTION_SCHEMA = pa.schema(
 )
 
 
-def selection_file(store: ExperienceStore, number: int) -> Path:
-    """Where the selection of a round's training lies or would lie."""
-    return store.round_folder(number) / FILE
+def selection_name(policy: str | None = None) -> str:
+    """What the selections of a policy are called; None: the first policy's."""
+    return NAME if policy is None else f"{NAME}-{policy}"
 
 
-def write_selection(store: ExperienceStore, number: int, rows: Sequence[dict[str, object]]) -> Path:
+def selection_file(store: ExperienceStore, number: int, policy: str | None = None) -> Path:
+    """Where the selection of a round's training of a policy lies or would lie."""
+    return store.round_folder(number) / f"{selection_name(policy)}.parquet"
+
+
+def selection_files(store: ExperienceStore, number: int) -> list[Path]:
+    """The selections of all policies that there are."""
+    return sorted(store.round_folder(number).glob(f"{NAME}*.parquet"))
+
+
+def write_selection(
+    store: ExperienceStore, number: int, rows: Sequence[dict[str, object]], policy: str | None = None
+) -> Path:
     """Write what the training of a round takes; rows are in the order in which they were chosen."""
-    target = selection_file(store, number)
+    target = selection_file(store, number, policy)
     with atomic_path(target) as temp:
         write_table(pa.Table.from_pylist(list(rows), SELECTION_SCHEMA), temp)
     return target
 
 
-def read_selection(store: ExperienceStore, number: int, columns: list[str] | None = None) -> pa.Table:
+def read_selection(
+    store: ExperienceStore, number: int, columns: list[str] | None = None, policy: str | None = None
+) -> pa.Table:
     """What the training of a round took; StorageError where that is not there."""
-    return read_table(selection_file(store, number), SELECTION_SCHEMA, columns)
+    return read_table(selection_file(store, number, policy), SELECTION_SCHEMA, columns)

@@ -9,7 +9,7 @@ from typing import Any
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.config.home import Home
 from rft_platform.errors import StorageError, UserCodeError, UserError
-from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.responses import decode_response
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.judged_run import judged_run
@@ -34,6 +34,11 @@ class RunJudgement:
     reward: float  # NaN where ``error`` is given
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another one
+
+    def of_policy(self, policy: str | None) -> "RunJudgement":
+        """The judgement as it concerns one policy: with its reward."""
+        return self if policy is None else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ def judge_runs(
     The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. With
     no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. ``concurrency``
     runs are judged at a time; a function that is not ``async`` has a thread of its own. A judge that fails on a run, or
-    takes longer than its ``timeout_s``, leaves that run without a reward.
+    takes longer than its ``timeout_s``, leaves that run without a reward. A run that outgrew the context before its
+    workflow returned has nothing to judge: it keeps the reward it was given for that.
 
     Raises:
         StorageError: a row belongs to none of the tasks.
@@ -81,13 +87,15 @@ def judge_runs(
     of_run: dict[str, list[RolloutRow]] = {}
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
-    runs = [_to_judge(of_run[row.run_id], tasks[row.task_id]) for row in last_rows]
+    ended = [row for row in last_rows if not _is_cut_off(row)]
+    runs = [_to_judge(row, of_run[row.run_id], tasks[row.task_id]) for row in ended]
     state = judge.state or JudgeState.of(Home.from_environment())
-    verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {})
-    judgements = [_judgement(row, verdict) for row, verdict in zip(last_rows, verdicts, strict=True)]
-    failed = [judgement for judgement in judgements if judgement.error]
-    if failed and len(failed) == len(judgements):
-        raise UserCodeError(f"the judge failed on all {len(judgements)} runs; the first: {failed[0].error}")
+    verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
+    judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
+    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
+    failed = [judgement for judgement in judged.values() if judgement.error]
+    if failed and len(failed) == len(judged):
+        raise UserCodeError(f"the judge failed on all {len(judged)} runs; the first: {failed[0].error}")
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(
@@ -111,6 +119,9 @@ def judge_rollouts(
 ) -> JudgedRollouts:
     """Judge every run and give each of its rows the run's reward and its advantage.
 
+    Where several policies made the runs, rows get the reward of their own policy, and operators and advantages work on
+    each policy's rows apart: rows of different policies are never compared.
+
     Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set; these runs, and those that an operator
     of the ``pipeline`` leaves out, take no part in the advantages of their group. ``wanted_groups`` are those that the
     round is to train on. ``advantage_fn`` None (algorithms without one) leaves every advantage 0. Raises as
@@ -124,13 +135,50 @@ def judge_rollouts(
         concurrency=concurrency,
         auxiliary_models=auxiliary_models,
     )
-    runs, out, reports = _processed(rows, runs, pipeline or Pipeline(), wanted_groups)
-    by_run = {run.run_id: run for run in runs}
-    kept = [row for row in rows if row.run_id not in out.runs]
-    advantages = dict.fromkeys((row.row_id for row in rows), 0.0)
-    if advantage_fn is not None and kept:
+    version = WORKFLOW_REWARD if judge is None else judge.version
+    learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
+    policies = list(dict.fromkeys(row.policy for row in rows)) or [None]
+    if policies == [None]:
+        return learn.judged(rows, runs)
+    parts = {}
+    for policy in policies:
+        own = [row for row in rows if row.policy == policy]
+        took_part = {row.run_id for row in own}
+        parts[policy] = learn.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
+    return _joined(rows, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learning:
+    """How judgements become something to learn from."""
+
+    advantage_fn: str | None
+    advantage_args: Mapping[str, Any]
+    pipeline: Pipeline
+    wanted_groups: int | None
+    version: str
+
+    def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str | None = None) -> JudgedRollouts:
+        """The rows of one policy with rewards and advantages."""
+        runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
+        by_run = {run.run_id: run for run in runs}
+        advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
+        judged = [
+            _judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out.rows.get(row.row_id))
+            for row in rows
+        ]
+        if policy is not None:
+            reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
+        return JudgedRollouts(judged, runs, reports)
+
+    def _advantages(
+        self, kept: Sequence[RolloutRow], by_run: Mapping[str, RunJudgement], out: "_LeftOut"
+    ) -> dict[str, float]:
+        """By row; those that are left out have none."""
+        if self.advantage_fn is None or not kept:
+            return {}
         values = compute_advantages(
-            advantage_fn,
+            self.advantage_fn,
             [by_run[row.run_id].reward for row in kept],
             [row.group_id for row in kept],
             [row.run_id for row in kept],
@@ -139,15 +187,20 @@ def judge_rollouts(
                 "env_state_hash": [row.env_state_hash for row in kept],
                 "step_reward": [row.step_reward for row in kept],
             },
-            **(advantage_args or {}),
+            **self.advantage_args,
         )
         made = zip((row.row_id for row in kept), values.tolist(), strict=True)
-        advantages.update((row, value) for row, value in made if row not in out.rows)
-    version = WORKFLOW_REWARD if judge is None else judge.version
-    judged = [
-        _judged(row, by_run[row.run_id], advantages[row.row_id], version, out.rows.get(row.row_id)) for row in rows
-    ]
-    return JudgedRollouts(judged, runs, reports)
+        return {row: value for row, value in made if row not in out.rows}
+
+
+def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollouts]) -> JudgedRollouts:
+    """What was made of each policy's rows, in the order of ``rows``; of a run that several made, the first's word."""
+    by_row = {row.row_id: row for part in parts.values() for row in part.rows}
+    first_last = sorted(parts, key=lambda policy: policy is None)
+    runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}
+    in_order = [runs[name] for name in dict.fromkeys(row.run_id for row in rows)]
+    reports = tuple(report for part in parts.values() for report in part.operators)
+    return JudgedRollouts([by_row[row.row_id] for row in rows], in_order, reports)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +249,13 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
     )
 
 
+def _is_cut_off(row: RolloutRow) -> bool:
+    """Whether the run that ended with ``row`` outgrew the context, so that its workflow returned nothing."""
+    return TRUNCATED_METRIC in row.metrics and row.run_output is None
+
+
 def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
+    """Of every run the row with its output and reward: that of the last choice of its last call (stored in order)."""
     last: dict[str, RolloutRow] = {}
     for row in rows:
         if row.run_id not in last or row.step >= last[row.run_id].step:
@@ -214,12 +273,13 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
         )
     if not math.isfinite(row.run_reward):
         return _failed(row, f"the reward is {row.run_reward}; expected a finite number")
-    return RunJudgement(row.run_id, row.task_id, row.run_reward)
+    told = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
+    rewards = {name.removeprefix(POLICY_REWARD): value for name, value in told.items()}
+    return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
 
 
-def _to_judge(rows: Sequence[RolloutRow], task: Task) -> RunToJudge:
-    """What judges see of the run that ``rows`` record."""
-    last = max(rows, key=lambda row: row.step)
+def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task) -> RunToJudge:
+    """What judges see of the run that ``rows`` record, of which ``last`` says what it came to."""
     response = last.response.get("content") if last.run_output is None else decode_response(last.run_output)
     return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
 
@@ -227,7 +287,7 @@ def _to_judge(rows: Sequence[RolloutRow], task: Task) -> RunToJudge:
 def _judgement(row: RolloutRow, verdict: Verdict) -> RunJudgement:
     if verdict.error is not None:
         return _failed(row, verdict.error)
-    return RunJudgement(row.run_id, row.task_id, verdict.reward, verdict.parts)
+    return RunJudgement(row.run_id, row.task_id, verdict.reward, verdict.parts, rewards=verdict.rewards)
 
 
 def _failed(row: RolloutRow, error: str) -> RunJudgement:

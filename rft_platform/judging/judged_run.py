@@ -31,6 +31,7 @@ class JudgedStep:
     truncated: bool
     step_reward: float | None = None
     env_state_hash: str | None = None
+    policy: str | None = None  # which of the further trainable policies was called; None: the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def _step(row: RolloutRow) -> JudgedStep:
         row.truncated,
         row.step_reward,
         row.env_state_hash,
+        row.policy,
     )
 
 

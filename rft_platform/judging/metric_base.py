@@ -41,7 +41,7 @@ class MetricJudge:
         self.__dict__["source"] = digest_json(used_source(metric))
 
     async def __call__(self, task: dict[str, Any], response: Any) -> JudgeOutput:
-        """The reward of one run; UserError for a result that is neither a number nor a known category."""
+        """The reward of one run; ValueError for a result that is neither a number nor a known category."""
         metric = _made_for(self._metric, task) if isinstance(self._metric, type) else self._metric
         result = metric(**_arguments(metric, task, response))
         if inspect.isawaitable(result):
@@ -89,7 +89,7 @@ def _reward(name: str, result: Any) -> float:
     try:
         return float(result)
     except (TypeError, ValueError):
-        raise UserError(
+        raise ValueError(
             f"metric {name}: its result {result!r} is neither a number nor a category such as pass or fail; write a "
             "judge function that turns it into a reward"
         ) from None

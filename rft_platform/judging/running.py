@@ -1,6 +1,7 @@
 """Running the parts of a judge on many runs at once: per run or per group, in the loop or in threads, each in time."""
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
@@ -40,6 +41,8 @@ class Verdict:
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    rewards: dict[str, float] = field(default_factory=dict)  # of further policies that get another one
+    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # what a part said of them, by its name
 
     def add(self, part: JudgePart, output: Any) -> None:
         """Add what a part said: a number, or a ``JudgeOutput`` (also another library's). Raises for anything else."""
@@ -47,6 +50,8 @@ class Verdict:
         self.parts[part.name] = value
         for name, metric in (getattr(output, "metrics", None) or {}).items():
             self.parts[f"{part.name}/{name}"] = float(metric)
+        rewards = getattr(output, "rewards", None) or {}
+        self.of_policies[part.name] = {str(name): float(reward) for name, reward in rewards.items()}
 
     def fail(self, error: Exception) -> None:
         """Note why there is no verdict; the first reason stays."""
@@ -54,11 +59,16 @@ class Verdict:
         self.error = self.error or f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
 
     def sum(self, judge: JudgeSpec) -> None:
-        """Make the reward of the parts' values."""
-        if self.error is None:
-            self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
-            if not math.isfinite(self.reward):
-                self.error = f"the reward is {self.reward}; expected a finite number"
+        """Make the reward of the parts' values; a part counts for a policy that it does not name as for the first."""
+        if self.error is not None:
+            return
+        self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
+        for name in {name for rewards in self.of_policies.values() for name in rewards}:
+            values = [self.of_policies[part.name].get(name, self.parts[part.name]) for part in judge.parts]
+            self.rewards[name] = sum(part.weight * value for part, value in zip(judge.parts, values, strict=True))
+        for reward in (self.reward, *self.rewards.values()):
+            if not math.isfinite(reward):
+                self.error = f"the reward is {reward}; expected a finite number"
 
 
 def judge_all(
@@ -150,6 +160,8 @@ class _Judging:
         offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
             offered["session"] = session
+        else:  # a function may change what it gets: a run's other parts and a task's other runs must not see that
+            offered["task"] = copy.deepcopy(given["task"])
         takes = self._takes[part.name]
         arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}
         if part.builtin:

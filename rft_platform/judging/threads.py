@@ -1,11 +1,10 @@
-"""Calling functions that block without blocking the event loop, and without waiting for those that hang."""
+"""Calling functions that block without blocking the event loop, those too that ask for the main thread."""
 
-import asyncio
-import contextvars
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any
+
+from rft_platform import threads
 
 
 async def call_in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
@@ -14,28 +13,8 @@ async def call_in_thread(function: Callable[..., Any], arguments: Mapping[str, A
     The process does not wait for such a thread when it ends. A function that works by signals, which the main thread
     alone can have, is called in the caller's thread.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-    context = contextvars.copy_context()
-
-    def settle(put: Callable[[Any], None], value: Any) -> None:
-        if not done.done():
-            put(value)
-
-    def work() -> None:
-        put: Callable[[Any], None] = done.set_result
-        try:
-            value = context.run(function, **arguments)
-        except BaseException as error:
-            put, value = done.set_exception, error
-            if not isinstance(error, Exception) or isinstance(error, StopIteration):  # a future cannot carry these
-                value = RuntimeError(f"{type(error).__name__}: {error}")
-        with suppress(RuntimeError):  # the loop is gone: nobody waits any more
-            loop.call_soon_threadsafe(settle, put, value)
-
-    threading.Thread(target=work, daemon=True, name="rft-judge").start()
     try:
-        return await done
+        return await threads.call_in_thread(function, arguments)
     except ValueError as error:
         if threading.current_thread() is not threading.main_thread() or not any(map(_wants_signals, _chain(error))):
             raise

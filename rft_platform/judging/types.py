@@ -10,10 +10,15 @@ from rft_platform.signature import check_parameters
 
 @dataclass(slots=True)
 class JudgeOutput:
-    """The judgement of one run: a scalar reward and named parts or metrics beside it."""
+    """The judgement of one run: a scalar reward and named parts or metrics beside it.
+
+    ``rewards`` is for runs in which several policies are trained: what a policy of section ``policies`` gets, by its
+    name. ``reward`` is the first policy's, and that of every policy which ``rewards`` does not name.
+    """
 
     reward: float
     metrics: dict[str, float] | None = None
+    rewards: dict[str, float] | None = None
 
 
 #: ``judge(task: dict, response: Any, ...) -> JudgeOutput | float``; parameters are matched by name; sync or async.

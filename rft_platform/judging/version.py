@@ -1,5 +1,6 @@
 """The version of a judge: a digest of everything its rewards depend on."""
 
+import functools
 import inspect
 import re
 import types
@@ -8,6 +9,7 @@ from typing import Any
 
 from rft_platform import __version__
 from rft_platform.files import digest_json
+from rft_platform.user_code import module_elsewhere
 
 
 def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any], float]]) -> str:
@@ -24,18 +26,55 @@ def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any],
 
 
 def used_source(function: Callable[..., Any]) -> dict[str, str]:
-    """Source code of a function, and of the functions, classes and plain values of its package that it uses."""
+    """Source code of a function, and of the functions, classes and plain values of its package that it uses.
+
+    Of an object that is called, or whose method is, its attributes count too, of ``functools.partial`` the arguments
+    that it binds: plain values by value, others by their class and its source. An object with ``identity()`` says by
+    that what it depends on.
+    """
     sources: dict[str, str] = {}
-    target = inspect.unwrap(function)
-    if not isinstance(target, types.FunctionType | types.MethodType | type):  # an object that is called
-        sources["state"] = _plain(getattr(target, "__dict__", None)) or ""
-        target = type(target).__call__
+    target: Any = function
+    while isinstance(target, functools.partial) or hasattr(target, "__wrapped__"):
+        if isinstance(target, functools.partial):
+            sources[f"bound {len(sources)}"] = _described(
+                [target.args, target.keywords], _package(target.func), sources
+            )
+        target = getattr(target, "func" if isinstance(target, functools.partial) else "__wrapped__")
+    owner = target.__self__ if isinstance(target, types.MethodType) else target
+    if not isinstance(target, types.FunctionType | types.BuiltinFunctionType | type) and not isinstance(owner, type):
+        if not hasattr(owner, "identity"):
+            attributes = getattr(owner, "__dict__", {})
+            sources["state"] = _described(attributes, _package(type(owner)), sources)
+        if owner is target:
+            target = type(target).__call__
     _collect(target, sources)
     return sources
 
 
+def _described(value: Any, package: str, sources: dict[str, str], depth: int = 8) -> str:
+    """Stable text of any value; the source of functions and classes of ``package`` that it names is collected."""
+    plain = _plain(value)
+    if plain is not None:
+        return plain
+    if depth and isinstance(value, dict | list | tuple | set | frozenset):
+        items = list(value.items()) if isinstance(value, dict) else value
+        told = [_described(item, package, sources, depth - 1) for item in items]
+        return f"[{', '.join(told if isinstance(value, list | tuple) else sorted(told))}]"
+    if isinstance(value, functools.partial):
+        return _described([value.func, value.args, value.keywords], package, sources, depth - 1) if depth else "partial"
+    named = value if isinstance(value, types.FunctionType | types.MethodType | type) else type(value)
+    if _package(named) == package:
+        _collect(named, sources)
+    return _name_of(named)
+
+
+def _name_of(value: Any) -> str:
+    """Module and name, the same in every process."""
+    return f"{module_elsewhere(str(getattr(value, '__module__', '')))}.{getattr(value, '__qualname__', '')}"
+
+
 def _collect(value: Any, sources: dict[str, str]) -> None:
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    name = _name_of(value)
     if name in sources:
         return
     sources[name] = _source(value)

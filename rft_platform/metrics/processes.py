@@ -18,7 +18,7 @@ _COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds
 
 
 class Engines:
-    """The engine's replicas. Being asked here does not keep an idle engine alive."""
+    """The engine's replicas, and further policies' engines. Being asked here does not keep an idle engine alive."""
 
     def __init__(self) -> None:
         self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
@@ -26,7 +26,7 @@ class Engines:
 
     def samples(self, home: Home) -> Iterator[Sample]:
         """Counters of each engine and the policy version it serves."""
-        for file in sorted(home.leases.glob("engine*.json")):
+        for file in sorted([*home.leases.glob("engine*.json"), *home.leases.glob("policy-*.json")]):
             lease, labels = read_lease(file), (file.stem,)
             if lease is None:
                 continue

@@ -1,119 +1,20 @@
 """Lineage both ways: from weights back to the rows, judge and code that made them, and from a row to its weights."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.errors import DamagedError, UserError
-from rft_platform.experience.selections import TRAINED_ON, read_selection, selection_file
-from rft_platform.files import digest_file, read_json
+from rft_platform.errors import UserError
 from rft_platform.registry.manifests import Manifest, all_manifests, chain, descendants
 from rft_platform.registry.reading import model_name, read_versions
+from rft_platform.registry.rows_read import rows_read
+from rft_platform.registry.traces import CheckpointRef, CheckpointTrace, RowJudgement, RowTrace, TrainingTrace
 
 if TYPE_CHECKING:
-    from rft_platform.experience.ledger import FileEntry
     from rft_platform.experience.store import ExperienceStore
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
-DATASET_NOTE = "dataset.json"  # what a round's folder says of the dataset that was written into it
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRef:
-    """A checkpoint, and what the registry calls it."""
-
-    checkpoint: str
-    policy_version: int
-    round: int | None
-    model_version: int | None = None
-    aliases: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RowFile:
-    """A Parquet file that a training read."""
-
-    path: str
-    sha256: str
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingTrace:
-    """One training of the chain: from its parent, on these rows, to its checkpoint."""
-
-    result: CheckpointRef
-    weights_digest: str
-    parent: str
-    parent_version: int
-    data_digest: str | None
-    data_unchanged: bool | None  # the round still has that digest; None where it was judged anew
-    judge_version: str | None
-    config_digest: str | None
-    code_version: str | None
-    dagster_run_id: str | None
-    rollouts: tuple[RowFile, ...] = ()
-    judged: RowFile | None = None
-    rows_trained: int = 0  # judged rows that no filter dropped; rows of the dataset
-    dataset: RowFile | None = None  # of an offline training
-    selection: RowFile | None = None  # names its rows one by one, where they are of several rounds or not all
-    retired: str = ""  # in words what became of rollouts that were removed on purpose
-    more: dict[str, Any] = field(default_factory=dict)  # whatever else the lineage holds
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointTrace:
-    """Everything behind one checkpoint, newest training first, down to the base model."""
-
-    trainings: tuple[TrainingTrace, ...]
-    base_model: str
-    complete: bool  # False where the manifest of an ancestor is gone, so that the chain ends early
-
-    def to_json(self) -> dict[str, Any]:
-        """The trace as plain JSON values, with totals over the chain."""
-        every = self.trainings
-        return {
-            **asdict(self),
-            "rounds": [t.result.round for t in every if t.result.round is not None],
-            "rows_trained": sum(t.rows_trained for t in every),
-            "dagster_run_ids": [t.dagster_run_id for t in every if t.dagster_run_id],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class RowJudgement:
-    """What one judge version made of a row."""
-
-    judge_version: str
-    reward: float
-    advantage: float
-    dropped_by: str | None
-    in_force: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RowTrace:
-    """Where a row came from and what became of it. Of a retired row only what its judgements say is known."""
-
-    row_id: str
-    round: int
-    run_id: str
-    group_id: str
-    step: int
-    task_id: str | None
-    taskset: str | None
-    policy_version: int | None  # that sampled it
-    engine: str | None
-    judgements: tuple[RowJudgement, ...]
-    trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read it
-    descendants: tuple[CheckpointRef, ...]  # every later checkpoint that carries its trace
-    retired: str = ""  # in words what became of its round's rollouts, if they were removed on purpose
-
-    def to_json(self) -> dict[str, Any]:
-        """The trace as plain JSON values."""
-        return asdict(self)
 
 
 def trace_checkpoint(
@@ -160,17 +61,19 @@ def trace_row(
 
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
     """Whether a training read a row; ``used``: the judge versions by which no filter dropped it."""
+    from rft_platform.experience.selections import TRAINED_ON, read_selection
+
     number, settled = lineage.get("round"), lineage.get("row_selection")
     if settled is None or number is None:
         return number == row["round"] and lineage.get("judge_version") in used
     if str(row["round"]) not in settled["judge_versions"]:
         return False
-    taken = read_selection(store, number, ["row_id", "use"]).to_pylist()
+    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy")).to_pylist()
     return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
 
 
 #: What a trace says of a rollout row.
-_ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy_version", "engine")
+_ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
 
@@ -218,79 +121,8 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
         code_version=lineage.get("code_version"),
         dagster_run_id=lineage.get("dagster_run_id"),
         more={name: value for name, value in lineage.items() if name not in _NAMED},
-        **_rows_read(lineage, store, verify),
+        **rows_read(lineage, store, verify),
     )
-
-
-def _rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
-    """The fields of a ``TrainingTrace`` that tell of the round's files, as the round's ledger has them now."""
-    number, judge = lineage.get("round"), lineage.get("judge_version")
-    if store is not None and number is not None and lineage.get("dataset"):
-        return _dataset_read(lineage, store.round_folder(number), verify)
-    if store is not None and number is not None and lineage.get("row_selection"):
-        return _selection_read(lineage["row_selection"], store, number, verify)
-    if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
-        return {"data_unchanged": None}
-    contents, folder = store.ledger(number).read(), store.round_folder(number)
-    if verify:
-        store.check(number, digest=True)
-    found: dict[str, Any] = {
-        "data_unchanged": None,
-        "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
-        "retired": contents.retirement(),
-    }
-    judged = store.judged_file(number, judge, contents=contents)
-    if judged is None:
-        return found
-    entry = contents.files[str(judged.relative_to(folder))]
-    if store.judge_version(number) == judge:
-        same = store.digest(number) == lineage.get("data_digest")
-        found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
-    return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
-
-
-def _selection_read(
-    settled: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
-) -> dict[str, Any]:
-    """The fields that tell of rows that were chosen one by one: that file, and the rollouts it chose from."""
-    file, versions = selection_file(store, training), {int(n): v for n, v in settled["judge_versions"].items()}
-    rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
-    if verify and not same:
-        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {settled['sha256'][:16]})")
-    for number, version in sorted(versions.items()):
-        contents, folder = store.ledger(number).read(), store.round_folder(number)
-        if verify:
-            store.check(number, digest=True)
-        rollouts += [_row_file(folder / name, contents.files[name]) for name in contents.rollouts()]
-        retired += [contents.retirement()] if contents.retired else []
-        there = store.judged_file(number, version, contents=contents) is not None
-        same = same and there and store.digest(number, judge_version=version) == settled["digests"][str(number)]
-        same = same and not store.damaged_sizes(number, contents)
-    rows = sum(settled["rows"][use] for use in TRAINED_ON)
-    return {
-        "data_unchanged": same,
-        "rollouts": tuple(rollouts),
-        "retired": "; ".join(retired),
-        "selection": RowFile(str(file), settled["sha256"], sum(settled["rows"].values())),
-        "rows_trained": rows,
-    }
-
-
-def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:
-    """The fields that tell of an offline training's dataset, as its round's note and its file have it now."""
-    file, digest, note = folder / str(lineage["dataset"]), str(lineage["dataset_sha256"]), folder / DATASET_NOTE
-    known = read_json(note) if note.exists() else {}
-    if known.get("digest") != lineage.get("data_digest"):  # another project of this name, in a folder of its own
-        return {"data_unchanged": None}
-    same = file.exists() and file.stat().st_size == known["bytes"]
-    if verify and not (same and digest_file(file) == digest):
-        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {digest[:16]})")
-    rows = int(lineage["dataset_rows"])
-    return {"data_unchanged": same, "dataset": RowFile(str(file), digest, rows), "rows_trained": rows}
-
-
-def _row_file(path: Path, entry: "FileEntry") -> RowFile:
-    return RowFile(str(path), entry.sha256, entry.rows)
 
 
 def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:

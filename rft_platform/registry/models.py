@@ -56,6 +56,16 @@ class ModelRegistry:
         self.model_name = check_name(model_name, "model name")
         self._lock = threading.Lock()
         self._opened: tuple[MlflowClient, str] | None = None
+        self._siblings: dict[str, ModelRegistry] = {}
+
+    def sibling(self, policy: str) -> "ModelRegistry":
+        """The same for the model of another policy of the project, which is called as this one and ``policy``."""
+        with self._lock:
+            if policy not in self._siblings:
+                self._siblings[policy] = ModelRegistry(
+                    self.tracking_uri, self.artifact_root, self.project, f"{self.model_name}-{policy}"
+                )
+            return self._siblings[policy]
 
     def prepare(self) -> str:
         """Open the store, and make it if it is new; returns the experiment's id.

@@ -9,12 +9,13 @@ from typing import Protocol
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.attempt import Connection
-from rft_platform.rollout.calling import LOGGER, Threads
+from rft_platform.rollout.calling import LOGGER, end_other_tasks
+from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.report import Tally, said
 from rft_platform.rollout.run import AgentLimits, Run, RunResult, rows_of_run
 from rft_platform.rollout.straggling import Deadlines, Enough
+from rft_platform.threads import DaemonThreads
 
-_SPARE_THREADS = 4
 _ERROR_CHARACTERS = 200
 
 
@@ -37,10 +38,18 @@ class Executor(Protocol):
 class AgentRunner:
     """Executes the agent runs of one explore batch. One bad run harms no other; a dead engine ends the batch."""
 
-    def __init__(self, engine: PolicyEngine, status: EngineStatus, seed: int, limits: AgentLimits) -> None:
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        status: EngineStatus,
+        seed: int,
+        limits: AgentLimits,
+        further: FurtherPolicies = NONE,
+    ) -> None:
         self.tally = Tally()
         self._engine = engine
         self._status = status
+        self._further = further
         self._seed = seed
         self._limits = limits
         self._deadlines = Deadlines(limits)
@@ -65,8 +74,7 @@ class AgentRunner:
         executor: AbstractAsyncContextManager[Executor],
         on_progress: Callable[[int, int], None] | None,
     ) -> dict[str, list[RolloutRow]]:
-        threads = Threads(self._limits.concurrency + _SPARE_THREADS, "rollout")
-        asyncio.get_running_loop().set_default_executor(threads)
+        asyncio.get_running_loop().set_default_executor(DaemonThreads("rollout"))
         done: dict[str, list[RolloutRow]] = {}
         try:
             async with executor as places, asyncio.timeout(None) as grace:
@@ -79,6 +87,8 @@ class AgentRunner:
             ended = done.keys() | self._given_up
             self.tally.stopped_runs = [run.run_id for run in runs if run.run_id not in ended]
             LOGGER.info("%d straggling runs were stopped: enough tasks are done", len(self.tally.stopped_runs))
+        finally:
+            await end_other_tasks()
         return done
 
     async def _passes(
@@ -129,13 +139,14 @@ class AgentRunner:
                 with self._deadlines.attempt(deadline):
                     result = await place.attempt(run, run.seed(self._seed, attempt), connection)
             self._deadlines.succeeded(clock() - began)
-            return rows_of_run(run, result, self._status, attempt)
+            return rows_of_run(run, result, self._status, attempt, self._further.statuses)
         except (Exception, SystemExit) as error:  # an agent that exits must not take the other runs along
             self._note(run, attempt, self._deadlines.late() if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries
         if connection.lost:
             await asyncio.to_thread(self._engine.status)  # raises EngineError when the engine itself is gone
+            await asyncio.to_thread(self._further.check)
         return None
 
     def _note(self, run: Run, attempt: int, error: BaseException) -> None:

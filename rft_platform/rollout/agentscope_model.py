@@ -27,6 +27,10 @@ class RecordedChatModel(OpenAIChatModel):
         self._handle = handle
         self.client = handle.get_openai_async_client()
 
+    def policy(self, name: str) -> "RecordedChatModel":
+        """The chat model of another of the run's trainable policies."""
+        return RecordedChatModel(self._handle.policy(name))
+
     def __getattr__(self, name: str) -> Any:
         if name == _HANDLE:  # asked for before it is set: there is nothing to delegate to
             raise AttributeError(name)

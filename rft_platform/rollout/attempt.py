@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.experience.record import UNFINISHED_METRIC
 from rft_platform.rollout.calling import call_workflow, contained
-from rft_platform.rollout.context_limit import outgrew_context
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.run import RunResult
@@ -36,19 +36,23 @@ async def make_attempt(
     """Call ``workflow`` and close ``history`` and its clients, however it ends.
 
     A run whose next prompt is longer than the context ends there: what it has recorded is its result, with
-    ``truncated_reward`` (None: it fails like any other). Raises what the workflow raises.
+    ``truncated_reward`` (None: it fails like any other). What says so is the policy's engine alone, and of the last
+    call of the run: no error of the workflow's is believed. Raises what the workflow raises.
     """
     model = ModelHandle(clients, history)
     try:
         returned = await contained(call_workflow(workflow, task, model, auxiliary_models))
-        return RunResult.of(returned, history.calls())
-    except Exception as error:
+        result = RunResult.of(returned, history.calls(), history.policies)
+    except Exception:
         calls = history.calls()
-        too_long = history.context_exceeded or outgrew_context(error)
-        if truncated_reward is None or not too_long or not calls:
+        if truncated_reward is None or not history.context_exceeded or not calls:
             raise
-        return RunResult.cut_off(calls, truncated_reward)
+        result = RunResult.cut_off(calls, truncated_reward)
     finally:
+        unfinished = history.unfinished_calls
         history.close()
         await model.aclose()
         connection.client_retries, connection.lost = history.client_retries, history.connection_lost
+    if unfinished:
+        result.metrics[UNFINISHED_METRIC] = float(unfinished)
+    return result

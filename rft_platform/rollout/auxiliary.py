@@ -3,6 +3,7 @@
 Importing this module does not import ``openai``; asking a model for a client does.
 """
 
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
+from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:
     import openai
@@ -30,6 +32,7 @@ class AuxiliarySpec:
     max_concurrency: int = 16  # requests at once, from one process
     other_urls: tuple[str, ...] = ()  # further replicas: requests go round all of them
     defaults: dict[str, Any] = field(default_factory=dict)  # fields of a chat request that the caller does not name
+    identity: str = ""  # what its answers depend on, in kept answers' keys; empty: model, base_url and defaults
 
     def to_json(self) -> dict[str, Any]:
         """The specification as plain JSON values; ``from_json`` reads it back."""
@@ -73,6 +76,12 @@ class AuxiliaryModel:
         """What to give as ``model`` in a request."""
         return self.spec.model
 
+    @property
+    def identity(self) -> str:
+        """What tells its answers from those of another model, or of the same one asked otherwise."""
+        asked = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
+        return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{asked}"
+
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
         """An ``openai.AsyncOpenAI`` with its usual retries; the same one until somebody closes it."""
         from rft_platform.rollout.auxiliary_clients import async_client
@@ -95,12 +104,7 @@ class AuxiliaryModel:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """The assistant's message that continues ``messages``, in wire format; raises what ``openai`` raises."""
-        if tools:
-            arguments["tools"] = tools
-        client: Any = self.get_openai_async_client()
-        answer = await client.chat.completions.create(model=self.model_name, messages=messages, **arguments)
-        message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
-        return message
+        return await one_chat(self, messages, tools, arguments)
 
     async def aclose(self) -> None:
         """Close the clients; asked again, the model makes new ones."""

@@ -2,10 +2,12 @@
 
 import asyncio
 import copy
+import ctypes
 import inspect
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from rft_platform.rollout.auxiliary import handed_out
@@ -14,6 +16,7 @@ from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
 from rft_platform.signature import accepted_arguments
 from rft_platform.tasks.task import Task
+from rft_platform.threads import call_in_thread, end_forked_child
 
 LOGGER = logging.getLogger("rft_platform.rollout")
 
@@ -21,29 +24,18 @@ LOGGER = logging.getLogger("rft_platform.rollout")
 STOP_S = 2.0
 
 
-class Threads(ThreadPoolExecutor):
-    """Where agents that block run. As many as runs, not as processors: they wait for the model.
-
-    The event loop ends without waiting for them: a thread cannot be stopped, so one whose run timed out may still be
-    busy, and would hold up the batch for as long as it likes.
-    """
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work, and wait for none."""
-        super().shutdown(wait=False, cancel_futures=True)
-
-
 async def call_workflow(
     workflow: LocalWorkflow, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None
 ) -> Any:
-    """What ``workflow`` returns for ``task``; one that is not async runs in a thread."""
+    """What ``workflow`` returns for ``task``, of which it gets a copy; one that is not async runs in a thread."""
+    task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task without another one seeing it
     if isinstance(workflow, AgentWorkflow):
         return await workflow.run(task, model, handed_out(auxiliary_models))
     if isinstance(workflow, SingleTurnWorkflow):
         answer = await model.chat(workflow.messages(task))
         return WorkflowOutput(response=answer.get("content"))
     offered = {
-        "task": copy.deepcopy(task.raw),  # a run may change its task without another one seeing it
+        "task": task.raw,
         "model": framework_model(model),
         "auxiliary_models": handed_out(auxiliary_models),
         "logger": LOGGER,
@@ -52,7 +44,7 @@ async def call_workflow(
     arguments = accepted_arguments(function, offered)
     if inspect.iscoroutinefunction(function):
         return await function(**arguments)
-    returned = await asyncio.to_thread(function, **arguments)
+    returned = await call_in_thread(function, arguments)
     return await returned if inspect.isawaitable(returned) else returned
 
 
@@ -79,15 +71,38 @@ async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return returned
 
 
+async def end_other_tasks() -> None:
+    """Cancel all tasks of this event loop but the current one, and leave those behind that go on after ``STOP_S``.
+
+    The loop's own end would wait for them for ever.
+    """
+    own = {asyncio.current_task()}
+    if left := asyncio.all_tasks() - own:
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=STOP_S)
+    for task in asyncio.all_tasks() - own:
+        task.cancel()  # some have been begun meanwhile
+        _leave_behind(task)
+
+
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    owner, returned, raised = os.getpid(), None, None
     try:
-        return await coroutine, None
+        returned = await coroutine
     except (Exception, SystemExit) as error:  # a task that raises SystemExit would end the event loop
-        return None, error
+        raised = error
+    end_forked_child(owner, raised)
+    return returned, raised
 
 
 def _leave_behind(task: "asyncio.Task[Any]") -> None:
-    """Keep the event loop from waiting, at its end, for a task that refuses to end."""
+    """Keep the event loop from waiting, at its end, for a task that refuses to end.
+
+    Its coroutine is kept for ever: thrown away, it would be asked to end once more, and code that hides that too would
+    then run without end in whatever thread collects it.
+    """
     LOGGER.warning("a workflow that was stopped goes on: it hides its cancellation (an 'except' that is too wide)")
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # said above
     asyncio._unregister_task(task)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

@@ -3,7 +3,6 @@
 A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` changes its imports alone.
 """
 
-import asyncio
 import copy
 import inspect
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.tasks.task import Task as PlatformTask
+from rft_platform.threads import call_in_thread
 
 #: The policy as one run sees it.
 ModelWrapper = ModelHandle
@@ -68,8 +68,8 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} overrides neither run_async nor run")
 
     async def run_async(self) -> list[Experience]:
-        """Solve the task and return its experiences. The reward of the last one is the run's."""
-        return await asyncio.to_thread(self.run)
+        """Solve the task and return its experiences. The last reward that one was given is the run's."""
+        return await call_in_thread(self.run, {})
 
 
 def is_class_style(target: type) -> bool:
@@ -103,7 +103,7 @@ class ClassWorkflow:
             given["auxiliary_models"] = list((auxiliary_models or {}).values())
         if _overrides_async(self.kind):
             return await self.kind(**given).run_async()
-        return await asyncio.to_thread(lambda: self.kind(**given).run())
+        return await call_in_thread(lambda: self.kind(**given).run(), {})
 
 
 def _overrides_async(kind: type) -> bool:

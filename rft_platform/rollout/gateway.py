@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rft_platform.errors import RftError
 from rft_platform.inference.serving.api_errors import ApiError, describe
-from rft_platform.inference.serving.presence import KEEP_ALIVE_S
+from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
 from rft_platform.rollout.endpoints import codec, events
 from rft_platform.rollout.history import RunEndedError, RunHistory
 from rft_platform.rollout.recorder import ENDPOINTS

@@ -2,14 +2,15 @@
 
 import math
 import threading
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from rft_platform.errors import EngineError, UserCodeError
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.call_places import CallPlaces, Sending
 from rft_platform.rollout.identity import derive_seed
+from rft_platform.rollout.policies import PolicyRoad
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class RecordedCall:
     env_state_hash: str | None = None  # of the environment's state that the call answers
     policy: str | None = None  # which further trainable policy answered; None: the project's first
     step_reward: float | None = None  # what the environment gave for this step alone
+    constrained: bool = False  # sampled under a grammar: the log-probs are of a masked distribution
 
     @property
     def response_text(self) -> str:
@@ -51,70 +53,68 @@ class RunEndedError(EngineError):
     """A model call of a run that is over."""
 
 
-@dataclass(slots=True, eq=False)
-class CallPlace:
-    """The place of a call among the calls of its run; a client that sends its request again keeps it."""
-
-    order: int
-    times: int = 1  # how often it was sent
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """A call sent for the ``time``-th time."""
-
-    place: CallPlace
-    time: int
-
-    @property
-    def order(self) -> int:
-        """The call's place among the calls of its run, by the time it was sent first."""
-        return self.place.order
-
-
 class RunHistory:
     """What one run asked of the policy. Filled by the recorder from any thread, read when the run has ended."""
 
-    def __init__(self, model: str, sampling: SamplingParams, seed: int, key: str = "") -> None:
+    def __init__(
+        self,
+        model: str,
+        sampling: SamplingParams,
+        seed: int,
+        key: str = "",
+        policies: Mapping[str, PolicyRoad] | None = None,
+    ) -> None:
         """``model`` is the policy's name at the engine; ``sampling`` and ``seed`` hold where a call names none.
 
-        ``key`` names the run, as ``<batch>/<task>/<run>``, to agents outside of this process.
+        ``key`` names the run, as ``<batch>/<task>/<run>``, to agents outside of this process. ``policies`` are further
+        trainable ones, by the names that calls give as their model.
         """
         self.model = model
+        self.policies = dict(policies or {})
         self.key = key
         self.sampling = sampling
         self.client_retries = 0
         self.env_state_hash: str | None = None  # of the environment's state now, as the workflow told it last
         self.connection_lost = False  # the engine could not be reached at least once
-        self.context_exceeded = False  # the engine refused a prompt as longer than the context
+        self.context_exceeded = False  # the engine refused a prompt as longer than the context, and no call came after
         self._seed = seed
-        self._order = count()
         self._calls: list[RecordedCall] = []
         self._extracted = 0
         self._closed = False
-        self._sent: dict[Hashable, list[CallPlace]] = {}  # by what was asked
+        self._places = CallPlaces()
         self._lock = threading.Lock()
 
-    def begin_call(self, asked: Hashable = None, sent_before: int = 0) -> Sending:
+    def begin_call(self, asked: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
         """A call that is about to be sent; raises RunEndedError once the run is over.
 
-        ``asked`` identifies the request. Where its client has sent it ``sent_before`` times already it is the same call
-        again: same place, same seed, and its answer takes the place of one that was lost on the way.
+        ``asked`` identifies the request. Where its client has sent it ``sent_before`` times already, or ``named`` it as
+        it named an earlier one, it is the same call again: same place, same seed, and its answer takes the place of one
+        that was lost on the way. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:
                 raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
             self.context_exceeded = False  # of an earlier call, which the workflow got over
-            places = self._sent.setdefault(asked, [])
-            if sent_before:
-                answered = {call.order for call in self._calls}
-                again = [place for place in places if place.times <= sent_before]
-                if again:
-                    place = next((p for p in reversed(again) if p.order not in answered), again[-1])
-                    place.times += 1
-                    return Sending(place, place.times)
-            places.append(CallPlace(next(self._order)))
-            return Sending(places[-1], 1)
+            return self._places.take(asked, sent_before, named)
+
+    def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
+        """The call is refused; ``too_long``: by the engine, because the conversation has outgrown the context."""
+        with self._lock:
+            if sending.counts:
+                sending.place.refused = True
+                self.context_exceeded = self.context_exceeded or too_long
+
+    def end_call(self, sending: Sending) -> None:
+        """Nothing more will come of this sending."""
+        with self._lock:
+            if sending.counts:
+                sending.place.under_way = False
+
+    @property
+    def unfinished_calls(self) -> int:
+        """Calls without an answer that is recorded, and not refused: broken off by the agent, or still under way."""
+        with self._lock:
+            return self._places.unfinished
 
     def call_seed(self, order: int) -> int:
         """Sampling seed of a call that names none."""
@@ -126,8 +126,9 @@ class RunHistory:
         Nothing is recorded of a run that is over, nor of a sending whose client has meanwhile sent the call again.
         """
         with self._lock:
-            if self._closed or sending.time != sending.place.times:
+            if self._closed or not sending.counts:
                 return
+            sending.place.answered = True
             if sending.time > 1:
                 earlier = sum(call.order == sending.order for call in self._calls[: self._extracted])
                 self._calls = [call for call in self._calls if call.order != sending.order]
@@ -145,13 +146,14 @@ class RunHistory:
             self._extracted = end
         return self._calls[start:end]
 
-    def give_step_reward(self, value: float) -> None:
-        """Add to the reward of the call recorded last; raises UserCodeError before the first, or for no number."""
+    def give_step_reward(self, value: float, policy: str | None = None) -> None:
+        """Add to the reward of the last call of a policy; raises UserCodeError before its first, or for no number."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
-        if not self._calls:
-            raise UserCodeError("give_step_reward: this run has made no model call yet that could be rewarded")
-        step = self._calls[-1].order
+        step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
+        if step is None:
+            by = "" if policy is None else f" of policy {policy!r}"
+            raise UserCodeError(f"give_step_reward: this run has made no model call yet{by} that could be rewarded")
         for call in self._calls:
             if call.order == step:
                 call.step_reward = (call.step_reward or 0.0) + float(value)

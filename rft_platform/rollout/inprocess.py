@@ -8,6 +8,7 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine, Samplin
 from rft_platform.inference.pool import EnginePool
 from rft_platform.rollout.attempt import Connection, make_attempt
 from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.recording import RecordingClients  # imports openai
 from rft_platform.rollout.run import AgentLimits, Run, RunResult
 from rft_platform.rollout.workflow import LocalWorkflow
@@ -24,6 +25,7 @@ class InProcess:
         sampling: SamplingParams,
         limits: AgentLimits,
         auxiliary_models: Mapping[str, Any] | None,
+        further: FurtherPolicies = NONE,
     ) -> None:
         replicas = engine.replicas if isinstance(engine, EnginePool) else None
         self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas)
@@ -32,6 +34,7 @@ class InProcess:
         self._sampling = sampling
         self._truncated_reward = limits.truncated_reward
         self._auxiliary_models = auxiliary_models
+        self._policies = further.roads
 
     async def __aenter__(self) -> "InProcess":
         return self
@@ -46,7 +49,7 @@ class InProcess:
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
         """Make an attempt in this event loop."""
-        history = RunHistory(self._model, self._sampling, seed, run.record_key)
+        history = RunHistory(self._model, self._sampling, seed, run.record_key, self._policies)
         return await make_attempt(
             self._workflow,
             run.task,

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.errors import UserCodeError
 from rft_platform.rollout.env_state import state_hash
 from rft_platform.rollout.history import RecordedCall, RunHistory
+from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:
     import openai
@@ -14,9 +16,12 @@ if TYPE_CHECKING:
 class ModelHandle:
     """The policy as one run sees it. Handles of different runs share nothing."""
 
-    def __init__(self, clients: "RecordingClients", history: RunHistory) -> None:
+    def __init__(self, clients: "RecordingClients", history: RunHistory, first: "ModelHandle | None" = None) -> None:
+        """``first``: the run's own handle, of which this one is for a further policy."""
         self._clients = clients
         self._history = history
+        self._first = first
+        self._policy: str | None = None
         self._async: openai.AsyncOpenAI | None = None
         self._sync: openai.OpenAI | None = None
         self.model_path = history.model
@@ -24,7 +29,20 @@ class ModelHandle:
     @property
     def model_name(self) -> str:
         """What to give as ``model`` in a request."""
-        return self.model_path
+        return self._policy or self.model_path
+
+    def policy(self, name: str) -> "ModelHandle":
+        """Another of the run's trainable policies, by its name in section ``policies``.
+
+        Its calls are recorded into this run, in whatever order they come. Raises UserCodeError for an unknown name.
+        """
+        road = self._history.policies.get(name)
+        if road is None:
+            known = ", ".join(self._history.policies) or "none"
+            raise UserCodeError(f"model.policy({name!r}): no such policy; further policies of this run are: {known}")
+        handle = ModelHandle(self._clients, self._history, self._first or self)
+        handle._policy, handle.model_path = name, road.model
+        return handle
 
     @property
     def base_url(self) -> str:
@@ -41,12 +59,16 @@ class ModelHandle:
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
         """An ``openai.AsyncOpenAI`` for any agent framework; the same one until somebody closes it."""
+        if self._first is not None:
+            return self._first.get_openai_async_client()
         if self._async is None or self._async.is_closed():
             self._async = self._clients.async_client(self._history)
         return self._async
 
     def get_openai_client(self) -> "openai.OpenAI":
         """An ``openai.OpenAI``, likewise. It blocks: use it from a thread (``asyncio.to_thread``)."""
+        if self._first is not None:
+            return self._first.get_openai_client()
         if self._sync is None or self._sync.is_closed():
             self._sync = self._clients.sync_client(self._history)
         return self._sync
@@ -55,12 +77,7 @@ class ModelHandle:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """The assistant's message that continues ``messages``, in wire format, ready to be appended to them."""
-        if tools:
-            arguments["tools"] = tools
-        client: Any = self.get_openai_async_client()
-        answer = await client.chat.completions.create(model=self.model_name, messages=messages, **arguments)
-        message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
-        return message
+        return await one_chat(self, messages, tools, arguments)
 
     def set_env_state(self, state: Any) -> None:
         """Tell the state of the environment that the next calls of this run answer: text, bytes or a JSON value.
@@ -70,12 +87,12 @@ class ModelHandle:
         self._history.env_state_hash = state_hash(state)
 
     def give_step_reward(self, value: float) -> None:
-        """Tell what the environment gave for the last model call; several for one call add up.
+        """Tell what the environment gave for this policy's last model call; several for one call add up.
 
         A run whose workflow returns no reward has the sum of its step rewards. Advantages that look at steps (``gae``,
         ``reinforce_plus_plus``, ``gigpo``) take each where it was given. Raises UserCodeError before the first call.
         """
-        self._history.give_step_reward(value)
+        self._history.give_step_reward(value, self._policy)
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[RecordedCall]:
         """The calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""

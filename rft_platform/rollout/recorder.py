@@ -10,7 +10,7 @@ from time import perf_counter, time
 from typing import Any
 
 from rft_platform.errors import UserError
-from rft_platform.rollout.context_limit import is_too_long
+from rft_platform.inference.serving.context_limit import is_too_long
 from rft_platform.rollout.endpoints import codec, events
 from rft_platform.rollout.endpoints.chat import ChatCall
 from rft_platform.rollout.endpoints.completions import CompletionCall
@@ -52,11 +52,26 @@ class ModelCall:
         self._env_state_hash = history.env_state_hash
         self._created_at, self._started = time(), perf_counter()
         try:
+            self._prepare(endpoint, content)
+        except UserError:
+            history.refuse_call(self._sending)
+            self.ended()
+            raise
+
+    def _prepare(self, endpoint: str, content: bytes) -> None:
+        """Make the engine's request out of the caller's."""
+        try:
             body = codec.parse_object(content)
         except ValueError as error:
             raise UserError(f"the body must be a JSON object: {error}") from error
+        history = self._history
         seed = history.call_seed(self._sending.order)
-        self._form = ENDPOINTS[endpoint](body, CallDefaults(history.model, history.sampling, seed))
+        asked = body.get("model")
+        road = history.policies.get(asked) if isinstance(asked, str) else None
+        self._policy = None if road is None else asked
+        self.base_url = None if road is None else road.base_url  # None: the first policy, as for any other name
+        model = history.model if road is None else road.model
+        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
         self.engine_path = self._form.engine_path
         self.content = codec.dump(self._form.sent)
         self.streamed = bool(self._form.sent.get("stream"))
@@ -70,8 +85,11 @@ class ModelCall:
 
     def refused(self, status: int, content: bytes) -> None:
         """The engine refuses the call; noted where the conversation has outgrown the context."""
-        if is_too_long(status, content.decode(errors="replace")):
-            self._history.context_exceeded = True
+        self._history.refuse_call(self._sending, too_long=is_too_long(status, content.decode(errors="replace")))
+
+    def ended(self) -> None:
+        """Nothing more will come: the transport is done with the call, whatever came of it."""
+        self._history.end_call(self._sending)
 
     def answered(self, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Record a whole answer; returns what the caller gets."""
@@ -97,6 +115,8 @@ class ModelCall:
             "created_at": self._created_at,
             "duration_s": perf_counter() - self._started,
             "env_state_hash": self._env_state_hash,
+            "policy": self._policy,
+            "constrained": bool(answer.get("constrained")),
         }
         calls = [
             RecordedCall(
@@ -140,20 +160,16 @@ class RecordedEvents:
         return self._events.rest()
 
 
-def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int]:
-    """What is asked, and how often it was sent before: known from the client's count or from a key that it repeats."""
-    asked: object = hash(content)
+def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int, bool]:
+    """What is asked, how often it was sent before by its client's count, and whether the client has named it."""
     sent_before = 0
     for name, value in headers:
         name = name.lower()
         if name == _IDEMPOTENCY_KEY:
-            return (endpoint, value), _ANY_TIME
+            return (endpoint, value), 0, True
         if name == _RETRIES and value.isdigit():
             sent_before = int(value)
-    return (endpoint, asked), sent_before
-
-
-_ANY_TIME = 1 << 30  # with a key a call may have been sent any number of times before, or never
+    return (endpoint, hash(content)), sent_before, False
 
 
 def _policy_version(answer: dict[str, Any], headers: Mapping[str, str]) -> int | None:

@@ -17,7 +17,7 @@ from rft_platform.rollout.endpoints import codec
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.recorder import ModelCall, recorded_path
 from rft_platform.rollout.routing import AsyncRouter, SyncRouter
-from rft_platform.rollout.wire import TOKENS, wire
+from rft_platform.rollout.wire import ELSEWHERE, TOKENS, wire
 
 if TYPE_CHECKING:
     from rft_platform.rollout.gateway import RecordingGateway
@@ -108,15 +108,24 @@ class AsyncRecorder(wire.AsyncBaseTransport):
                 call = ModelCall(endpoint, await request.aread(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
-            response = await self._inner.handle_async_request(_engine_request(request, endpoint, call))
-            if call.streamed and response.status_code == _OK:
-                return _streamed(response, call)
-            content = await response.aread()
-            await response.aclose()
+            return await self._sent(call, _engine_request(request, endpoint, call))
         except wire.TransportError:
             self._history.connection_lost = True
             raise
-        return _answer(response, call, content)
+
+    async def _sent(self, call: ModelCall, request: Any) -> Any:
+        streamed = False
+        try:
+            response = await self._inner.handle_async_request(request)
+            streamed = call.streamed and response.status_code == _OK
+            if streamed:
+                return _streamed(response, call)
+            content = await response.aread()
+            await response.aclose()
+            return _answer(response, call, content)
+        finally:
+            if not streamed:
+                call.ended()
 
 
 class SyncRecorder(wire.BaseTransport):
@@ -140,15 +149,24 @@ class SyncRecorder(wire.BaseTransport):
                 call = ModelCall(endpoint, request.read(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
-            response = self._inner.handle_request(_engine_request(request, endpoint, call))
-            if call.streamed and response.status_code == _OK:
-                return _streamed(response, call)
-            content = response.read()
-            response.close()
+            return self._sent(call, _engine_request(request, endpoint, call))
         except wire.TransportError:
             self._history.connection_lost = True
             raise
-        return _answer(response, call, content)
+
+    def _sent(self, call: ModelCall, request: Any) -> Any:
+        streamed = False
+        try:
+            response = self._inner.handle_request(request)
+            streamed = call.streamed and response.status_code == _OK
+            if streamed:
+                return _streamed(response, call)
+            content = response.read()
+            response.close()
+            return _answer(response, call, content)
+        finally:
+            if not streamed:
+                call.ended()
 
 
 def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
@@ -159,6 +177,10 @@ def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     if call.engine_path != endpoint:
         url = url.copy_with(path=url.path.removesuffix(endpoint) + call.engine_path)
     extensions = {**request.extensions, TOKENS: call.tokens}
+    if call.base_url is not None:  # a further policy, which has an engine of its own
+        url = wire.URL(call.base_url + call.engine_path)
+        headers["host"] = url.netloc.decode()
+        extensions[ELSEWHERE] = True
     stream = wire.ByteStream(call.content)
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
 
@@ -193,21 +215,30 @@ class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
 
     def __init__(self, inner: Any, call: ModelCall, headers: Any) -> None:
         self._inner = inner
+        self._call = call
         self._events = call.event_stream(headers)
 
     def __iter__(self) -> Iterator[bytes]:
-        for data in self._inner:
-            yield from self._events.feed(data)
-        yield self._events.rest()
+        try:
+            for data in self._inner:
+                yield from self._events.feed(data)
+            yield self._events.rest()
+        finally:
+            self._call.ended()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for data in self._inner:
-            for event in self._events.feed(data):
-                yield event
-        yield self._events.rest()
+        try:
+            async for data in self._inner:
+                for event in self._events.feed(data):
+                    yield event
+            yield self._events.rest()
+        finally:
+            self._call.ended()
 
     def close(self) -> None:
+        self._call.ended()
         self._inner.close()
 
     async def aclose(self) -> None:
+        self._call.ended()
         await self._inner.aclose()

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rft_platform.errors import UserCodeError
-from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow
 from rft_platform.rollout.prefixes import shared_prefix_tokens
-from rft_platform.rollout.run import TRUNCATED_METRIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +28,12 @@ class RolloutReport:
     cpu_s: float  # processor time of the driver
     engine_cpu_s: float  # processor time of the engine's server
     client_retries: int = 0  # HTTP requests that a client sent again
-    policy_versions: tuple[int, ...] = ()  # ascending; more than one where weights changed during the batch
+    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; more than one where it changed meanwhile
     errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
     dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by what kept them from being whole
     context_truncated: int = 0  # runs among the rows that ended because they outgrew the context
+    unfinished_calls: int = 0  # that the agents of the rows kept broke off or did not wait for: not recorded
+    constrained_rows: int = 0  # sampled under a grammar, and so not trained
     later_prompt_tokens: int = 0  # of all calls of a run but its first
     shared_prefix_tokens: int = 0  # of these, how many continue an earlier call of the run token for token
 
@@ -114,6 +115,7 @@ class RolloutBatch:
 
     rows: list[RolloutRow]
     report: RolloutReport
+    last_error: BaseException | None = None  # of the attempts that failed
 
 
 def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
@@ -127,6 +129,8 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
         "truncated_rows": sum(row.truncated for row in kept),
         "prompt_tokens": sum(len(row.prompt_ids) for row in kept),
         "completion_tokens": sum(len(row.response_ids) for row in kept),
-        "policy_versions": tuple(sorted({row.policy_version for row in kept})),
+        "policy_versions": tuple(sorted({row.policy_version for row in kept if row.policy is None})),
         "context_truncated": sum(TRUNCATED_METRIC in row.metrics for row in kept),
+        "unfinished_calls": int(sum(row.metrics.get(UNFINISHED_METRIC, 0) for row in kept)),
+        "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from rft_platform.errors import EngineError
 from rft_platform.inference.replicas import Replica, Replicas
-from rft_platform.rollout.wire import TOKENS, wire
+from rft_platform.rollout.wire import ELSEWHERE, TOKENS, wire
 
 #: The connection broke, or none came about. Not a read that takes too long: elsewhere it would take as long again.
 _LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
@@ -89,6 +89,8 @@ class AsyncRouter(wire.AsyncBaseTransport):
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request; a whole answer is read here, so that one that breaks off is asked for again elsewhere."""
+        if ELSEWHERE in request.extensions:
+            return await self._inner.handle_async_request(request)
         await request.aread()
         trip = _Trip(self._replicas, self._home, request)
         while (replica := trip.next_replica()) is not None:
@@ -126,6 +128,8 @@ class SyncRouter(wire.BaseTransport):
 
     def handle_request(self, request: Any) -> Any:
         """Send a request; a whole answer is read here, so that one that breaks off is asked for again elsewhere."""
+        if ELSEWHERE in request.extensions:
+            return self._inner.handle_request(request)
         request.read()
         trip = _Trip(self._replicas, self._home, request)
         while (replica := trip.next_replica()) is not None:

@@ -1,21 +1,19 @@
 """One run of a workflow, and the rows it leaves."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.errors import EngineError
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.identity import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
-
-#: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
-TRUNCATED_METRIC = "truncated_by_context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +91,44 @@ def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput,
     """What a workflow returned, as an output and the calls that stand for the run.
 
     A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count.
-    Or a list of the calls it extracted itself: then these count, and the last one's ``reward`` is the run's.
-    Raises TypeError or ValueError for anything else.
+    Or a list of the calls it extracted itself: then these count, each once, and the last ``reward`` that one was given
+    is the run's. Raises TypeError or ValueError for anything else.
     """
-    if isinstance(returned, list) and returned and all(isinstance(call, RecordedCall) for call in returned):
-        last = returned[-1]
-        output, kept = WorkflowOutput(reward=last.reward, response=last.response.get("content")), returned
+    if isinstance(returned, list) and all(isinstance(call, RecordedCall) for call in returned):
+        kept = _each_once(returned)
+        own = {call.policy: call.reward for call in returned if call.reward is not None}  # the last of each policy
+        reward = own.pop(None, next((call.reward for call in reversed(returned) if call.reward is not None), None))
+        rewards: Any = {str(name): value for name, value in own.items()}
+        output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
     elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
-        output, kept = WorkflowOutput(returned.reward, returned.response, returned.metrics), calls
+        rewards = getattr(returned, "rewards", None)
+        output, kept = WorkflowOutput(returned.reward, returned.response, returned.metrics, rewards), calls
     else:
         raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput")
     if output.reward is not None and not math.isfinite(output.reward):
         raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
+    for name, value in (output.rewards or {}).items():
+        if not math.isfinite(value):
+            raise ValueError(f"the workflow returned reward {value} for {name!r}, expected a finite number")
     return output, kept
+
+
+def _each_once(experiences: list[RecordedCall]) -> list[RecordedCall]:
+    """The experiences without repetitions. Raises ValueError for none, and for copies of one."""
+    if not experiences:
+        raise ValueError(
+            "the workflow returned an empty list: return the experiences to train on, as "
+            "model.extract_experience_from_history() gives them (those that an earlier extraction cleared come no more)"
+        )
+    kept = list({id(call): call for call in experiences}.values())
+    times = Counter((call.order, call.choice) for call in kept)
+    (order, choice), most = times.most_common(1)[0]
+    if most > 1:
+        raise ValueError(
+            f"the workflow returned {most} copies of one experience (call {order}, choice {choice}): return the "
+            "objects that model.extract_experience_from_history() gave, each once"
+        )
+    return kept
 
 
 @dataclass(slots=True)
@@ -119,18 +142,25 @@ class RunResult:
     truncated: bool = False  # the run ended because its next prompt was longer than the context
 
     @classmethod
-    def of(cls, returned: Any, calls: list[RecordedCall]) -> "RunResult":
-        """The result of a run whose workflow ``returned`` something after ``calls``.
+    def of(cls, returned: Any, calls: list[RecordedCall], policies: Collection[str] = ()) -> "RunResult":
+        """The result of a run whose workflow ``returned`` something after ``calls``; ``policies``: further ones.
 
-        A run that got step rewards and none of its own has their sum. Raises TypeError or ValueError where what was
-        returned cannot be used, EngineError where the engine broke off an answer.
+        A run that got step rewards and none of its own has their sum, and so has each further policy. Raises TypeError
+        or ValueError where what was returned cannot be used, EngineError where the engine broke off an answer.
         """
         output, kept = as_output(returned, calls)
         if not kept:
             raise ValueError("the workflow returned without a recorded model call: was another client used?")
         _check_calls(kept)
         reward = total_step_reward(kept) if output.reward is None else float(output.reward)
+        rewards = {**_step_rewards(kept), **(output.rewards or {})}
+        if unknown := sorted(rewards.keys() - set(policies)):
+            known = ", ".join(policies) or "none"
+            raise ValueError(
+                f"the workflow returned rewards for {', '.join(unknown)}; the further policies are: {known}"
+            )
         metrics = {name: float(value) for name, value in (output.metrics or {}).items()}
+        metrics |= {POLICY_REWARD + name: float(value) for name, value in rewards.items()}
         return cls(kept, reward, encode_response(output.response), metrics)
 
     @classmethod
@@ -138,7 +168,9 @@ class RunResult:
         """The result of a run that outgrew the context: its ``calls``, and ``reward`` where its steps got none."""
         _check_calls(calls)
         earned = total_step_reward(calls)
-        return cls(calls, reward if earned is None else earned, None, {TRUNCATED_METRIC: 1.0}, truncated=True)
+        metrics = {POLICY_REWARD + name: value for name, value in _step_rewards(calls).items()}
+        metrics[TRUNCATED_METRIC] = 1.0
+        return cls(calls, reward if earned is None else earned, None, metrics, truncated=True)
 
 
 def _check_calls(calls: Sequence[RecordedCall]) -> None:
@@ -150,17 +182,35 @@ def _check_calls(calls: Sequence[RecordedCall]) -> None:
             raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
 
 
-def total_step_reward(calls: Sequence[RecordedCall]) -> float | None:
-    """Sum of the step rewards, that of each call once however many choices it had; None where there are none."""
-    steps = {call.order: float(call.step_reward) for call in calls if call.step_reward is not None}
+def total_step_reward(calls: Sequence[RecordedCall], policy: str | None = None) -> float | None:
+    """Sum of a policy's step rewards, that of each call once however many choices it had; None where it has none."""
+    of_policy = [call for call in calls if call.policy == policy]
+    steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
     return sum(steps.values()) if steps else None
 
 
-def rows_of_run(run: Run, result: RunResult, status: EngineStatus, attempt: int = 0) -> list[RolloutRow]:
-    """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row."""
+def _step_rewards(calls: Sequence[RecordedCall]) -> dict[str, float]:
+    """The sums of those further policies that got step rewards."""
+    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} if name is not None}
+    return {name: total for name, total in sums.items() if total is not None}
+
+
+def rows_of_run(
+    run: Run,
+    result: RunResult,
+    status: EngineStatus,
+    attempt: int = 0,
+    further: Mapping[str, EngineStatus] | None = None,
+) -> list[RolloutRow]:
+    """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row.
+
+    ``status`` is of the first policy's engine, ``further`` of those of further policies by name.
+    """
+    served: dict[str | None, EngineStatus] = {None: status}
+    served.update(further or {})
     steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
     rows = [
-        row_of_call(run, steps[call.order], call, status, attempt)
+        row_of_call(run, steps[call.order], call, served[call.policy], attempt)
         for call in sorted(result.calls, key=lambda c: (c.order, c.choice))
     ]
     last = rows[-1]
@@ -187,7 +237,7 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         prompt_ids=call.prompt_ids,
         response_ids=call.response_ids,
         logprobs=call.logprobs,
-        loss_mask=[True] * len(call.response_ids),
+        loss_mask=[not call.constrained] * len(call.response_ids),
         temperature=call.temperature,
         top_p=call.top_p,
         top_k=call.top_k,

@@ -5,21 +5,19 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter, process_time
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from rft_platform.errors import EngineError, RftError, UserCodeError
+from rft_platform.errors import NAMED, EngineError, RftError, UserCodeError
+from rft_platform.experience.completeness import GroupPolicy, may_train
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.rollout.policies import FurtherPolicies
 from rft_platform.rollout.report import RemoteFailure, RolloutBatch, RolloutReport, Tally, row_counts, said
 from rft_platform.rollout.run import AgentLimits, ExploreBatch, Patience
 from rft_platform.rollout.single_turn import run_single_turn
-from rft_platform.rollout.workflow import AgentWorkflow, SingleTurnWorkflow, WorkerWorkflow, Workflow, WorkflowFunction
+from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
-
-#: What becomes of a group with a failed run. ``complete``: the missing runs are tried once more, all attempts anew,
-#: and the group is dropped if one still fails; ``drop``: it is dropped; ``partial``: what succeeded is kept.
-GroupPolicy = Literal["complete", "drop", "partial"]
 
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
@@ -44,6 +42,7 @@ def run_rollouts(
     on_progress: Progress | None = None,
     patience: Patience = _PATIENT,
     truncated_reward: float | None = 0.0,
+    policies: Mapping[str, PolicyEngine] | None = None,
 ) -> RolloutBatch:
     """Run ``workflow`` ``repeat_times`` on every task; rows come in task order, ids and seeds depend on nothing else.
 
@@ -56,6 +55,8 @@ def run_rollouts(
             ``patience`` stops is like a failed one, but is not tried again.
         patience: how long the slowest runs are waited for.
         truncated_reward: the reward of a run that outgrew the context and got none; None: such a run has failed.
+        policies: engines of further trainable policies, by the names that calls give as their model. A call that gives
+            any other name is for the policy of ``engine``.
 
     Raises:
         EngineError: the engine died, or every run failed by its fault.
@@ -66,72 +67,102 @@ def run_rollouts(
     started, cpu = perf_counter(), process_time()
     status = engine.status()
     explored = ExploreBatch(round, batch, tasks, repeat_times, sampling, seed)
-    if isinstance(workflow, SingleTurnWorkflow):
-        rows, tally = run_single_turn(engine, status, workflow, explored), Tally()
-        if on_progress is not None:
-            on_progress(len(tasks) * repeat_times, len(tasks) * repeat_times)
-    else:
-        passes = 2 if group_policy == "complete" else 1
-        limits = AgentLimits(concurrency, timeout_s, max_retries, passes, patience, truncated_reward)
-        rows, tally = _run_agents(engine, status, workflow, explored, limits, auxiliary_models, on_progress)
+    passes = 2 if group_policy == "complete" else 1
+    limits = AgentLimits(concurrency, timeout_s, max_retries, passes, patience, truncated_reward)
+    further = FurtherPolicies.of(policies)
+    rows, tally = _run_all(engine, status, workflow, explored, limits, auxiliary_models, further, on_progress)
     if tasks and not rows:
         raise _all_failed(explored, tally)
-    kept = rows if group_policy == "partial" else complete_groups(rows, repeat_times)
+    kept = groups_to_train(rows, repeat_times, group_policy)
     report = RolloutReport(
-        runs=len(tasks) * repeat_times,
-        failed=len(tasks) * repeat_times - len({row.run_id for row in rows}) - len(tally.stopped_runs),
         seconds=perf_counter() - started,
         cpu_s=process_time() - cpu,
         engine_cpu_s=engine.status().cpu_seconds - status.cpu_seconds,
         **tally.counts(),
         **row_counts(kept),
-        **_group_counts(explored, kept, tally),
+        **_run_counts(explored, rows, kept, tally),
     )
-    return RolloutBatch(kept, report)
+    return RolloutBatch(kept, report, tally.last_error)
 
 
-def complete_groups(rows: Sequence[RolloutRow], repeat_times: int) -> list[RolloutRow]:
-    """The rows of those groups that have ``repeat_times`` runs; the rows of a group stand side by side."""
+def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: GroupPolicy) -> list[RolloutRow]:
+    """The rows of those groups that have as many runs as ``policy`` demands; the rows of a group stand side by side."""
     groups = (list(group) for _, group in groupby(rows, key=attrgetter("group_id")))
-    return [row for group in groups if len({row.run_id for row in group}) == repeat_times for row in group]
+    return [row for g in groups if may_train(len({row.run_id for row in g}), repeat_times, policy) for row in g]
 
 
-def _group_counts(batch: ExploreBatch, kept: Sequence[RolloutRow], tally: Tally) -> dict[str, Any]:
-    """The fields of a report that say what became of groups that are not whole."""
+def _run_counts(
+    batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
+) -> dict[str, Any]:
+    """The fields of a report that say what became of runs, and of groups that are not whole."""
+    asked = len(batch.tasks) * batch.repeat_times
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
     lost = {run.group_id for run in batch.runs()} - runs.keys()
     stopped_runs = set(tally.stopped_runs)
     stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs})
     reasons = {"stopped": stopped, "failed": len(lost) - stopped}
     return {
+        "runs": asked,
+        "failed": asked - len({row.run_id for row in rows}) - len(stopped_runs),
         "dropped_groups": len(lost),
         "partial_groups": sum(count < batch.repeat_times for count in runs.values()),
         "dropped_for": {reason: count for reason, count in reasons.items() if count},
     }
 
 
-def _run_agents(
+def _run_all(
     engine: PolicyEngine,
     status: EngineStatus,
-    workflow: WorkflowFunction | AgentWorkflow | WorkerWorkflow,
+    workflow: Workflow,
     batch: ExploreBatch,
     limits: AgentLimits,
     auxiliary_models: Mapping[str, Any] | None,
+    further: FurtherPolicies,
     on_progress: Progress | None,
 ) -> tuple[list[RolloutRow], Tally]:
     """Rows of all runs that succeeded, in run order, and what went wrong with the others."""
+    if isinstance(workflow, SingleTurnWorkflow):
+        rows, asked = run_single_turn(engine, status, workflow, batch), len(batch.tasks) * batch.repeat_times
+        if on_progress is not None:
+            on_progress(asked, asked)
+        return rows, Tally()
     from rft_platform.rollout.agents import AgentRunner
     from rft_platform.rollout.inprocess import InProcess  # imports openai
     from rft_platform.rollout.workers import WorkerPool
 
-    runner, runs = AgentRunner(engine, status, batch.seed, limits), batch.runs()
+    runner, runs = AgentRunner(engine, status, batch.seed, limits, further), batch.runs()
     executor: Any
     if isinstance(workflow, WorkerWorkflow):
-        executor = WorkerPool(engine, status, workflow, batch.sampling, limits, auxiliary_models)
+        executor = WorkerPool(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
     else:
-        executor = InProcess(engine, status, workflow, batch.sampling, limits, auxiliary_models)
+        executor = InProcess(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
     done = runner.execute(runs, executor, on_progress)
     return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
+
+
+def nothing_whole(
+    where: str, report: RolloutReport, policy: GroupPolicy, repeat_times: int, last_error: BaseException | None
+) -> RftError:
+    """The error of exploration that came to no group that may train, though some runs succeeded.
+
+    The engine's fault, which a repetition can help, where its fault was the last one; else the user's code or settings.
+    """
+    errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
+    told = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"
+    wanted = "a whole group of" if policy != "partial" else "any of"
+    what = (
+        f"{where}: no task has {wanted} {repeat_times} runs (algorithm.repeat_times): all {report.dropped_groups} "
+        f"groups were dropped (explorer.group_policy {policy}) for {report.failed} failed and {report.stopped} stopped "
+        f"runs of {report.runs}. Failed attempts: {told}"
+    )
+    if isinstance(last_error, EngineError) or (last_error is None and not report.stopped):
+        return EngineError(what)
+    failure = UserCodeError(
+        f"{what}. Mend what fails, or let groups train that are not whole (explorer.group_policy: partial), or ask for "
+        "fewer runs of a task"
+    )
+    failure.__cause__ = last_error
+    return failure
 
 
 def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:

@@ -16,3 +16,6 @@ wire: Any = importlib.import_module(_wire_package())
 
 #: Where a request says how many tokens it may take: an extension, which stays in this process.
 TOKENS = "rft_tokens"
+
+#: Likewise: the request is for the very host that it names, which is none of the replicas of the first policy.
+ELSEWHERE = "rft_elsewhere"

@@ -17,13 +17,13 @@ from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout import worker_wire
 from rft_platform.rollout.attempt import Connection, make_attempt
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
-from rft_platform.rollout.calling import Threads
+from rft_platform.rollout.calling import end_other_tasks
 from rft_platform.rollout.history import RunHistory
+from rft_platform.rollout.policies import PolicyRoad
 from rft_platform.rollout.run import RunResult
 from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
 from rft_platform.tasks.task import Task
-
-_THREADS = 32
+from rft_platform.threads import DaemonThreads
 
 
 class Channel:
@@ -111,6 +111,7 @@ class Worker:
         self._auxiliary = {
             name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
         }
+        self._policies = {name: PolicyRoad(**road) for name, road in setup["policies"].items()}
         self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
         self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas)
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
@@ -131,23 +132,15 @@ class Worker:
         return {**outcome, "client_retries": connection.client_retries, "connection_lost": connection.lost}
 
     async def _attempt(self, asked: Mapping[str, Any], connection: Connection) -> RunResult:
-        asyncio.get_running_loop().set_default_executor(Threads(_THREADS, "workflow"))
+        asyncio.get_running_loop().set_default_executor(DaemonThreads("workflow"))
         task = Task(**asked["task"])
-        history = RunHistory(self._model, self._sampling, asked["seed"], asked["key"])
+        history = RunHistory(self._model, self._sampling, asked["seed"], asked["key"], self._policies)
         try:
             return await make_attempt(
                 self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection
             )
         finally:
-            await _end_other_tasks()
-
-
-async def _end_other_tasks() -> None:
-    """Cancel what an attempt left running in the loop."""
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+            await end_other_tasks()
 
 
 def _failed(error: BaseException) -> dict[str, Any]:

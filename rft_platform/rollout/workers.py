@@ -18,6 +18,7 @@ from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout import worker_wire
 from rft_platform.rollout.attempt import Connection
 from rft_platform.rollout.auxiliary import AuxiliaryModel
+from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.report import RemoteFailure
 from rft_platform.rollout.run import AgentLimits, Run, RunResult
 from rft_platform.rollout.worker_process import WorkerProcess, worker_environment
@@ -39,6 +40,7 @@ class WorkerPool:
         sampling: SamplingParams,
         limits: AgentLimits,
         auxiliary_models: Mapping[str, Any] | None,
+        further: FurtherPolicies = NONE,
     ) -> None:
         """Raises UserError for auxiliary models or arguments that another process cannot have."""
         self.replicas = engine.replicas if isinstance(engine, EnginePool) else None
@@ -52,6 +54,7 @@ class WorkerPool:
             "workflow": worker_wire.workflow_to_json(workflow),
             "sys_path": user_folders(),
             "auxiliary_models": _specs(auxiliary_models),
+            "policies": {name: asdict(road) for name, road in further.roads.items()},
             "base_url": engine.base_url,
             "replicated": self.replicas is not None,
             "timeout_s": limits.timeout_s,

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """What one run returns: something for the judge, or a reward of its own, or both."""
+    """What one run returns: something for the judge, or a reward of its own, or both.
+
+    ``rewards`` is for runs in which several policies are trained: what a policy of section ``policies`` gets, by its
+    name. ``reward`` is the first policy's, and that of every policy which ``rewards`` does not name.
+    """
 
     reward: float | None = None
     response: Any | None = None
     metrics: dict[str, float] | None = None
+    rewards: dict[str, float] | None = None
 
 
 #: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name. One that is not async

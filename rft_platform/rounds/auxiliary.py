@@ -85,7 +85,7 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
         urls = [client.base_url for client in by_name[entry.known_as]] or [entry.base_url or ""]
         model = entry.model or ("" if entry.base_url else by_name[entry.known_as][0].status().model_path)
         specs.append(_spec(config, entry, urls[0], model, tuple(urls[1:])))
-    with _awake(clients):
+    with awake(clients):
         yield specs
 
 
@@ -124,11 +124,12 @@ def _spec(
         max_concurrency=entry.max_concurrency or config.explorer.runner_per_model * (1 + len(other_urls)),
         other_urls=other_urls,
         defaults=defaults,
+        identity=entry.identity(model),
     )
 
 
 @contextmanager
-def _awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
+def awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
     """Ask the engines how they are every now and then, so that none ends for want of work within the block."""
     over = threading.Event()
 

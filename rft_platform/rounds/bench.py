@@ -11,6 +11,7 @@ from rft_platform.evaluation.report import comparison_cell, table
 from rft_platform.evaluation.results import EvaluationResult, tasks_digest
 from rft_platform.files import write_json, write_text
 from rft_platform.rounds.curve import EVALUATION
+from rft_platform.rounds.measurement import measured_by
 from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
 
@@ -47,7 +48,8 @@ def unmeasured(project: Project) -> list[int]:
     """
     rounds = []
     policies = [policy for number in sorted(project.store.rounds()) if (policy := published(project.store, number))]
-    seen = {policy.weights_digest for policy in policies if is_measured(project, policy.round)}
+    wanted = _wanted(project)
+    seen = {policy.weights_digest for policy in policies if _holds(project, policy.round, wanted)}
     for policy in policies:
         if policy.weights_digest not in seen and not removed(policy):
             seen.add(policy.weights_digest)
@@ -55,18 +57,24 @@ def unmeasured(project: Project) -> list[int]:
     return rounds
 
 
-def is_measured(project: Project, round_number: int) -> bool:
-    """Whether the round's note holds a result of every held-out taskset, made of these tasks and so many runs."""
+def _wanted(project: Project) -> list[tuple[str, int, str]]:
+    """Of each held-out taskset: which tasks, how many sampled runs, and by what they are measured."""
+    return [
+        (
+            tasks_digest(task.task_id for task in dataset.tasks),
+            taskset.rollout_args.n or project.config.evaluation.sampled_n,
+            measured_by(project, taskset),
+        )
+        for taskset, dataset in project.eval_tasks
+    ]
+
+
+def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str]]) -> bool:
+    """Whether the round's note holds a result of every held-out taskset as it is configured now."""
     results = _results(project, round_number)
-    if len(results) != len(project.eval_tasks):
+    if [(result.tasks_digest, result.sampled_n, result.measured_by) for result in results] != wanted:
         return False
-    settings = project.config.evaluation
-    for result, (taskset, dataset) in zip(results, project.eval_tasks, strict=True):
-        wanted = tasks_digest(task.task_id for task in dataset.tasks)
-        runs = taskset.rollout_args.n or settings.sampled_n
-        if (result.tasks_digest, result.sampled_n) != (wanted, runs) or (settings.greedy and result.greedy is None):
-            return False
-    return True
+    return not project.config.evaluation.greedy or all(result.greedy is not None for result in results)
 
 
 def removed(policy: Policy) -> bool:
@@ -79,8 +87,10 @@ def bench_lines(project: Project) -> list[BenchLine]:
     """A line for every policy that was published, the start first."""
     store = project.store
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number))]
-    measured = {policy.weights_digest: policy.round for policy in policies if is_measured(project, policy.round)}
-    return [_line(project, policy, measured.get(policy.weights_digest)) for policy in policies]
+    wanted = _wanted(project)
+    measured = {policy.round: policy for policy in policies if _holds(project, policy.round, wanted)}
+    twins = {policy.weights_digest: number for number, policy in measured.items()}
+    return [_line(project, policy, policy.round in measured, twins.get(policy.weights_digest)) for policy in policies]
 
 
 def write_bench(project: Project) -> Path:
@@ -111,11 +121,11 @@ def bench_rows(lines: Sequence[BenchLine]) -> list[list[str]]:
     return rows
 
 
-def _line(project: Project, policy: Policy, twin: int | None) -> BenchLine:
+def _line(project: Project, policy: Policy, measured: bool, twin: int | None) -> BenchLine:
     """``twin``: a round that measured these weights."""
     note = project.store.read_note(policy.round, EVALUATION) or {}
     line = BenchLine(policy.round, policy.policy_version, policy.folder, promoted=bool(note.get("promoted")))
-    if is_measured(project, policy.round):
+    if measured:
         compared = tuple(Comparison(**each) for each in note.get("comparisons", []))
         return replace(line, results=tuple(_results(project, policy.round)), compared=compared)
     if twin is not None:

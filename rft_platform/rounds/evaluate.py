@@ -22,6 +22,7 @@ from rft_platform.rounds.landing import selection_note, through
 from rft_platform.rounds.measure import measure
 from rft_platform.rounds.mend import mending
 from rft_platform.rounds.monitor import monitor_round
+from rft_platform.rounds.policies import annotate_further
 from rft_platform.rounds.policy import Policy, deploy, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.thinning import thin_checkpoints
@@ -155,3 +156,4 @@ def _record(
     if policy.model_version is not None:
         passes = {name: scores.get(name) for name in ("sampled_pass", "greedy_pass")}
         registry.annotate(int(policy.model_version), {"gate": decision.reason, **passes})
+    annotate_further(project, registry, policy.round, scores)

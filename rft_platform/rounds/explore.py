@@ -1,22 +1,25 @@
 """Exploration of a round: its explore batches, rolled out on one policy version and stored."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from rft_platform.config.buffer import Taskset
+from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.progress import report
+from rft_platform.progress import report, tell
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.runner import nothing_whole, run_rollouts
 from rft_platform.rounds.auxiliary import serving_auxiliaries
 from rft_platform.rounds.dynamic_sampling import SignalCount
 from rft_platform.rounds.mend import mending
+from rft_platform.rounds.policies import explored_with, serving_policies
 from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.stored_rollouts import NOTE, StoredRollouts
 from rft_platform.rounds.task_selection import TaskSelection
 from rft_platform.rounds.workflows import patience_of, workflow_of
 from rft_platform.tasks.task import Task
@@ -25,58 +28,82 @@ from rft_platform.tasks.task import Task
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
-    Repeating it gives the same rows under the same ids.
+    Policies of section ``policies`` take part as the round's snapshots say. Repeating it gives the same rows under the
+    same ids.
     """
     config = project.config
     with mending(project, policy):
         canary_delta = deploy(engine, policy)
-    started = perf_counter()
-    with serving_auxiliaries(project) as auxiliaries:
-        roll_out = partial(_roll_out, project, engine, auxiliaries, round_number)
+    started, further = perf_counter(), explored_with(project, round_number)
+    sampling: dict[str | None, Policy] = {None: policy}
+    sampling.update(further)
+    stored = StoredRollouts(project, round_number, sampling)
+    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, further) as engines:
+        roll_out = partial(_roll_out, project, engine, auxiliaries, engines, round_number)
         selection, signal = TaskSelection(project, round_number, policy.round), SignalCount(project)
-        reports = []
+        batches: list[RolloutBatch] = []
         for batch in range(config.synchronizer.batches_a_round):
-            batches = list(_batches(roll_out, selection, signal, batch, config.synchronizer.batches_a_round))
-            project.store.write_rollouts(round_number, batch, [row for found in batches for row in found.rows])
-            reports += [found.report for found in batches]
+            batches += _explore_batch(project, roll_out, selection, signal, stored, round_number, batch)
+    if stored.explored is not None:
+        tell(f"{round_key(round_number)}: its rollouts are stored; what is missing is their judgement")
+        return stored.explored
+    total = RolloutReport.merge([found.report for found in batches])
+    if not total.rows:
+        errors = [found.last_error for found in batches if found.last_error is not None]
+        cause = errors[-1] if errors else None
+        raise nothing_whole(round_key(round_number), total, config.explorer.group_policy, project.repeat_times, cause)
     summary = {
-        **RolloutReport.merge(reports).as_dict(),
+        **total.as_dict(),
         "seconds": perf_counter() - started,  # with the writing of the rows
         "policy_version": policy.policy_version,
         "policy_round": policy.round,
         "weights_digest": policy.weights_digest,
+        **{f"policy_version/{name}": one.policy_version for name, one in further.items()},
         "taskset_digest": project.tasks.digest,
         "canary_delta": canary_delta,
         "task_selection": selection.as_dict(),
         **signal.as_dict(),
     }
-    project.store.write_note(round_number, "explore", summary)
+    project.store.write_note(round_number, NOTE, summary)
     return summary
 
 
-def _batches(
+def _explore_batch(
+    project: Project,
     roll_out: Callable[[int, Sequence[Task]], RolloutBatch],
     selection: TaskSelection,
     signal: SignalCount,
+    stored: StoredRollouts,
+    round_number: int,
     batch: int,
-    batches_a_round: int,
-) -> Iterator[RolloutBatch]:
+) -> list[RolloutBatch]:
     """The rollouts of an explore batch: one batch of tasks, and further ones while signal is wanting.
 
-    Its first batch of tasks has its own number in the ids of runs; further ones have numbers beyond the round's.
+    Its first batch of tasks has its own number in the ids of runs; further ones have numbers beyond the round's. What
+    was sampled is stored before it is judged: a judge that does not answer costs no rollouts.
     """
+    found: list[RolloutBatch] = []
+    rows: list[RolloutRow] = []
     signal.begin()
     for attempt in range(signal.max_batches):
-        rollouts = roll_out(batch + attempt * batches_a_round, selection.next())
-        yield rollouts
-        if signal.enough(rollouts.rows):
-            return
+        number, tasks = batch + attempt * project.config.synchronizer.batches_a_round, selection.next()
+        known = stored.batch(number, tasks)
+        found.append(known or roll_out(number, tasks))
+        rows += found[-1].rows
+        if known is None:
+            project.store.write_rollouts(round_number, batch, rows)
+        if signal.enough(found[-1].rows):
+            break
+    if known is not None:  # more may be stored than is wanted now
+        project.store.write_rollouts(round_number, batch, rows)
+    return found
 
 
 def _roll_out(
     project: Project,
     engine: PolicyEngine,
     auxiliaries: Mapping[str, AuxiliaryModel],
+    engines: Mapping[str, PolicyEngine],
     round_number: int,
     batch: int,
     tasks: Sequence[Task],
@@ -98,6 +125,7 @@ def _roll_out(
         patience=patience_of(config),
         truncated_reward=config.explorer.truncated_reward,
         auxiliary_models=auxiliaries,
+        policies=engines,
         on_progress=lambda done, total: report(f"{round_key(round_number)} rollouts", done, total),
     )
 

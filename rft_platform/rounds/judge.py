@@ -1,5 +1,6 @@
 """Judgement of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from rft_platform.experience.quality import (
     check_judged,
     check_rollouts,
 )
-from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
+from rft_platform.judging.llm.endpoint import EndpointSettings
 from rft_platform.judging.session import JudgeState
 from rft_platform.rounds.algorithm import chosen_algorithm
 from rft_platform.rounds.auxiliary import auxiliaries_for_judge
@@ -30,6 +32,8 @@ from rft_platform.rounds.operators import pipeline_of
 from rft_platform.rounds.project import Project
 
 NOTE = "judge"
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,13 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             auxiliary_models=auxiliaries,
         )
     version = WORKFLOW_REWARD if spec is None else spec.version
+    replaced = _own_rewards(rows) if spec is not None else 0
+    if replaced and other is None and not (store.read_note(round_number - 1, NOTE) or {}).get("own_rewards_replaced"):
+        LOG.warning(
+            "%d runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
+            "workflow's is meant",
+            replaced,
+        )
     store.write_judged(round_number, version, judged.rows, make_current=False)
     rollouts_found, judged_found = quality(project, round_number, version)
     sound = rollouts_found.sound and judged_found.sound and not rollouts_found.incomplete_groups
@@ -75,8 +86,10 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         "rows": len(judged.rows),
         "judge_version": version,
         "judge_errors": len(judged.errors),
+        **({"own_rewards_replaced": replaced} if replaced else {}),
         **(spec.state.usage.to_note() if spec and spec.state else {}),
-        **_reward_summary(judged.rows, has_advantage=chosen.advantage is not None),
+        **_reward_summary(_of_policy(judged.rows, rows, None), has_advantage=chosen.advantage is not None),
+        **_further_rewards(project, judged.rows, rows),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
         "sound": sound,
@@ -116,7 +129,7 @@ def judge_spec(
 def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
     """The same, ready for work in a project: its auxiliary models by name, its kept answers, its time-out."""
     config = project.config
-    models = {entry.known_as: entry.model or entry.model_path for entry in config.explorer.auxiliary_models}
+    models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}
     spec = judge_spec(taskset, other, models)
     if spec is None:
         return None
@@ -124,12 +137,22 @@ def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None
     return replace(spec, timeout_s=taskset.judge_timeout_s, state=state)
 
 
+def check_judge(project: Project, taskset: Taskset) -> None:
+    """Raise UserError where the judge cannot be made, or the key of a model that it asks is not in the environment."""
+    spec = judge_of(project, taskset)
+    for part in spec.parts if spec else ():
+        model = getattr(part.function, "model", None)
+        if isinstance(model, EndpointSettings):
+            model.api_key()
+
+
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:
     """What the checks of a round's rollouts and of one judgement of them found."""
     store = project.store
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
-    return check_rollouts(rollouts, project.repeat_times), check_judged(judged, rollouts)
+    policy = project.config.explorer.group_policy
+    return check_rollouts(rollouts, project.repeat_times, policy), check_judged(judged, rollouts)
 
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:
@@ -148,6 +171,26 @@ def _transcript(run: dict[str, Any]) -> str:
 
 def _last_question(messages: list[dict[str, Any]]) -> str:
     return str(next((message["content"] for message in reversed(messages) if message["role"] == "user"), ""))
+
+
+def _of_policy(judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], policy: str | None) -> list[JudgedRow]:
+    return [one for one, row in zip(judged, rows, strict=True) if row.policy == policy]
+
+
+def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow]) -> dict[str, float]:
+    """The same of each policy beside the first: its mean reward, and its rows that carry a signal."""
+    found: dict[str, float] = {}
+    for entry in project.config.policies:
+        summary = _reward_summary(_of_policy(judged, rows, entry.name), has_advantage=True)
+        found |= {f"{name}/{entry.name}": summary[name] for name in ("mean_reward", "rows_with_signal")}
+    return found
+
+
+def _own_rewards(rows: Sequence[RolloutRow]) -> int:
+    """Runs whose workflow gave a reward as a whole: rewards of steps stay in force beside a judge's."""
+    by_steps = {row.run_id for row in rows if row.step_reward is not None}
+    rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.metrics}
+    return len(rewarded - by_steps)
 
 
 def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str, float]:

@@ -8,14 +8,15 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from rft_platform.experience.selections import selection_name
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.judge import NOTE as JUDGE
 from rft_platform.rounds.policy import NOTE as POLICY
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Landed
 
-#: The note of a round about the rows that its training takes.
-NOTE = "row_selection"
+#: The note of a round about the rows that its training of the first policy takes.
+NOTE = selection_name()
 
 
 def landed(project: Project, through: int) -> Landed:
@@ -70,9 +71,9 @@ def through(note: dict[str, Any] | None) -> int:
     return min((int(number) for number in note["left"]), default=note["landed"] + 1) - 1
 
 
-def selection_note(store: ExperienceStore, number: int) -> dict[str, Any] | None:
-    """What the training of a round has settled; None before it has, and for round 0."""
-    note: dict[str, Any] | None = store.read_note(number, NOTE) if number else None
+def selection_note(store: ExperienceStore, number: int, policy: str | None = None) -> dict[str, Any] | None:
+    """What a round's training of a policy has settled; None before it has, and for round 0."""
+    note: dict[str, Any] | None = store.read_note(number, selection_name(policy)) if number else None
     return note
 
 

@@ -11,20 +11,27 @@ from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rounds.auxiliary import serving_auxiliaries
 from rft_platform.rounds.explore import sampling_of
 from rft_platform.rounds.judge import judge_of
+from rft_platform.rounds.measurement import measured_by
+from rft_platform.rounds.policies import ended_with, serving_policies
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.workflows import workflow_of
 from rft_platform.tasks.dataset import TaskDataset
 
 
 def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[EvaluationResult]:
-    """Sampled and greedy scores on every held-out taskset, in the configuration's order."""
+    """Sampled and greedy scores on every held-out taskset, in the configuration's order.
+
+    Policies of section ``policies`` take part as the round left them.
+    """
     settings = project.config.evaluation
-    results = []
-    with serving_auxiliaries(project) as auxiliaries:
+    results, further = [], ended_with(project, round_number)
+    with serving_auxiliaries(project) as auxiliaries, serving_policies(project, further) as engines:
         for taskset, dataset in project.eval_tasks:
             runs = taskset.rollout_args.n or settings.sampled_n
             greedy = settings.greedy
-            results.append(_measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries))
+            results.append(
+                _measure_taskset(project, engine, taskset, dataset, round_number, runs, greedy, auxiliaries, engines)
+            )
     return results
 
 
@@ -32,7 +39,7 @@ def sampled_pass(project: Project, engine: PolicyEngine) -> float:
     """Sampled pass rate on the first held-out taskset, one run a task."""
     taskset, dataset = project.eval_tasks[0]
     with serving_auxiliaries(project) as auxiliaries:
-        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries)
+        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {})
     return result.summary()["sampled_pass"]
 
 
@@ -45,6 +52,7 @@ def _measure_taskset(
     sampled_n: int,
     greedy: bool,
     auxiliaries: Mapping[str, AuxiliaryModel],
+    policies: Mapping[str, PolicyEngine],
 ) -> EvaluationResult:
     config = project.config
     return evaluate(
@@ -65,5 +73,7 @@ def _measure_taskset(
             config.explorer.truncated_reward,
         ),
         auxiliary_models=auxiliaries,
+        policies=policies,
+        measured_by=measured_by(project, taskset),
         on_progress=lambda done, total: report("evaluation", done, total),
     )

@@ -15,7 +15,7 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
 from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.policy import NOTE, Policy, published
+from rft_platform.rounds.policy import NOTE, Policy, note_of, published
 from rft_platform.rounds.project import Project
 from rft_platform.weights import digest_weights
 
@@ -23,7 +23,7 @@ LOG = logging.getLogger(__name__)
 ASIDE = "aside"
 #: Notes of a round that rest on its checkpoint, in the order in which they are withdrawn: whatever is left after a
 #: crash, the plan still sees that the round is to be synced again.
-_NOTES = (EVALUATION, NOTE, "train")
+_NOTES = (NOTE, "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def mend(project: Project, policy: Policy) -> None:
             f"checkpoint {folder} is damaged: {why}. {_named(rounds.dependents)} descend from it, so it is not made "
             "again: restore the folder from a copy, or start a project of another name from a later checkpoint"
         )
-    target = _set_aside(project, folder, rounds.sharing, why)
+    target = _set_aside(project, policy, rounds.sharing, why)
     maker = rounds.sharing[0] if rounds.sharing else policy.round
     made_by = "the warm start" if maker == 0 else f"the training of {round_key(maker)}"
     LOG.warning("checkpoint %s is damaged (%s): set aside as %s", folder, why, target)
@@ -123,16 +123,17 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
-    found = {number: published(store, number) for number in store.rounds()}
+    found = {number: published(store, number, policy.name) for number in store.rounds()}
     sharing = sorted(number for number, one in found.items() if one is not None and one.folder == policy.folder)
     last = max(sharing, default=policy.round)
     return _Rounds(tuple(sharing), tuple(sorted(n for n, one in found.items() if one is not None and n > last)))
 
 
-def _set_aside(project: Project, folder: Path, rounds: tuple[int, ...], why: str) -> Path:
+def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:
     """Withdraw the notes first: what they promise must not outlive the folder."""
+    folder = Path(policy.folder)
     for number in reversed(rounds):
-        for note in _NOTES:
+        for note in (EVALUATION, *(note_of(name, policy.name) for name in _NOTES)):
             project.store.withdraw_note(number, note)
     # no name that begins as checkpoints do: lineage looks for those
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"

@@ -10,9 +10,9 @@ from rft_platform.rounds.project import Project
 from rft_platform.training.protocol import StepEvent
 
 
-def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent]) -> None:
+def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str | None = None) -> None:
     """Write the metrics of a round's optimiser steps; again for a round that is trained again."""
-    run = _tensorboard(project)
+    run = _tensorboard(project, policy)
     if run is not None and steps:
         run.log_steps(f"{round_key(round_number)}-train", steps)
 
@@ -24,9 +24,10 @@ def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any
         run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)
 
 
-def _tensorboard(project: Project) -> TensorBoardRun | None:
+def _tensorboard(project: Project, policy: str | None = None) -> TensorBoardRun | None:
     if "tensorboard" not in project.config.monitor.monitor_type:
         return None
     given = project.config.monitor.tensorboard_dir
     folder = Path(given) if given else project.home.tensorboard
-    return TensorBoardRun(folder, f"{project.config.project}-{project.config.name}")
+    of_policy = "" if policy is None else f"-{policy}"
+    return TensorBoardRun(folder, f"{project.config.project}-{project.config.name}{of_policy}")

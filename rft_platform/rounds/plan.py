@@ -20,7 +20,7 @@ from rft_platform.rounds.state import (
     RoundState,
 )
 
-_GO_ON = "Mend the cause, then `rft run` goes on, or launch the job by hand"
+_GO_ON = "Mend the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
 
 #: What one part of the project does next: launch, wait for something (said in words), stop as failed; None: it is done.
 Step: TypeAlias = Action | str | Plan
@@ -113,9 +113,9 @@ def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: Project
     if phase.running:
         return f"{name} is running"
     if phase.failures and not phase.retryable:
-        return Plan(failed=f"{name} failed: {phase.cause or 'see its last run'}. {_GO_ON}")
+        return Plan(failed=f"{name} failed: {(phase.cause or 'see its last run').rstrip('.')}. {_GO_ON}")
     if phase.failures >= state.max_failures:
-        said = f", at last with: {phase.cause}" if phase.cause else ": see its last run"
+        said = f", at last with: {phase.cause.rstrip('.')}" if phase.cause else ": see its last run"
         return Plan(failed=f"{name} failed {phase.failures} times{said}. {_GO_ON}")
     wait = retry_wait(phase, state)
     if wait > 0:

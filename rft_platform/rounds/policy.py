@@ -15,6 +15,11 @@ NOTE = "policy"
 SNAPSHOT = "snapshot"
 
 
+def note_of(note: str, name: str | None) -> str:
+    """What a note about a policy is called: those about further policies end in their names."""
+    return note if name is None else f"{note}-{name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """One set of weights and where it came from."""
@@ -25,6 +30,7 @@ class Policy:
     round: int  # the round that published it; 0 is the starting policy
     canary: Canary | None = None  # what the trainer says these weights answer
     model_version: str | None = None  # version in the model registry
+    name: str | None = None  # in section ``policies``; None: the first policy
 
     @classmethod
     def from_note(cls, note: dict[str, Any]) -> "Policy":
@@ -35,64 +41,69 @@ class Policy:
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
     """Record the policy a round ended with; from now on later rounds may explore with it."""
-    store.write_note(policy.round, NOTE, asdict(policy))
+    store.write_note(policy.round, note_of(NOTE, policy.name), asdict(policy))
 
 
-def published(store: ExperienceStore, round_number: int) -> Policy | None:
-    """The policy that a round published, if it has."""
-    note = store.read_note(round_number, NOTE)
+def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
+    """The policy that a round published, if it has; of several the first, or that called ``name``."""
+    note = store.read_note(round_number, note_of(NOTE, name))
     return None if note is None else Policy.from_note(note)
 
 
-def required(store: ExperienceStore, round_number: int) -> Policy:
+def required(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
     """The policy that a round published; raises StorageError where it has not."""
-    policy = published(store, round_number)
+    policy = published(store, round_number, name)
     if policy is None:
         raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
     return policy
 
 
-def parent_of(store: ExperienceStore, round_number: int) -> Policy:
+def parent_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
     """The policy that a round's training starts from: the one of the round before."""
-    return _need(published(store, round_number - 1), round_number, round_number - 1)
+    return _need(published(store, round_number - 1, name), round_number, round_number - 1)
 
 
-def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int) -> Policy:
+def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int, name: str | None = None) -> Policy:
     """The policy that a round explores with: the newest one of round ``k - 1 - sync_offset`` or later, but before k."""
     oldest = max(0, round_number - 1 - sync_offset)
     for candidate in range(round_number - 1, oldest - 1, -1):
-        policy = published(store, candidate)
+        policy = published(store, candidate, name)
         if policy is not None:
             return policy
     return _need(None, round_number, oldest)
 
 
 def take_snapshot(
-    store: ExperienceStore, round_number: int, sync_offset: int, going_on: Policy | None = None
+    store: ExperienceStore,
+    round_number: int,
+    sync_offset: int,
+    going_on: Policy | None = None,
+    name: str | None = None,
 ) -> Policy:
     """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing.
 
     A round that is explored again keeps its snapshot, and so gets the same rows. Only where that policy is gone, and
-    the round was not trained yet, another one is taken. ``going_on``: the policy to take in place of the newest.
+    the round was not trained yet, another one is taken. ``going_on``: the policy to take in place of the newest;
+    ``name``: which of several policies is meant.
     """
-    if store.read_note(round_number, SNAPSHOT) is not None:
-        settled = snapshot_of(store, round_number)
+    if store.read_note(round_number, note_of(SNAPSHOT, name)) is not None:
+        settled = snapshot_of(store, round_number, name)
         if is_published(store, settled) or published(store, round_number) is not None:
             return settled
-    policy = going_on or explorer_of(store, round_number, sync_offset)
-    store.write_note(round_number, SNAPSHOT, asdict(policy))
+    policy = going_on or explorer_of(store, round_number, sync_offset, name)
+    store.write_note(round_number, note_of(SNAPSHOT, name), asdict(policy))
     return policy
 
 
 def is_published(store: ExperienceStore, policy: Policy) -> bool:
     """Whether a policy that a round took is still the one that its own round published."""
-    origin = published(store, policy.round)
+    origin = published(store, policy.round, policy.name)
     return origin is not None and origin.weights_digest == policy.weights_digest
 
 
-def snapshot_of(store: ExperienceStore, round_number: int) -> Policy:
+def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
     """The policy that ``take_snapshot`` settled on; raises StorageError where it has not."""
-    note = store.read_note(round_number, SNAPSHOT)
+    note = store.read_note(round_number, note_of(SNAPSHOT, name))
     if note is None:
         raise StorageError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"

@@ -1,8 +1,9 @@
 """How a project reaches its engine, its trainer group and its registry: found where they run, else started."""
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
     from rft_platform.config.explorer import Engine, RolloutModel
+    from rft_platform.config.policies import FurtherPolicy
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.vllm_engine.settings import VllmOptions
     from rft_platform.registry.models import ModelRegistry
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
 
 #: Requests that bring no seed count up from their engine's own: replicas must not walk the same numbers.
 SEEDS_A_REPLICA = 2**20
+#: Files of a model of the hub that are fetched.
+_OF_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 def start_all(project: Project) -> None:
     """Start engine, trainer and registry side by side: each takes seconds, most of them imports."""
-    with ThreadPoolExecutor(2) as pool:
-        started = [pool.submit(connect, project) for connect in (connect_engine, connect_trainer)]
+    with ThreadPoolExecutor(3) as pool:
+        starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
+        started = [pool.submit(start, project) for start in starts]
         connect_registry(project).prepare()
         for connection in started:
             connection.result()
@@ -65,6 +70,42 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
         gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
         vllm=vllm_options(config.engine, serving, rank),
     )
+
+
+def connect_policies(project: Project) -> dict[str, "EngineClient"]:
+    """A healthy engine for each policy of section ``policies``, by name; started side by side."""
+    entries = project.config.policies
+    with ThreadPoolExecutor(len(entries) or 1) as pool:
+        clients = list(pool.map(partial(_connect_policy, project), range(len(entries))))
+    return {entry.name: client for entry, client in zip(entries, clients, strict=True)}
+
+
+def _connect_policy(project: Project, index: int) -> "EngineClient":
+    """The engine of a further policy; on GPUs after those of the first policy and of auxiliary models."""
+    from rft_platform.inference.launcher import GPU_FILES, find_or_start_engine
+    from rft_platform.inference.pool_start import replica_gpus
+
+    config, entry = project.config, project.config.policies[index]
+    serving, engine = config.explorer.rollout_model, config.engine
+    size = serving.tensor_parallel_size
+    before = size * serving.engine_num + sum(model.devices for model in config.explorer.auxiliary_models)
+    on_gpu = engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    return find_or_start_engine(
+        start_folder(project, entry, verify=False),
+        project.home.leases,
+        project.home.logs,
+        **engine_arguments(project, serving, 0),
+        name=entry.lease,
+        max_model_len=config.model.max_model_len,
+        chat_template=config.model.custom_chat_template,
+        gpus=replica_gpus(index, size, before) if on_gpu else None,
+        vllm=vllm_options(engine, serving),
+    )
+
+
+def start_folder(project: Project, entry: "FurtherPolicy", *, verify: bool = True) -> Path:
+    """The folder of the model that a further policy starts from."""
+    return model_folder(project, entry.model_path, f"policies ({entry.name}).model_path", verify=verify)
 
 
 def engine_arguments(project: Project, serving: "RolloutModel", number: int) -> dict[str, Any]:
@@ -156,13 +197,18 @@ def model_folder(project: Project, name: str, key: str, *, verify: bool = True) 
     return _from_hub(name, key)
 
 
-def _from_hub(name: str, key: str) -> Path:
+def check_model(name: str, key: str) -> None:
+    """Raise UserError for a model that is no folder and that the hub has not, or cannot be asked for; quick."""
+    if not name.startswith("models:/") and not Path(name).is_dir():
+        _from_hub(name, key, ["config.json"])
+
+
+def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise UserError(
             f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.algorithms.presets import preset
+from rft_platform.config.batches import WHOLE_ROUND
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
@@ -46,6 +47,10 @@ class Project:
         """``<checkpoint_root_dir>/<project>/<name>``."""
         root = self.config.checkpoint_root_dir
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
+
+    def checkpoints_of(self, policy: str | None) -> Path:
+        """Where the checkpoints of a policy of section ``policies`` are published; None: those of the first."""
+        return self.checkpoints if policy is None else self.checkpoints / policy
 
     @property
     def model_name(self) -> str:
@@ -93,8 +98,10 @@ class Project:
 
     @property
     def train_batch_size(self) -> int:
-        """Experiences an optimiser step."""
+        """Experiences an optimiser step, at most."""
         given = self.config.buffer.train_batch_size
+        if given == "round":
+            return WHOLE_ROUND
         if given is None:
             return self.config.buffer.batch_size * self.repeat_times
         return given * self.config.trainer.gradient_accumulation_steps

@@ -21,23 +21,28 @@ def register(
     result: TrainResult,
     steps: Sequence[StepEvent],
     made_of: Mapping[str, Any],
+    name: str | None = None,
 ) -> Policy:
     """Log the round's steps and register its checkpoint; returns the published policy with its model version.
 
     ``made_of`` is the training's lineage, and becomes the version's tags. A no-op round registers nothing: its policy
-    is its parent's, version and all.
+    is its parent's, version and all. ``name``: which of several policies; each has a model and an MLflow run of its
+    own.
     """
-    policy = published(project.store, round_number)
+    policy = published(project.store, round_number, name)
     assert policy is not None, "train publishes the policy"
-    run = registry.training_run(project.config.name, {"rft.config_digest": made_of["config_digest"]})
-    judged = project.store.read_note(round_number, "judge") or {}
-    run.log_round(round_number, judged, prefix="round/")
-    monitor_round(project, round_number, judged, prefix="round/")
+    registry = registry if name is None else registry.sibling(name)
+    run_name = project.config.name if name is None else f"{project.config.name}-{name}"
+    run = registry.training_run(run_name, {"rft.config_digest": made_of["config_digest"]})
+    if name is None:
+        judged = project.store.read_note(round_number, "judge") or {}
+        run.log_round(round_number, judged, prefix="round/")
+        monitor_round(project, round_number, judged, prefix="round/")
     if result.steps == 0:
-        registered = replace(policy, model_version=parent_of(project.store, round_number).model_version)
+        registered = replace(policy, model_version=parent_of(project.store, round_number, name).model_version)
     else:
         run.log_steps(steps)
-        monitor_steps(project, round_number, steps)
+        monitor_steps(project, round_number, steps, name)
         told = {name: value for name, value in made_of.items() if not isinstance(value, dict)}
         tags = {**told, "weights_digest": result.weights_digest}
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)

@@ -12,8 +12,9 @@ from typing import cast
 from rft_platform.config.buffer import ReplayBuffer
 from rft_platform.errors import UserError
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.rounds.groups import Group, groups_of
+from rft_platform.rounds.groups import Group, groups_of, split_stale
 from rft_platform.rounds.landing import newest, selection_note
+from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 from rft_platform.user_code import load_object
 
@@ -68,10 +69,21 @@ def used_groups(project: Project, number: int) -> list[Group]:
 
 
 def replayable_rows(project: Project, number: int) -> int:
-    """Rows that training ``number`` may use again now; 0 where replay is off."""
+    """Rows that training ``number`` may use again now: none that would be too old then; 0 where replay is off."""
     if not project.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
         return 0
-    return sum(len(group.kept) for group in used_groups(project, number))
+    limit = project.config.synchronizer.max_staleness
+    young, _ = split_stale(used_groups(project, number), _version_before(project, number), limit)
+    return sum(len(group.kept) for group in young)
+
+
+def _version_before(project: Project, number: int) -> int:
+    """The policy version that training ``number`` starts from, also while the one before it is under way."""
+    before = published(project.store, number - 1)
+    if before is not None:
+        return before.policy_version
+    note = selection_note(project.store, number - 1) or {}
+    return int(note.get("parent_version", 0)) + int(note.get("steps", 0))
 
 
 def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:

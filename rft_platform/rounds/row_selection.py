@@ -13,12 +13,13 @@ from rft_platform.experience.selections import (
     STALE,
     read_selection,
     selection_file,
+    selection_name,
     write_selection,
 )
 from rft_platform.files import digest_file
-from rft_platform.rounds.groups import Group, groups_of
-from rft_platform.rounds.landing import NOTE, rows_wanted, selection_note, untaken
-from rft_platform.rounds.policy import Policy, published
+from rft_platform.rounds.groups import Group, OfPolicy, groups_of, split_stale
+from rft_platform.rounds.landing import rows_wanted, selection_note, untaken
+from rft_platform.rounds.policy import Policy, published, snapshot_of
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.replay import in_order, priority_of, used_groups
 
@@ -47,12 +48,13 @@ class Choice:
 
 
 def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
-    """What the training of a round takes; the note about it. What was settled before stands.
+    """What a round's training of ``parent`` takes; the note about it. What was settled before stands.
 
     Only where its file or rows that it would use again are gone, and the round was not trained yet, others are taken.
     """
-    store, note = project.store, selection_note(project.store, number)
-    if note is not None and (published(store, number) is not None or _is_there(project, number, note)):
+    store, name = project.store, parent.name
+    note = selection_note(store, number, name)
+    if note is not None and (published(store, number, name) is not None or _is_there(project, number, note, name)):
         return note
     chosen, landed = choose(project, number, parent)
     rows = [
@@ -68,9 +70,9 @@ def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
         for group, use, ids in chosen.uses()
         for row_id in ids
     ]
-    file = write_selection(store, number, rows)
+    file = write_selection(store, number, rows, name)
     note = _describe(project, chosen, rows, parent, landed) | {"sha256": digest_file(file), "settled_at": time.time()}
-    store.write_note(number, NOTE, note)
+    store.write_note(number, selection_name(name), note)
     return note
 
 
@@ -81,16 +83,16 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     else fits into whole optimiser steps is taken by priority: fresh groups left for later in ``dynamic_by_trainer``,
     and groups that trained before where replay is on.
     """
-    (fresh, landed), config, step = _fresh(project, number), project.config, project.train_batch_size
+    (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.train_batch_size
     replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
-    current, stale = _split_stale(fresh, parent, limit)
+    current, stale = split_stale(fresh, parent.policy_version, limit)
     all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
     later = [] if all_at_once else [group for group in current if group.round > number and group.kept]
     later_keys = {group.key for group in later}
     chosen = Choice(fresh=[group for group in current if group.key not in later_keys], stale=stale)
     room = max(1, math.ceil(chosen.rows / step)) * step if all_at_once else rows_wanted(project)
     again = used_groups(project, number) if replay.enable and chosen.rows < room else []
-    for group in in_order([*later, *_split_stale(again, parent, limit)[0]], priority_of(replay)):
+    for group in in_order([*later, *split_stale(again, parent.policy_version, limit)[0]], priority_of(replay)):
         if chosen.rows + len(group.kept) <= room or not chosen.rows:
             (chosen.replay if group.uses else chosen.fresh).append(group)
         elif not group.uses:
@@ -103,10 +105,12 @@ def rounds_of(note: Mapping[str, Any]) -> list[int]:
     return sorted(int(number) for number in note["judge_versions"])
 
 
-def _fresh(project: Project, number: int) -> tuple[list[Group], int]:
+def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
     """Groups that no training before ``number`` took, in order, and the last round that was looked at."""
     if not project.config.synchronizer.dynamic:
-        return groups_of(project.store, number), number
+        several, store = bool(project.config.policies), project.store
+        own = OfPolicy(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
+        return groups_of(store, number, own), number
     store, before = project.store, selection_note(project.store, number - 1) or {}
     left = untaken(store, before)
     taken = _taken(project, number, {int(n) for n in before.get("left", ())})
@@ -124,14 +128,6 @@ def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, st
         rows = read_selection(project.store, training, ["round", "group_id"]).to_pylist()
         taken |= {(row["round"], row["group_id"]) for row in rows if row["round"] in rounds}
     return taken
-
-
-def _split_stale(groups: list[Group], parent: Policy, limit: int | None) -> tuple[list[Group], list[Group]]:
-    """Those young enough to be trained on now, and those too old."""
-    if limit is None:
-        return groups, []
-    oldest = parent.policy_version - limit
-    return [g for g in groups if g.policy_version >= oldest], [g for g in groups if g.policy_version < oldest]
 
 
 def _describe(
@@ -158,9 +154,9 @@ def _describe(
     }
 
 
-def _is_there(project: Project, number: int, note: dict[str, Any]) -> bool:
+def _is_there(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
     """Whether the file is as it was settled, and no round that is used again was retired meanwhile."""
-    file, fresh = selection_file(project.store, number), set(note["fresh_rounds"])
+    file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
     if not file.is_file() or digest_file(file) != note["sha256"]:
         return False
     return not any(project.store.ledger(n).read().retired for n in rounds_of(note) if n not in fresh)

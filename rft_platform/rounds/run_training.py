@@ -13,7 +13,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
 from rft_platform.progress import report, tell
 from rft_platform.rounds.mend import mending
-from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.policy import Policy, note_of, publish, published
 from rft_platform.rounds.project import Project
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
@@ -42,7 +42,8 @@ class Training:
 
 def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps and publish the policy they lead to; its parent's where no row has a gradient."""
-    store, parent, key = project.store, training.parent, round_key(training.round)
+    store, parent = project.store, training.parent
+    key = round_key(training.round) if parent.name is None else f"{round_key(training.round)} {parent.name}"
     steps: list[StepEvent] = []
 
     def on_step(event: StepEvent) -> None:
@@ -66,13 +67,16 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         weights_digest=result.weights_digest,
         round=training.round,
         canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
+        name=parent.name,
     )
     result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
     events = [asdict(event) for event in steps]
     note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    if (judge_version := training.request.lineage.get("judge_version")) is not None:
+        note["judge_version"] = judge_version
     if training.selection is not None:
         note["row_selection"] = dict(training.selection)
-    store.write_note(training.round, NOTE, note)
+    store.write_note(training.round, note_of(NOTE, parent.name), note)
     publish(store, policy)
     return result, steps
 

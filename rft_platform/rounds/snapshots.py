@@ -7,12 +7,14 @@ from rft_platform.rounds.project import Project
 
 
 def snapshot_for(project: Project, number: int) -> Policy:
-    """The policy that a round explores with, noted.
+    """The policy that a round explores with, noted; so are those of section ``policies``. Returns the first.
 
     ``fixed``: the newest of round ``number - 1 - sync_offset`` or later. ``dynamic_by_trainer``: the newest there is.
     ``dynamic_by_explorer``: the newest there is after every ``sync_interval`` batches, between these the same one.
     """
     sync, store = project.config.synchronizer, project.store
+    for entry in project.config.policies:
+        take_snapshot(store, number, sync.offset_rounds, name=entry.name)
     if not sync.dynamic:
         return take_snapshot(store, number, sync.offset_rounds)
     going_on = None

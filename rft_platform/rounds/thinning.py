@@ -16,7 +16,7 @@ from rft_platform.checkpoint_files import MANIFEST, THINNED
 from rft_platform.files import write_json
 from rft_platform.registry.models import PREVIOUS_TAG
 from rft_platform.rounds.landing import trained_through
-from rft_platform.rounds.policy import SNAPSHOT, published, snapshot_of
+from rft_platform.rounds.policy import SNAPSHOT, note_of, published, snapshot_of
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
@@ -28,15 +28,22 @@ _STEPS = "steps.json"
 
 def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
     """Remove the weights of policies beyond the limit; their folders. Without a limit nothing is removed."""
-    limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
-    if limit is None:
+    if project.config.trainer.max_checkpoints_to_keep is None:
         return []
+    champions = _champions(registry)
+    names = [None, *(entry.name for entry in project.config.policies)]
+    return [folder for name in names for folder in _thin_policy(project, champions, name)]
+
+
+def _thin_policy(project: Project, champions: set[Path], name: str | None) -> list[Path]:
+    """The same for one of the project's policies; champions are versions of the first."""
+    limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
     store = project.store
-    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number)) is not None]
+    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
     folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
     marked = {Path(policy.folder) for policy in policies if every is not None and policy.policy_version % every == 0}
-    kept = {*folders[-limit:], *marked, *_champions(registry), *in_use(project)}
-    old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints]
+    kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name)}
+    old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
     return [folder for folder in old if _thin(folder)]
 
 
@@ -49,16 +56,16 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
     return {version.folder for version in (champion, *previous)}
 
 
-def in_use(project: Project) -> set[Path]:
+def in_use(project: Project, name: str | None = None) -> set[Path]:
     """The starting policy, and what untrained rounds explore with."""
-    store, start = project.store, published(project.store, 0)
-    exploring = [n for n in store.rounds() if store.has_note(n, SNAPSHOT)]
+    store, start = project.store, published(project.store, 0, name)
+    exploring = [n for n in store.rounds() if store.has_note(n, note_of(SNAPSHOT, name))]
     if project.config.synchronizer.dynamic:  # the newest may be what the next batch goes on with
         through = trained_through(project)
         exploring = [n for n in exploring if n > through or n == exploring[-1]]
     else:
         exploring = [n for n in exploring if published(store, n) is None]
-    used = {Path(snapshot_of(store, number).folder) for number in exploring}
+    used = {Path(snapshot_of(store, number, name).folder) for number in exploring}
     return used if start is None else used | {Path(start.folder)}
 
 

@@ -17,6 +17,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
 from rft_platform.rounds.algorithm import chosen_algorithm, loaded_digest, spec_of
 from rft_platform.rounds.demonstrations import write_demonstrations
+from rft_platform.rounds.judge import NOTE as JUDGED
 from rft_platform.rounds.landing import selection_note
 from rft_platform.rounds.mend import refuse_damaged_rows
 from rft_platform.rounds.policy import Policy, parent_of, required
@@ -42,16 +43,16 @@ _CANARY_ROWS = 8
 
 
 def train(
-    project: Project, trainer: "TrainerClient", round_number: int, run_id: str
+    project: Project, trainer: "TrainerClient", round_number: int, run_id: str, policy: str | None = None
 ) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps of a round and publish the policy they lead to.
 
     A round whose rewards are all equal is a recorded no-op: its policy is its parent's. ``run_id`` is the
-    orchestrator's name for this run, kept in the lineage.
+    orchestrator's name for this run, kept in the lineage. ``policy``: which of several; None: the first.
     """
     store = project.store
     refuse_with_successor(store, round_number)
-    parent = parent_of(store, round_number)
+    parent = parent_of(store, round_number, policy)
     selection = settle(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
         refuse_damaged_rows(project, number, rests_on="judge")
@@ -60,10 +61,10 @@ def train(
         request=request,
         parent=parent,
         round=round_number,
-        total_steps=steps_a_round(project) if selection is None else selection["steps"],
+        total_steps=steps_expected(project, round_number) if selection is None else selection["steps"],
         selection=selection,
-        reads=(parent, *([required(store, 0)] if request.reference else [])),
-        canary_sequences=partial(_canary_sequences, project, round_number),
+        reads=(parent, *([required(store, 0, policy)] if request.reference else [])),
+        canary_sequences=partial(_canary_sequences, project, round_number, policy),
     )
     return run_training(project, trainer, training)
 
@@ -73,33 +74,33 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
 
     Raises StorageError where no judgement is in force.
     """
-    config, store = project.config, project.store
-    selection = selection_note(store, round_number) if config.selects_rows else None
+    config, store, policy = project.config, project.store, parent.name
+    selection = selection_note(store, round_number, policy) if config.selects_rows else None
     rounds = rounds_read(round_number, selection)
     algorithm = algorithm_spec(project)
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
-        output=str(project.checkpoints),
+        output=str(project.checkpoints_of(policy)),
         algorithm=algorithm,
         optimizer=optimizer_spec(config.algorithm.optimizer, steps_of_run(project), config.trainer.grad_clip),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
-        selection=None if selection is None else str(selection_file(store, round_number)),
+        selection=None if selection is None else str(selection_file(store, round_number, policy)),
         train_batch_size=project.train_batch_size,
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
         fresh_optimizer=parent.policy_version == 0,
         lora=lora_spec(project),
-        reference=reference_folder(project, algorithm),
+        reference=reference_folder(project, algorithm, policy),
         teacher=teacher_folder(project),
         demonstrations=experts_file(project, algorithm),
         expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
         save_interval=config.trainer.save_interval,
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
-        lineage=lineage(project, round_number, run_id),
+        lineage=lineage(project, round_number, run_id, policy),
     )
 
 
@@ -117,11 +118,11 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
     return judged
 
 
-def reference_folder(project: Project, algorithm: AlgorithmSpec) -> str | None:
+def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
     """The starting policy's folder where the algorithm measures a distance to it; None where it does not."""
     always = chosen_algorithm(project.config).reference == "always"
     needed = always or algorithm.beta or algorithm.kl_penalty is not None
-    return required(project.store, 0).folder if needed else None
+    return required(project.store, 0, policy).folder if needed else None
 
 
 def teacher_folder(project: Project) -> str | None:
@@ -153,15 +154,17 @@ def lora_spec(project: Project) -> LoraSpec | None:
     return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
 
 
-def lineage(project: Project, round_number: int, run_id: str) -> dict[str, Any]:
+def lineage(project: Project, round_number: int, run_id: str, policy: str | None = None) -> dict[str, Any]:
     """What made a round's weights: kept in the checkpoint's manifest and in the tags of its model version."""
     config, store = project.config, project.store
-    selection = selection_note(store, round_number) if config.selects_rows else None
+    selection = selection_note(store, round_number, policy) if config.selects_rows else None
+    bases: dict[str | None, str] = {entry.name: entry.model_path for entry in config.policies}
     return {
         "round": round_number,
         "project": config.project,
         "name": config.name,
-        "base_model": config.model.model_path,
+        "base_model": bases.get(policy, config.model.model_path),
+        **({} if policy is None else {"policy": policy}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
         **_data_lineage(store, round_number, selection),
@@ -230,9 +233,11 @@ def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None 
     )
 
 
-def steps_a_round(project: Project) -> int:
-    """Optimiser steps of a round in which no row was dropped."""
-    return math.ceil(project.experiences_a_round / project.train_batch_size)
+def steps_expected(project: Project, round_number: int) -> int:
+    """Optimiser steps that a round's rows come to; those without any gradient are left out yet."""
+    judged = project.store.read_note(round_number, JUDGED) or {}
+    rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if not project.config.policies else 0
+    return math.ceil((rows or project.experiences_a_round) / project.train_batch_size)
 
 
 def steps_of_run(project: Project) -> int:
@@ -240,10 +245,11 @@ def steps_of_run(project: Project) -> int:
     return run_steps(project.config, project.rounds_budget, project.experiences_a_round, project.train_batch_size)
 
 
-def _canary_sequences(project: Project, round_number: int) -> list[list[int]]:
-    """A few whole sequences of the round."""
-    columns = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids"]).slice(0, _CANARY_ROWS)
-    return [[*row["prompt_ids"], *row["response_ids"]] for row in columns.to_pylist()]
+def _canary_sequences(project: Project, round_number: int, policy: str | None = None) -> list[list[int]]:
+    """A few whole sequences of the round, of the policy's own calls."""
+    rows = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids", "policy"])
+    called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == policy][:_CANARY_ROWS]
+    return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
 def _targets(modules: str | list[str]) -> str | tuple[str, ...]:

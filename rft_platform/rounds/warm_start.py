@@ -14,13 +14,14 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
 from rft_platform.rounds.demonstrations import write_demonstrations
 from rft_platform.rounds.measure import sampled_pass
+from rft_platform.rounds.policies import publish_starts
 from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.processes import base_model_folder, start_all
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.train import optimizer_spec
 from rft_platform.training.manifest import MANIFEST
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
 from rft_platform.weights import digest_weights
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def make_starting_policy(
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with; one that was published before is kept."""
     start_all(project)
+    publish_starts(project)
     known = published(project.store, 0)
     if known is not None:
         return known
@@ -96,7 +98,7 @@ class WarmStartCourse:
 
     def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
         """Train ``steps`` more steps from where the course stands, and look at the held-out tasks."""
-        result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer))
+        result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
         too_long = int(result.metrics.get("rows_too_long", 0))
         if too_long and not self.step:
             LOG.warning("warm start: %d demonstrations longer than max_model_len left out", too_long)
@@ -110,6 +112,12 @@ class WarmStartCourse:
             point["sampled_pass"] = sampled_pass(self.project, self.engine)
         self.curve.append(point)
         report("warm start", self.step, self.settings.steps, **point)
+
+    def _on_step(self, event: StepEvent) -> None:
+        if event.step < self.settings.steps:  # the end of a leg is told with what it reached
+            known = (self.curve[-1] if self.curve else {}) | event.metrics
+            numbers = {name: known[name] for name in ("loss", "sampled_pass") if name in known}
+            report("warm start", event.step, self.settings.steps, **numbers)
 
     def _request(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> TrainRequest:
         config = self.project.config

@@ -22,7 +22,7 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
         taskset.workflow,
         taskset.workflow_args,
         _format_args(taskset),
-        taskset.judge_args,
+        taskset.reward_fn_args,
         workers.python,
         workers.count,
         project.home.logs,
@@ -47,7 +47,7 @@ def _resolved(taskset: Taskset) -> Workflow:
         taskset.workflow,
         taskset.workflow_args,
         format_args=_format_args(taskset),
-        reward_fn_args=taskset.judge_args,
+        reward_fn_args=taskset.reward_fn_args,
     )
 
 

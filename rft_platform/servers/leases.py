@@ -38,7 +38,8 @@ def leases_of(home: Home) -> list[Held]:
 
 def wait_for_starts(home: Home) -> None:
     """Wait for engine processes whose start is under way: a pool starts lost replicas behind its caller's back."""
-    for lock in [*home.leases.glob("engine*.json.lock"), *home.leases.glob("auxiliary-*.json.lock")]:
+    engines = ("engine*", "auxiliary-*", "policy-*")
+    for lock in [lock for name in engines for lock in home.leases.glob(f"{name}.json.lock")]:
         with locked(lock.with_suffix("")):
             pass
 

@@ -77,13 +77,28 @@ def _are_lines(text: str) -> bool:
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:
+    """Rows with the types that ``datasets.load_dataset`` gives them: those that pandas infers, column by column."""
+    import pandas as pd
+
+    lines = list(_csv_lines(path))
+    if not lines:
+        return
+    frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False)
+    if len(frame) != len(lines):
+        raise UserError(f"{path}: {len(lines)} rows by its commas and quotes, but pandas reads {len(frame)}")
+    for number, row in zip(lines, frame.astype(object).to_dict("records"), strict=True):
+        yield number, {str(name): None if value != value else value for name, value in row.items()}
+
+
+def _csv_lines(path: Path) -> Iterator[int]:
+    """The line in which each row ends; UserError for a row with too many or too few fields."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} fields")
-                yield reader.line_num, row
+                yield reader.line_num
         except csv.Error as error:
             raise UserError(f"{path}, after line {reader.line_num}: not valid CSV: {error}") from None
 

@@ -12,15 +12,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One training step; step 0 is the model that was given. None where a number was not measured."""
+    """One round; round 0 is the model that was given. None where a number was not measured."""
 
-    step: int
+    step: int  # optimiser steps made by then; that of the round before where nothing was trained
+    round: int = 0
     reward: float | None = None  # mean over the runs explored
     metrics: dict[str, float] = field(default_factory=dict)  # of the optimiser step: loss, entropy, grad_norm, ...
     eval: dict[str, float] = field(default_factory=dict)  # on eval_dataset, where the step was evaluated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TuneResult:
     """Where the tuned model is, how it got there, and what to look it up by."""
 
@@ -32,8 +33,13 @@ class TuneResult:
     steps: int  # optimiser steps of the last policy
     model_version: str | None  # models:/NAME/VERSION
     mlflow_run_id: str | None
-    history: list[StepRecord]  # by step
+    history: list[StepRecord]  # by round
     dagster_run_ids: list[str]  # oldest first, those of interrupted calls too
+
+    def __repr__(self) -> str:
+        checkpoint = None if self.checkpoint is None else str(self.checkpoint)
+        said = {"checkpoint": checkpoint, "steps": self.steps, "model_version": self.model_version}
+        return f"TuneResult({', '.join(f'{name}={value!r}' for name, value in said.items())}, ...)"
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values."""
@@ -71,6 +77,7 @@ def _step_record(project: "Project", number: int, step: int) -> StepRecord:
     judged, trained, evaluated = notes["judge"], notes["train"], notes["evaluation"]
     return StepRecord(
         step=step,
+        round=number,
         reward=judged.get("mean_reward"),
         metrics=_numbers(trained.get("metrics")),
         eval=_numbers(evaluated.get("metrics")) if evaluated.get("results") else {},

@@ -6,11 +6,12 @@ from pydantic import BaseModel, ConfigDict
 
 
 class TunerSection(BaseModel):
-    """A mapping of known fields, given by name. Unknown fields and values of the wrong kind are refused."""
+    """A mapping of known fields, given by name. Unknown fields and values of the wrong kind are refused, also
+    where a field is set later."""
 
     model_config = ConfigDict(
         extra="forbid",
-        frozen=True,
+        validate_assignment=True,
         use_attribute_docstrings=True,
         protected_namespaces=(),
         allow_inf_nan=False,

@@ -77,6 +77,14 @@ class TuneArguments:
     monitor_type: str | None = None
     config_path: str | None = None
 
+    @property
+    def notice(self) -> str | None:
+        """What was written out and changes nothing."""
+        written = set() if self.eval_dataset is None else self.eval_dataset.model_fields_set & set(_LENGTH)
+        if not written:
+            return None
+        return f"eval_dataset: {' and '.join(sorted(written))} changes nothing: an evaluation runs every task"
+
 
 def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, Place]:
     """The configuration to run and where its experiment is kept; UserError where something needed is missing."""
@@ -116,7 +124,7 @@ def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
     values = {
         **_fields(given.model, _MODEL, defaults),
         **(_fields(algorithm, _ALGORITHM, defaults)),
-        **_fields(given.train_dataset, {f: f"{_TASKSET_KEY}.{key}" for f, key in _TASKSET.items()} | _LENGTH, defaults),
+        **_fields(given.train_dataset, {f: f"{_TASKSET_KEY}.{key}" for f, key in _TASKSET.items()}, defaults),
     }
     if defaults:
         values |= {
@@ -124,15 +132,30 @@ def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
             "explorer.runner_per_model": _RUNS_AT_ONCE,
             f"{_TASKSET_KEY}.format": _no_columns(),
         }
-    return nested({key: value for key, value in values.items() if value is not None})
+    return nested(values | _length(given.train_dataset, defaults))
+
+
+def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
+    """How long to train. Epochs that the caller writes out end the run, whatever steps the file has."""
+    if dataset is None:
+        return {}
+    values = _fields(dataset, _LENGTH, defaults)
+    if not defaults and "total_epochs" in dataset.model_fields_set:
+        values.setdefault(_LENGTH["total_steps"], None)
+    return values
 
 
 def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: bool) -> dict[str, Any]:
+    """Fields under their keys in the configuration: those left at their defaults, or those written out, None too."""
     if section is None:
         return {}
     written = section.model_fields_set
-    values = {keys[name]: getattr(section, name) for name in keys if (name in written) is not defaults}
-    return {key: value for key, value in values.items() if value is not None}
+    values = {keys[name]: _value(section, name) for name in keys if (name in written) is not defaults}
+    return {key: value for key, value in values.items() if not defaults or value is not None}
+
+
+def _value(section: TunerSection, name: str) -> Any:
+    return section.split_or_train if isinstance(section, DatasetConfig) and name == "split" else getattr(section, name)
 
 
 def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place: Place) -> Layer:
@@ -151,6 +174,7 @@ def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place
         _EVAL_KEY: [merged(taskset, run) for taskset in evaluated],
         **{f"{_TASKSET_KEY}.{key}": value for key, value in run.items()},
         **_limits(wanted),
+        **_step(wanted),
     }
     if given.monitor_type is not None:
         values["monitor.monitor_type"] = given.monitor_type
@@ -174,6 +198,17 @@ def _evaluation_every(wanted: Layer, given: TuneArguments) -> int:
 def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
     """Whether the judge is set here: a judge that the file names stays, where the caller gives none."""
     return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
+
+
+def _step(wanted: Layer) -> dict[str, Any]:
+    """One optimiser step a round, however many calls its runs made, where the file asks for nothing else."""
+    counts_rows = (
+        value_at(wanted, "buffer.train_batch_size") is not None
+        or value_at(wanted, "synchronizer.sync_style") not in (None, "fixed")
+        or value_at(wanted, "buffer.trainer_input.experience_buffer.replay_buffer.enable")
+        or value_at(wanted, "algorithm.algorithm_type") == "mix"
+    )
+    return {} if counts_rows else {"buffer.train_batch_size": "round"}
 
 
 def _limits(wanted: Layer) -> dict[str, Any]:

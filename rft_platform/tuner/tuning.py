@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rft_platform.errors import UserError
+from rft_platform.errors import RftError, UserError
 from rft_platform.tuner.algorithm import AlgorithmConfig
 from rft_platform.tuner.dataset import DatasetConfig
 from rft_platform.tuner.event_loops import outside_event_loop
@@ -81,10 +81,14 @@ def tune(
         config_path=config_path,
     )
     config, place = translated(given, functions)
-    return outside_event_loop(lambda: _run(config, place, functions))
+    notices = [notice for notice in (functions.notice, given.notice) if notice is not None]
+    try:
+        return outside_event_loop(lambda: _run(config, place, functions, notices))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None  # from here: what lies below is no concern of who pressed the keys
 
 
-def _run(config: "RftConfig", place: Place, functions: TunedFunctions) -> TuneResult:
+def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes
     from rft_platform.driving.drive import drive_project, use_home
@@ -94,14 +98,15 @@ def _run(config: "RftConfig", place: Place, functions: TunedFunctions) -> TuneRe
     with _environment_kept():
         use_home(place.home)
         plan = begin(place.home, config)
-        if functions.notice is not None:
-            console.print(f"note: {functions.notice}", markup=False, soft_wrap=True)
+        for notice in notices:
+            console.print(f"note: {notice}", markup=False, soft_wrap=True)
         console.print(f"{plan.title}, kept in {place.folder}", style="bold", markup=False, soft_wrap=True)
         project = Project.open(place.home)
         try:
             drive_project(project, console)
-        except KeyboardInterrupt:
-            _say_how_to_resume(console, place, functions)
+        except (KeyboardInterrupt, RftError) as error:
+            what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
+            _say_how_to_resume(console, place, functions, what)
             raise
         result = result_of(project, place)
         _say_what_came(console, result)
@@ -123,9 +128,9 @@ def _environment_kept() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _say_how_to_resume(console: "Console", place: Place, functions: TunedFunctions) -> None:
+def _say_how_to_resume(console: "Console", place: Place, functions: TunedFunctions, what: str) -> None:
     home = place.home
-    lines = [f"interrupted: tune(..., experiment_name={place.experiment!r}) goes on from here"]
+    lines = [f"{what}: tune(..., experiment_name={place.experiment!r}) goes on from here"]
     if functions.notice is None:
         lines.append(f"or, from this folder: RFT_HOME={home.root} rft run --config {home.config_file}")
     for line in lines:

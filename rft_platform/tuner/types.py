@@ -1,4 +1,9 @@
-"""What workflows and judges are and what they return, as users write them."""
+"""What workflows and judges are and what they return, as users write them.
+
+The outputs are pydantic models, as in the API that this one is compatible with. ``rollout.workflow`` and
+``judging.types`` have dataclasses of the same names and fields: worker processes load those in environments where only
+``openai`` is sure to be there. Either kind may be returned anywhere.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +37,8 @@ class WorkflowOutput(TunerSection):
     """For the judge: text, JSON values, or an object such as AgentScope's ``Msg``."""
     metrics: dict[str, float] | None = None
     """Further numbers; they stand on the run's last step."""
+    rewards: dict[str, float] | None = None
+    """What a policy of section ``policies`` gets, by its name, where ``reward`` is not meant for it."""
 
 
 class JudgeOutput(TunerSection):
@@ -41,3 +48,5 @@ class JudgeOutput(TunerSection):
     """What the run earned; every model call of it learns from it."""
     metrics: dict[str, float] | None = None
     """Further numbers; they are kept as parts of the reward."""
+    rewards: dict[str, float] | None = None
+    """What a policy of section ``policies`` gets, by its name, where ``reward`` is not meant for it."""

@@ -1,10 +1,12 @@
 """The registry: entries come from the modules of a package, names are taken once."""
 
+from pathlib import Path
+
 import pytest
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.losses.registry import LOSSES
-from rft_platform.algorithms.registry import Registry, unknown_name
+from rft_platform.algorithms.registry import REGISTRIES, Registry, unknown_name
 from rft_platform.errors import UserError
 
 
@@ -36,3 +38,16 @@ def test_the_nearest_name_is_offered() -> None:
     assert unknown_name("colour", "gren", ["red", "green"]) == (
         "unknown colour 'gren': did you mean 'green'? known are green, red"
     )
+
+
+def test_an_import_that_fails_leaves_no_half_filled_registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "half_filled"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "broken.py").write_text("import a_package_that_is_missing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry: Registry[int] = Registry("number", "half_filled")
+    REGISTRIES.remove(registry)
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="a_package_that_is_missing"):
+            registry.names()

@@ -4,6 +4,8 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -16,15 +18,18 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.driving.ledger import recorded_cost
-from rft_platform.driving.round_lines import nothing_trained, round_lines
+from rft_platform.driving.round_lines import EQUAL, nothing_trained, round_lines
 from rft_platform.driving.round_news import RoundNews, describe_round
 from rft_platform.driving.starting import put_in_force
 from rft_platform.experience.record import JudgedRow
+from rft_platform.experience.selections import selection_name
 from rft_platform.files import write_json
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.tags import DRIVER_TAG
 from rft_platform.rounds.policy import Policy, publish
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.warm_start import WarmStartCourse
+from rft_platform.training.protocol import StepEvent
 
 
 @pytest.fixture
@@ -113,7 +118,7 @@ def test_the_summary_compares_the_start_with_the_last_evaluation(project: Projec
     assert document["wall_s"] > 0
 
 
-NOTHING = "nothing trained: all 32 rows have advantage 0"
+NOTHING = f"nothing trained: all 32 rows have advantage 0 ({EQUAL})"
 
 
 def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..., Result]) -> None:
@@ -131,15 +136,58 @@ def test_a_round_that_trained_nothing_says_so(project: Project, rft: Callable[..
     assert f"{NOTHING}; the round ended with its parent's weights" in " ".join(traced.output.split())
 
 
+def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
+    project: Project, rft: Callable[..., Result]
+) -> None:
+    store = project.store
+    for number in (1, 2):
+        store.write_note(number, "train", {**store.read_note(number, "train"), "judge_version": "old-1"})
+    store.write_note(1, "judge", {"mean_reward": 0.125, "judge_version": "new-2"})
+    store.write_note(2, "judge", {"mean_reward": 0.5, "judge_version": "old-1"})
+    assert [line.judged_anew for line in round_lines(project)] == [False, True, False]
+    table = rft("rounds").stdout
+    assert "0.125*" in table and "0.500*" not in table
+    assert "r0001: judged anew since it was trained" in table
+
+
+def test_rows_that_an_earlier_training_took_are_said_to_be(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    dynamic = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "sync_offset": 1}
+    put_in_force(home, load_config(write_config(synchronizer=dynamic)))
+    store = Project.open(home).store
+    for number in (1, 2, 3):
+        store.write_note(number, "explore", {"rows": 32})
+    for number, sources in ((1, (1,)), (2, (2, 3))):
+        store.write_note(number, "train", {"metrics": {}, "steps": 1, "seconds": {}})
+        store.write_note(number, selection_name(), {"judge_versions": {str(source): "judge-1" for source in sources}})
+    assert [line.trained_in for line in round_lines(Project.open(home))] == [None, None, 2]
+    assert "trained in r0002" in rft("rounds").stdout
+
+
+def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("rft_platform.progress._last", {})
+    course: Any = SimpleNamespace(settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}])
+    with caplog.at_level("INFO", logger="rft_platform.progress"):
+        for step in (40, 300):
+            WarmStartCourse._on_step(course, StepEvent(step, {"loss": 1.5}))
+    assert [record.message for record in caplog.records] == ["warm start: 40/300  loss 1.5  sampled_pass 0.25"]
+
+
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
         ({"rows": 0.0, "rows_dropped": 8.0}, "filters left out all 8 rows"),
-        ({"rows": 4.0, "rows_dropped": 8.0}, "all 4 rows have advantage 0, filters left out 8 rows"),
+        ({"rows": 4.0, "rows_dropped": 8.0}, f"all 4 rows have advantage 0 ({EQUAL}), filters left out 8 rows"),
     ],
 )
 def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -> None:
     assert nothing_trained({"steps": 0, "metrics": metrics}) == f"nothing trained: {said}"
+    settled = {"rows": {"fresh": 0, "stale": 6}}
+    stale = nothing_trained({"steps": 0, "metrics": {**metrics, "rows": 0.0}, "row_selection": settled})
+    assert stale == (
+        "nothing trained: filters left out 8 rows, 6 rows were older than synchronizer.max_staleness allows"
+    )
     assert nothing_trained({}) is nothing_trained({"steps": 2, "metrics": metrics}) is None
 
 

@@ -128,14 +128,11 @@ def test_a_stream_says_the_same(thinking: PolicyEngine) -> None:
 
 def test_vllm_is_asked_and_answers_alike() -> None:
     body = b'{"messages": [{"role": "user", "content": "x"}]}'
-    assert b'"chat_template_kwargs": {"enable_thinking": true}' in checked_request(
-        CHAT, body, {"enable_thinking": True}
-    )
+    thinks = {"enable_thinking": True}
+    assert b'"chat_template_kwargs": {"enable_thinking": true}' in checked_request(CHAT, body, 64, thinks).body
     own = b'{"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"enable_thinking": false}}'
-    assert b'"chat_template_kwargs": {"enable_thinking": false}' in checked_request(
-        CHAT, own, {"enable_thinking": True}
-    )
-    assert b"chat_template_kwargs" not in checked_request(CHAT, body, {})
+    assert b'"chat_template_kwargs": {"enable_thinking": false}' in checked_request(CHAT, own, 64, thinks).body
+    assert b"chat_template_kwargs" not in checked_request(CHAT, body, 64, {}).body
     answer = b'{"choices": [{"message": {"content": "4", "reasoning": "so 2"}}]}'
     assert b'"reasoning_content": "so 2"' in stamped_answer(answer, 3)
     events = b'data: {"choices": [{"delta": {"reasoning": "so"}}]}\n\ndata: {"choices": [{"delta": {}}]}\n\n'

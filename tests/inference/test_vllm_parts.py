@@ -13,15 +13,21 @@ from safetensors.torch import save_file
 from rft_platform.errors import UserError, WeightMismatchError
 from rft_platform.inference.launcher import find_or_start_engine, resolve_kind
 from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
 from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
 from rft_platform.inference.vllm_engine.gate import Gate
-from rft_platform.inference.vllm_engine.openai_wire import checked_request, openai_error, stamped_answer, stamped_events
+from rft_platform.inference.vllm_engine.openai_wire import (
+    CHAT,
+    COMPLETIONS,
+    checked_request,
+    openai_error,
+    stamped_answer,
+    stamped_events,
+)
 from rft_platform.inference.vllm_engine.seeds import prompt_number, prompt_seed
 from rft_platform.inference.vllm_engine.settings import ServerSettings, VllmOptions
 from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
-
-CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.32.0", "0.30.1rc1+cpu"])
@@ -176,13 +182,56 @@ def test_seeds_of_prompts_do_not_meet() -> None:
 )
 def test_requests_that_cannot_be_honoured(body: bytes, words: str) -> None:
     with pytest.raises(ApiError, match=words):
-        checked_request(CHAT, body)
+        checked_request(CHAT, body, 64)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"structured_outputs": {"regex": "a"}}, {"guided_choice": ["a"]}, {"guided_json": {}},
+        {"allowed_token_ids": [1]}, {"bad_words": ["a"]}, {"min_tokens": 2}, {"ignore_eos": True},
+        {"stop_token_ids": [5]}, {"vllm_xargs": {"a": 1}}, {"continue_final_message": True}, {"logit_bias": {"1": 5}},
+    ],
+)  # fmt: skip
+def test_what_would_change_the_distribution_is_refused_by_name(field: dict[str, Any]) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    with pytest.raises(ApiError, match=f"{next(iter(field))} is not supported"):
+        checked_request(CHAT, json.dumps({"messages": messages, **field}).encode(), 64)
+    with pytest.raises(ValueError, match=next(iter(field))):  # the embedded engine's body: the same
+        CompletionBody.model_validate({"prompt": "x", **field})
+    neutral = {"min_tokens": 0, "bad_words": [], "ignore_eos": False, "add_generation_prompt": True}
+    assert checked_request(CHAT, json.dumps({"messages": messages, **neutral}).encode(), 64).body
+
+
+def test_limits_beyond_the_context_are_what_fits() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9000, "max_completion_tokens": 8}
+    kept = json.loads(checked_request(CHAT, json.dumps(body).encode(), 64).body)
+    assert (kept["max_tokens"], kept["max_completion_tokens"]) == (63, 8)
+    kept = json.loads(checked_request(COMPLETIONS, b'{"prompt": "x", "max_tokens": 64}', 64).body)
+    assert kept["max_tokens"] == 63
+
+
+@pytest.mark.parametrize(
+    ("choice", "constrained"),
+    [("required", True), ({"type": "function", "function": {"name": "f"}}, True), ("auto", False), ("none", False)],
+)
+def test_forced_calls_are_stamped(choice: Any, constrained: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f", "strict": True}}
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [tool], "tool_choice": choice}
+    body["parallel_tool_calls"] = False
+    checked = checked_request(CHAT, json.dumps(body).encode(), 64)
+    sent = json.loads(checked.body)
+    assert checked.constrained == constrained
+    assert "strict" not in sent["tools"][0]["function"] and sent["parallel_tool_calls"]  # either brings a grammar
+    whole = json.loads(stamped_answer(b'{"id": "a"}', 7, checked.constrained))
+    (event,) = [json.loads(stamped_events(b'data: {"id": "a"}', 7, checked.constrained)[6:])]
+    assert whole == event == {"id": "a", "policy_version": 7} | ({"constrained": True} if constrained else {})
 
 
 def test_messages_are_brought_to_one_form() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}], "seed": None, "n": 2}
-    assert json.loads(checked_request(CHAT, json.dumps(body).encode())) == {
+    assert json.loads(checked_request(CHAT, json.dumps(body).encode(), 64).body) == {
         "messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": ""}],
         "n": 2,
     }

@@ -10,7 +10,8 @@ import pytest
 
 from rft_platform.config.buffer import WeightedJudge
 from rft_platform.errors import StorageError, UserCodeError, UserError
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import TRUNCATED_METRIC, RolloutRow, row_id
+from rft_platform.experience.responses import encode_response
 from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.types import JudgeOutput
@@ -58,6 +59,31 @@ def test_a_run_is_judged_by_its_output_or_by_its_last_answer() -> None:
     runs = judge_runs(rows, TASKS, build_judge("exact_match"))
     assert [(run.run_id, run.reward) for run in runs] == [("g1-0", 1.0), ("g2-0", 1.0), ("g2-1", 0.0)]
     assert runs[0].parts == {"exact_match": 1.0}
+
+
+def test_of_several_answers_to_the_last_call_the_last_has_the_output() -> None:
+    picked = [row(1, 0, "first"), row(1, 0, "second", output="2", reward=0.5)]
+    picked[1].row_id = row_id(picked[1].run_id, 0, 1)
+    assert judge_runs(picked, TASKS, build_judge("exact_match"))[0].reward == 1.0
+    assert judge_runs(picked, TASKS, None)[0].reward == 0.5
+
+
+def test_a_run_that_outgrew_the_context_is_not_judged() -> None:
+    async def judge(task: dict[str, Any], response: Any) -> float:
+        return float(response["final"] == task["answer"])
+
+    cut = row(1, 9, "half an answer", reward=0.25)
+    cut.metrics = {TRUNCATED_METRIC: 1.0}
+    output = encode_response({"final": "2"})
+    judged = judge_runs([row(1, 0, "", output=output), cut], TASKS, build_judge(judge))
+    assert [(run.reward, run.error, dict(run.parts)) for run in judged] == [
+        (1.0, None, {"judge": 1.0}),
+        (0.25, None, {}),
+    ]
+    assert judge_runs([cut], TASKS, build_judge(judge))[0].reward == 0.25
+    gone_on = row(1, 1, "", output=output)
+    gone_on.metrics = {TRUNCATED_METRIC: 1.0}
+    assert judge_runs([gone_on], TASKS, build_judge(judge))[0].reward == 1.0
 
 
 def test_rows_get_their_runs_reward_and_advantage() -> None:

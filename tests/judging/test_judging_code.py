@@ -12,7 +12,7 @@ import pytest
 from rft_platform.errors import UserCodeError
 from rft_platform.judging.apply import RunJudgement, judge_runs
 from rft_platform.judging.compose import build_judge
-from rft_platform.judging.sandbox.process import Limits, run_program
+from rft_platform.judging.sandbox.process import Limits, run_program, run_tested
 from rft_platform.tasks.task import Task
 
 from .conftest import run_rows
@@ -42,6 +42,85 @@ def test_functions_under_test_and_programs_that_end_before_their_test() -> None:
     leaves_hard = "import os\nprint('ok', flush=True)\nos._exit(0)"
     runs = judged([good, bad, leaves, leaves_hard], ASSERTS)
     assert [run.reward for run in runs] == [1.0, 0.0, 0.0, 0.0]
+
+
+CHEATS = {
+    "reads what is run": "import os\nprint(open(__file__).read().rstrip().splitlines()[-1][7:-2], flush=True)\n"
+    "os._exit(0)",
+    "reads its input": "import os, sys\nprint(sys.stdin.readline(), flush=True)\nos._exit(0)",
+    "ends early": "import sys\nsys.exit(0)",
+    "ends when it is called": "import os\ndef add(a, b):\n    os._exit(0)",
+    "leaves with success at the end": "import atexit, os\natexit.register(os._exit, 0)\ndef add(a, b):\n    return 0",
+    "patches": "import builtins, math, sys\nbuiltins.abs = math.isclose = math.fabs = abs = lambda *a, **k: 0\n"
+    "builtins.AssertionError = type('No', (), {})\nsys.excepthook = lambda *a: None\n__debug__ and None\n"
+    "def add(a, b):\n    return 0",
+    "brings its own modules": "class math:\n    isclose = lambda *a, **k: True\ndef add(a, b):\n    return 0",
+    "is equal to anything": "class Any:\n    __eq__ = __le__ = __lt__ = __contains__ = lambda self, other: True\n"
+    "    __sub__ = __rsub__ = __add__ = __radd__ = lambda self, other: 0\n    __hash__ = None\n"
+    "def add(a, b):\n    return Any()",
+    "is a number of its own": "class Any(int):\n    __eq__ = lambda self, other: True\n"
+    "def add(a, b):\n    return Any()",
+    "looks up the stack": "import sys\ndef add(a, b):\n    frame = sys._getframe()\n    while frame:\n"
+    "        print({**frame.f_globals, **frame.f_locals}.get('word'), flush=True)\n        frame = frame.f_back\n"
+    "    return 0",
+}
+
+
+CLOSE = "assert abs(add(1, 2) - 3) < 1e-6 and math.isclose(add(1, 2), 3)"
+
+
+@pytest.mark.parametrize("tests", [ASSERTS, CLOSE, "assert 3 in [add(1, 2)]"])
+def test_no_program_passes_for_another_reason_than_what_it_does(tests: str) -> None:
+    runs = judged([*CHEATS.values(), "import math\ndef add(a, b):\n    return a + b"], tests)
+    assert {how: run.reward for how, run in zip(CHEATS, runs, strict=False)} == dict.fromkeys(CHEATS, 0.0)
+    assert runs[-1].reward == 1.0
+
+
+async def test_tests_see_what_a_program_defines() -> None:
+    source = """
+import math
+from collections import Counter, namedtuple
+Point = namedtuple("Point", "x y")
+class Empty(ValueError): ...
+class Stack:
+    size = 0
+    def __init__(self): self.items = []
+    def push(self, item): self.items.append(item); return self
+    def pop(self):
+        if not self.items: raise Empty("nothing there")
+        return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __iter__(self): return iter(self.items)
+    def __eq__(self, other): return isinstance(other, Stack) and self.items == other.items
+def sort(values): values.sort(key=lambda v: -v)
+def each(function, values): return [function(value) for value in values]
+def numbers(n):
+    for i in range(n): yield i
+def fails(): return {}["key"]
+"""
+    tests = """
+def check(candidate):
+    values = [1, 3, 2]
+    assert candidate(values) is None and values == [3, 2, 1]
+check(sort)
+assert each(lambda v: v * 2, (1, 2)) == [2, 4] and list(numbers(3)) == [0, 1, 2]
+assert Counter("aab") == {"a": 2, "b": 1} and Point(1, 2) == (1, 2) and math.sqrt(4) == 2.0
+stack = Stack().push(1).push({"a": (1, {2})})
+assert len(stack) == 2 and isinstance(stack, Stack) and list(stack)[0] == 1 and 1 in stack
+assert stack.pop() == {"a": (1, {2})} and stack.items == [1] and stack != 1
+assert stack == Stack().push(1) and stack != Stack()
+stack.size = 4
+assert stack.size == 4
+for kind, act in ((KeyError, fails), (Empty, Stack().pop), (TypeError, lambda: sort(1, 2, 3))):
+    try:
+        act()
+    except kind:
+        continue
+    assert False, kind
+"""
+    found = await run_tested(source, tests)
+    assert found.ok, found.stderr
+    assert not (await run_tested(source, tests + "assert stack.size == 5")).ok
 
 
 async def outcome(source: str, stdin: str = "", **limits: Any) -> Any:

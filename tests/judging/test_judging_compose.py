@@ -1,5 +1,6 @@
 """Building judges: names, signatures, weights, versions."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -15,6 +16,7 @@ from rft_platform.errors import UserError
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.registry import MODEL_JUDGES, RULES, find_judge
 from rft_platform.judging.types import check_judge_function
+from rft_platform.judging.version import used_source
 
 
 def judge_with_everything(task: Any, response: Any, auxiliary_models: Any = None, logger: Any = None) -> float:
@@ -198,3 +200,50 @@ def test_the_judges_of_the_documentation_are_built() -> None:
     assert len(build_judge([WeightedJudge.model_validate(entry) for entry in lists[0]]).parts) == 4
     for taskset in tasksets:
         assert build_judge(taskset["judge"], taskset["judge_args"]).version
+
+
+class Client:
+    """Something that is no plain value."""
+
+
+class Threshold:
+    """A judge with a state."""
+
+    def __init__(self, threshold: float, **more: Any) -> None:
+        self.client, self.threshold = Client(), threshold
+        self.__dict__ |= more
+
+    def __call__(self, task: dict[str, Any], response: Any) -> float:
+        return float(len(response) > self.threshold)
+
+    def method(self, task: dict[str, Any], response: Any) -> float:
+        return self(task, response)
+
+
+def above(threshold: float, task: dict[str, Any], response: Any) -> float:
+    return float(len(response) > threshold)
+
+
+def test_the_version_depends_on_the_state_of_objects_and_on_bound_arguments() -> None:
+    def version(judge: Any) -> str:
+        return build_judge(judge).version
+
+    partial = functools.partial
+    for same, other in (
+        (Threshold(1), Threshold(99)),
+        (Threshold(1).method, Threshold(99).method),
+        (Threshold(1, words=[Client(), {"a": 1}]), Threshold(1, words=[Client(), {"a": 2}])),
+        (Threshold(1, client=Client()), Threshold(1, client=Threshold(1))),
+        (Threshold(1, rule=above), Threshold(1, rule=contains_nothing)),
+        (partial(above, 1), partial(above, 99)),
+        (partial(partial(above), 1), partial(above, 2)),
+        (partial(above, Client()), partial(above, Threshold(1))),
+    ):
+        assert version(same) == version(same) != version(other)
+    assert used_source(functools.update_wrapper(partial(above, 1), above)) != used_source(above)
+    assert version(Threshold(1)) == version(Threshold(1)), "not by where it lies in memory"
+    assert version(partial(above, Client())) == version(partial(above, Client()))
+
+
+def contains_nothing(task: dict[str, Any], response: Any) -> float:
+    return float(not response)

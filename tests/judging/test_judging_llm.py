@@ -6,18 +6,24 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
 
+from rft_platform.config.explorer import AuxiliaryModel as Entry
 from rft_platform.errors import JudgeUnavailableError, UserCodeError, UserError
 from rft_platform.judging.apply import RunJudgement, judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.llm.answers import BudgetSpentError
+from rft_platform.judging.llm.asking import _asked_pause
 from rft_platform.judging.session import JudgeState
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.wire import wire
 
 from .conftest import TASKS, JudgeServer, run_rows
 
@@ -131,7 +137,8 @@ def test_answers_that_stay_invalid_fail_the_judging_or_drop_the_run(endpoint: Ju
         "no" if "bad" in prompt or "not valid" in prompt else '{"scores": {"quality": 5, "tone": 5}}'
     )
     args = {"model": endpoint.model, "retries": 1}
-    with pytest.raises(JudgeUnavailableError, match="it holds no JSON object"):
+    expected = r"it holds no JSON object; it answered 'no', expected \{.*quality.*\}"
+    with pytest.raises(JudgeUnavailableError, match=expected):
         judged(["bad", "good"], state, args)
     good, bad = judged(["good", "bad"], state, {**args, "on_invalid": "drop"})
     assert (good.reward, good.error) == (1.0, None)
@@ -212,6 +219,51 @@ def test_an_auxiliary_model_by_its_name(endpoint: JudgeServer, state: JudgeState
     assert judged(["abcd"], state, {"model": "critic", "cache": False}, auxiliary_models={"critic": theirs}) == runs
     with pytest.raises(UserError, match=r"'critik' is no auxiliary model; explorer\.auxiliary_models has \['critic'\]"):
         judged(["abcd"], state, {"model": "critik"}, auxiliary_models=models)
+
+
+def test_kept_answers_and_versions_tell_models_of_one_name_apart(endpoint: JudgeServer, state: JudgeState) -> None:
+    url = endpoint.model["base_url"]
+    thinks = {"chat_template_kwargs": {"enable_thinking": True}}
+    specs = (
+        AuxiliarySpec("critic", "big", url),
+        AuxiliarySpec("critic", "big", url.replace("127.0.0.1", "localhost")),
+        AuxiliarySpec("critic", "big", url, defaults=thinks),
+        AuxiliarySpec("critic", "big", url, identity="/models/big"),
+    )
+    for asked, spec in enumerate(specs, start=1):
+        for _ in range(2):
+            judged(["abcd"], state, {"model": "critic"}, auxiliary_models={"critic": AuxiliaryModel(spec)})
+        assert endpoint.calls == asked
+    moved = AuxiliarySpec("critic", "big", url.replace("127.0.0.1", "localhost"), identity="/models/big")
+    judged(["abcd"], state, {"model": "critic"}, auxiliary_models={"critic": AuxiliaryModel(moved)})
+    assert endpoint.calls == len(specs), "an engine of ours has another port after each start"
+
+    entries = (
+        {"model": "big", "base_url": "http://a/v1"},
+        {"model": "big", "base_url": "http://b/v1"},
+        {"model": "big", "base_url": "http://a/v1", "enable_thinking": True},
+        {"model": "big", "base_url": "http://a/v1", "top_p": 0.5},
+        {"model_path": "/models/big"},
+    )
+    names = [Entry(name="critic", **entry).identity() for entry in entries]
+    versions = {
+        build_judge("llm", {"model": "critic", "criteria": CRITERIA}, models={"critic": n}).version for n in names
+    }
+    assert len(versions) == len(entries)
+    assert Entry(name="critic", timeout_s=1, **entries[0]).identity() == names[0]
+    assert Entry(model_path="models:/big@best").identity("/served/big") == "/served/big"
+
+
+@pytest.mark.parametrize(
+    ("told", "least", "most"),
+    [("90", 90.0, 90.0), ("86400", 600.0, 600.0), ("soon", 0.0, 0.0), ("+120", 115.0, 120.0), ("-120", 0.0, 0.0)],
+)
+def test_how_long_an_endpoint_asks_to_wait(told: str, least: float, most: float) -> None:
+    if told[0] in "+-":
+        told = format_datetime(datetime.now(UTC) + timedelta(seconds=int(told)), usegmt=True)
+    answer = wire.Response(429, headers={"retry-after": told}, request=wire.Request("POST", "http://x"))
+    error = openai.RateLimitError("wait", response=answer, body=None)
+    assert least <= _asked_pause(error) <= most
 
 
 def test_a_file_that_cannot_be_opened_costs_nobody_a_reward(endpoint: JudgeServer, tmp_path: Path) -> None:

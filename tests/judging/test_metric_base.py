@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from rft_platform.errors import UserError
+from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.metric_base import MetricJudge, is_metric
 from rft_platform.judging.types import JudgeOutput
+
+from .conftest import TASKS, run_rows
 
 
 @dataclass
@@ -49,7 +52,13 @@ class Essay(MetricBase):
         return MetricResult(self.name, "rather good")
 
 
+class Verdicts(MetricBase):
+    async def __call__(self, solution: Any) -> MetricResult:
+        return MetricResult(self.name, solution.output)
+
+
 closeness = Closeness("closeness")
+verdicts = Verdicts("verdicts")
 
 
 async def judged(metric: Any, task: dict[str, Any], response: str) -> JudgeOutput:
@@ -69,8 +78,13 @@ async def test_a_class_is_made_for_each_task_from_its_columns() -> None:
 
 
 async def test_a_category_of_unknown_worth_is_said() -> None:
-    with pytest.raises(UserError, match="metric essay: its result 'rather good' is neither a number nor a category"):
+    with pytest.raises(ValueError, match="metric essay: its result 'rather good' is neither a number nor a category"):
         await judged(Essay("essay"), {}, "x")
+
+
+def test_a_category_of_unknown_worth_costs_its_own_run_alone() -> None:
+    runs = judge_runs(run_rows(["pass", "rather good"]), TASKS, build_judge(f"{__name__}:verdicts"))
+    assert runs[0].reward == 1.0 and "neither a number nor a category" in str(runs[1].error)
 
 
 def test_a_configuration_can_name_one() -> None:

@@ -15,10 +15,14 @@ from rft_platform.cli.main import app
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, dump_config
+from rft_platform.config.schema import RftConfig
+from rft_platform.driving.starting import check_may_start, put_in_force
 from rft_platform.errors import UserError
 from rft_platform.experience.record import RolloutRow
+from rft_platform.files import write_text
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.judge import OtherJudge, judge, judge_spec, other_judge
+from rft_platform.judging.llm.answers import BudgetSpentError
+from rft_platform.rounds.judge import OtherJudge, check_judge, judge, judge_spec, other_judge
 from rft_platform.rounds.project import Project
 
 from .conftest import JudgeServer, a_row
@@ -166,3 +170,45 @@ def test_what_the_command_refuses(project: Project, arguments: list[str], told: 
     refused = RUN(app, ["judge", *arguments])
     assert refused.exit_code == 2, refused.output
     assert told in " ".join(refused.output.split())
+
+
+def test_a_budget_that_is_used_up_is_raised_and_the_project_goes_on(project: Project, endpoint: JudgeServer) -> None:
+    def asked_within(calls: int) -> RftConfig:
+        args = {"model": endpoint.model, "criteria": {"quality": "length"}, "concurrency": 1}
+        taskset = {"judge": "llm", "judge_args": {**args, "budget": {"project_calls": calls}}}
+        settings = project.config.model_dump(mode="json", exclude_unset=True)
+        settings["buffer"]["explorer_input"]["taskset"].update(taskset)
+        return build_config(settings)
+
+    write_text(project.home.config_file, dump_config(asked_within(3)))
+    with pytest.raises(BudgetSpentError, match="project_calls allows 3; raise it"):
+        judge(Project.open(project.home), 1)
+    raised = asked_within(50)
+    check_may_start(project.home, raised)
+    put_in_force(project.home, raised)
+    note = judge(Project.open(project.home), 1)
+    assert note["sound"]
+    assert (note["judge_cached"], note["judge_calls"], endpoint.calls) == (3, note["rows"] - 3, note["rows"])
+
+
+def test_a_reward_that_the_judge_replaces_is_said_once(project: Project, caplog: pytest.LogCaptureFixture) -> None:
+    for number in (3, 4):
+        rows = [replace(row, run_reward=0.25) for row in rollouts(project, number)]
+        project.store.write_rollouts(number, 0, rows)
+        assert judge(project, number)["own_rewards_replaced"] == 8
+    said = [record.message for record in caplog.records if "workflow's own" in record.message]
+    assert said == [
+        "8 runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
+        "workflow's is meant"
+    ]
+    assert "own_rewards_replaced" not in judge(project, 1)
+
+
+def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"base_url": "https://host/v1", "model": "grader", "api_key_env": "KEY_OF_THE_JUDGE"}
+    arguments = {"model": model, "criteria": {"tone": "it is friendly"}}
+    taskset = Taskset.model_validate({"path": "tasks.jsonl", "judge": "llm", "judge_args": arguments})
+    with pytest.raises(UserError, match="KEY_OF_THE_JUDGE is not set"):
+        check_judge(project, taskset)
+    monkeypatch.setenv("KEY_OF_THE_JUDGE", "secret")
+    check_judge(project, taskset)

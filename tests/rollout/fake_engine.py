@@ -6,6 +6,7 @@ import json
 import math
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ class FakeEngine:
         self.chat_requests: list[dict[str, Any]] = []
         self.refuse_next = 0  # answer so many chat requests with 503 first
         self.stamps_version = True
+        self.constrained = False  # says of its answers that a grammar constrained them
         self.dead = False
         self.abort: set[str] = set()  # prompts whose first completion comes back aborted
         self.hold: threading.Event | None = None  # chat requests wait for it
@@ -63,6 +65,13 @@ class FakeEngine:
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._port = 0
+
+    def wait_for(self, requests: int) -> None:
+        """Return once so many chat requests have come."""
+        end = time.monotonic() + 20
+        while len(self.chat_requests) < requests:
+            assert time.monotonic() < end, "no further request has come"
+            time.sleep(0.01)
 
     # --- PolicyEngine
 
@@ -174,6 +183,7 @@ class FakeEngine:
                 }
             )
         stamp = {"policy_version": self.policy_version} if self.stamps_version else {}
+        stamp |= {"constrained": True} if self.constrained else {}
         ids = {"prompt_token_ids": prompt} if body.get("return_token_ids") else {}
         number = len(self.chat_requests)
         return {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": body["model"],

@@ -1,11 +1,12 @@
 """Workflows written as a class for each run, as Trinity-RFT prints them."""
 
+import copy
 from typing import Any, List, Optional  # noqa: UP035 (as it is printed)
 
 import openai
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.errors import UserCodeError, UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import Experience, FormatArgs, ModelWrapper, Task, Workflow
 from rft_platform.rollout.report import RolloutBatch
@@ -103,6 +104,18 @@ class Blocking(Workflow):
         return exps
 
 
+class Accumulating(Workflow):
+    """Extracts without clearing after every call, keeps all it got, and rewards the first experience alone."""
+
+    def run(self) -> list[Experience]:
+        client, kept = self.model.get_openai_client(), []
+        for word in ("a", "b", "c"):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": word}])
+            kept += self.model.extract_experience_from_history(clear_history=False)
+        kept[0].reward = 0.75
+        return [] if self.task.workflow_args.get("none") else kept
+
+
 class Nothing(Workflow):
     """Overrides nothing."""
 
@@ -126,6 +139,27 @@ def test_the_printed_workflow_runs_in_workers(engine: FakeEngine) -> None:
     assert [(row.row_id, row.response_ids, row.run_reward) for row in there.rows] == [
         (row.row_id, row.response_ids, row.run_reward) for row in here.rows
     ]
+
+
+def test_experiences_that_come_twice_count_once_and_the_last_reward_given_is_the_runs(engine: FakeEngine) -> None:
+    batch = explore(engine, resolve_workflow(f"{HERE}:Accumulating"), repeat_times=1)
+    assert [(row.step, row.messages[0]["content"]) for row in batch.rows] == [(0, "a"), (1, "b"), (2, "c")] * 2
+    assert [row.run_reward for row in batch.rows] == [None, None, 0.75] * 2
+    assert len({row.row_id for row in batch.rows}) == 6
+
+
+def test_an_empty_list_and_copies_cost_their_run_and_say_why(engine: FakeEngine) -> None:
+    with pytest.raises(UserCodeError, match="returned an empty list: return the experiences to train on"):
+        explore(engine, resolve_workflow(f"{HERE}:Accumulating", {"none": True}), max_retries=0)
+
+    async def copies(task: dict[str, Any], model: ModelWrapper) -> list[Experience]:
+        await model.chat([{"role": "user", "content": "?"}])
+        (experience,) = model.extract_experience_from_history()
+        return [experience] if task["question"] == "question 0" else [experience, copy.copy(experience)]
+
+    batch = explore(engine, copies, max_retries=0)
+    assert {row.task_id for row in batch.rows} == {tasks(2)[0].task_id} and batch.report.failed == 2
+    assert "2 copies of one experience (call 0, choice 0)" in next(iter(batch.report.errors))
 
 
 def test_a_class_finds_its_arguments_in_its_task(engine: FakeEngine) -> None:

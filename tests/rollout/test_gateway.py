@@ -189,6 +189,7 @@ def test_a_call_whose_answer_was_lost_is_recorded_once(
     (call,) = history.calls()
     assert call.msg_id == answer["id"] and call.order == 0 and history.client_retries == 1
     assert len({body["seed"] for body in engine.chat_requests}) == 1 and len(engine.chat_requests) == 2
+    assert history.unfinished_calls == 0
     post(gateway, key)  # the same question, asked on purpose, is a call of its own
     assert [call.order for call in history.calls()] == [0, 1]
 

@@ -1,6 +1,7 @@
 """Recording clients: what is recorded is what the engine sampled, and the caller does not notice."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
@@ -135,8 +136,13 @@ async def test_stream_left_early_is_not_recorded(engine: FakeEngine, clients: Cl
     history = new_history()
     stream = await clients(history).chat.completions.create(model="m", messages=MESSAGES, stream=True)
     await anext(aiter(stream))
+    assert history.unfinished_calls == 1
     await stream.close()
-    assert history.calls() == []
+    assert history.calls() == [] and history.unfinished_calls == 1
+    await clients(history).chat.completions.create(model="m", messages=MESSAGES)
+    with pytest.raises(openai.BadRequestError):
+        await clients(history).responses.create(model="m", input="x", previous_response_id="r")
+    assert history.unfinished_calls == 1  # neither what was answered nor what was refused
 
 
 async def test_client_retries_are_recorded_once(engine: FakeEngine, clients: Clients) -> None:
@@ -146,6 +152,30 @@ async def test_client_retries_are_recorded_once(engine: FakeEngine, clients: Cli
     (call,) = history.calls()
     assert call.msg_id == answer.id
     assert history.client_retries == 2
+
+
+async def test_equal_calls_at_once_keep_their_own_answers(engine: FakeEngine, clients: Clients) -> None:
+    """One is refused and sent again while the other is still under way."""
+    engine.refuse_next, engine.hold = 1, threading.Event()
+    history = new_history()
+    client = clients(history)
+    asked = [asyncio.create_task(client.chat.completions.create(model="m", messages=MESSAGES)) for _ in range(2)]
+    await asyncio.to_thread(engine.wait_for, 2)
+    engine.hold.set()
+    answers = await asyncio.gather(*asked)
+    assert {call.msg_id for call in history.calls()} == {answer.id for answer in answers}
+    assert sorted(body["seed"] for body in engine.chat_requests) == sorted(map(history.call_seed, range(2)))
+
+
+async def test_answers_under_a_grammar_are_told_apart(engine: FakeEngine, clients: Clients) -> None:
+    history, engine.constrained = new_history(), True
+    await clients(history).chat.completions.create(model="m", messages=MESSAGES)
+    async with await clients(history).chat.completions.create(model="m", messages=MESSAGES, stream=True) as stream:
+        async for _ in stream:
+            pass
+    engine.constrained = False
+    await clients(history).chat.completions.create(model="m", messages=MESSAGES)
+    assert [call.constrained for call in history.calls()] == [True, True, False]
 
 
 async def test_raw_responses_and_copies_are_recorded(engine: FakeEngine, clients: Clients) -> None:

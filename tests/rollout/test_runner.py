@@ -5,7 +5,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import Workflow, WorkflowOutput
+from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine
 from .samples import Custom, ask_blocking, ask_once, tasks
@@ -264,6 +265,40 @@ def test_concurrent_calls_of_one_run_keep_their_order(engine: FakeEngine) -> Non
 
     batch = explore(engine, workflow, count=1, repeat_times=1)
     assert [(row.step, row.messages[0]["content"]) for row in batch.rows] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+def test_rows_sampled_under_a_grammar_are_not_trained(engine: FakeEngine) -> None:
+    engine.constrained = True
+    batch = explore(engine, ask_once)
+    assert not any(any(row.loss_mask) for row in batch.rows) and all(row.loss_mask for row in batch.rows)
+    assert batch.report.constrained_rows == 6
+    engine.constrained = False
+    assert explore(engine, ask_once).report.constrained_rows == 0
+
+
+def test_calls_that_the_agent_broke_off_are_counted(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        create: Any = model.get_openai_async_client().chat.completions.create
+        async with await create(model="m", messages=[{"role": "user", "content": "plan"}], stream=True) as stream:
+            await anext(aiter(stream))  # has what it wants
+        return await ask_once(task, model)
+
+    batch = explore(engine, workflow, repeat_times=1)
+    assert [row.metrics for row in batch.rows] == [{"unfinished_calls": 1.0}] * 3
+    assert batch.report.unfinished_calls == 3 == RolloutReport.merge([batch.report]).as_dict()["unfinished_calls"]
+    assert explore(engine, ask_once).report.unfinished_calls == 0
+
+
+def test_a_workflow_object_gets_a_task_of_its_own(engine: FakeEngine) -> None:
+    class Notes(Custom):
+        async def run(self, task: Task, *rest: Any) -> WorkflowOutput:
+            task.raw.setdefault("notes", []).append(1)
+            output = await super().run(task, *rest)
+            return replace(output, response=len(task.raw["notes"]))
+
+    given = tasks(1)
+    batch = run_rollouts(engine, given, Notes(1), round=1, batch=0, repeat_times=3, sampling=SamplingParams(64))
+    assert [row.run_output for row in batch.rows] == [1, 1, 1] and "notes" not in given[0].raw
 
 
 def test_unstamped_answers_take_the_engines_version(engine: FakeEngine) -> None:

@@ -1,5 +1,6 @@
 """Rewards that an environment gives step by step, and runs that outgrow the context."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from rft_platform.errors import UserCodeError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.inference.serving.context_limit import CODE, is_too_long
+from rft_platform.inference.vllm_engine.openai_wire import openai_error
 from rft_platform.judging.apply import judge_rollouts
-from rft_platform.rollout.context_limit import is_too_long, outgrew_context
+from rft_platform.rollout.dialogue import DialogueWorkflow
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
 from rft_platform.rollout.runner import run_rollouts
@@ -152,10 +155,35 @@ def test_a_workflow_may_get_over_it(policy_engine: PolicyEngine) -> None:
     assert last.messages[0]["content"] == "in short?"
 
 
-class _Refusal(Exception):
-    def __init__(self, message: str, status_code: int = 400, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status_code, self.code = status_code, code
+class Refusal(Exception):
+    """What an OpenAI client raises where a prompt is too long; of whose prompt it is, it does not say."""
+
+    status_code, code = 400, "context_length_exceeded"
+
+
+async def asks_a_judge(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+    """The policy answers; what outgrows its context is another model."""
+    await model.chat([{"role": "user", "content": task["question"]}])
+    raise Refusal("This model's maximum context length is 9 tokens")
+
+
+def talkative(messages: list[dict[str, Any]]) -> str:
+    """A dialogue's user whose own model has had enough."""
+    raise Refusal("This model's maximum context length is 9 tokens")
+
+
+@pytest.mark.parametrize("workflow", [asks_a_judge, DialogueWorkflow(f"{HERE}:talkative")])
+def test_the_context_of_another_model_is_not_the_policys(engine: FakeEngine, workflow: Workflow) -> None:
+    with pytest.raises(UserCodeError, match="Refusal: This model's maximum context length"):
+        explore(engine, workflow, repeat_times=1, max_retries=0)
+
+
+def test_a_workflow_that_got_over_it_may_still_fail(policy_engine: PolicyEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        return await compresses({**task, "fails": True}, model)
+
+    with pytest.raises(UserCodeError, match="of another cause"):
+        explore(policy_engine, workflow, repeat_times=1, max_retries=0)
 
 
 @pytest.mark.parametrize(
@@ -167,12 +195,11 @@ class _Refusal(Exception):
         "'max_tokens' or 'max_completion_tokens' is too large: 99. This model's maximum context length is 64 tokens",
         # this platform's engines
         "the prompt has 600 tokens; between 1 and 511 fit the model's context of 512 tokens",
+        # other servers
+        "the request exceeds the available context size",
     ],
 )
 def test_engines_word_it_differently(message: str) -> None:
-    assert outgrew_context(_Refusal(message)) and is_too_long(400, message)
-    assert not outgrew_context(_Refusal(message, status_code=500)) and not is_too_long(500, message)
-    wrapped = RuntimeError("agent failed")
-    wrapped.__cause__ = ExceptionGroup("tasks", [ValueError("x"), _Refusal("refused", code="context_length_exceeded")])
-    assert outgrew_context(wrapped)
-    assert not outgrew_context(_Refusal("temperature must be positive"))
+    assert is_too_long(400, message) and not is_too_long(500, message)
+    assert openai_error(400, json.dumps({"error": {"message": message}}).encode())["error"]["code"] == CODE
+    assert not is_too_long(400, "temperature must be positive")

@@ -9,6 +9,7 @@ import pytest
 
 from rft_platform.errors import UserCodeError
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout import calling
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
 from rft_platform.rollout.run import Patience
@@ -18,7 +19,7 @@ from rft_platform.tasks.task import Task
 
 from . import bad_agents
 from .fake_engine import FakeEngine
-from .samples import ask_once, tasks
+from .samples import ask_blocking, ask_once, tasks
 
 
 def explore(engine: FakeEngine, workflow: Workflow, given: list[Task], **options: Any) -> RolloutBatch:
@@ -146,6 +147,40 @@ def test_a_workflow_that_hides_its_cancellation_is_left_behind(engine: FakeEngin
     report = explore(engine, workflow, tasks(3), timeout_s=1.0, max_retries=0, group_policy="drop").report
     assert (report.rows, report.failed) == (2, 1)
     assert any(isinstance(error, asyncio.CancelledError) for error in errors)
+
+
+def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
+    over = threading.Event()
+
+    def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        if int(task["question"].split()[1]) < 7:  # more than run at once
+            over.wait()
+        return ask_blocking(task, model)
+
+    options = {"concurrency": 1, "timeout_s": 0.3, "max_retries": 0, "group_policy": "drop"}
+    report = explore(engine, workflow, tasks(9), **options).report
+    over.set()
+    assert (report.rows, report.failed) == (2, 7)
+
+
+def test_a_task_that_an_agent_left_holds_nothing_up(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calling, "STOP_S", 0.2)
+    left: list[asyncio.Task[None]] = []
+
+    async def beats() -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        left.append(asyncio.create_task(beats()))
+        return await ask_once(task, model)
+
+    began = time.monotonic()
+    assert explore(engine, workflow, tasks(2)).report.rows == 2
+    assert time.monotonic() - began < 5 and not any(task.done() for task in left)
 
 
 def test_a_workflow_that_cancels_itself_has_failed(engine: FakeEngine) -> None:

@@ -139,6 +139,9 @@ print(sorted(name for name in ours if not name.startswith('_')))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['rft_platform']"
+    code = "import sys, rft_platform.rollout.gateway; print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"  # model.base_url needs uvicorn and starlette alone
 
 
 PARENT = """

@@ -1,22 +1,32 @@
 """All policies on the held-out tasks: which are still to be measured, what the plan launches, and the table."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from rft_platform.algorithms.presets import preset
+from rft_platform.config.buffer import Taskset
+from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.errors import UserError
 from rft_platform.evaluation.comparison import comparisons
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
 from rft_platform.files import write_json, write_text
 from rft_platform.registry.models import RegisteredModel
+from rft_platform.rollout.class_style import ClassWorkflow, Workflow
 from rft_platform.rounds.bench import bench_lines, unmeasured, write_bench
 from rft_platform.rounds.champion import against_champion, compared, promoted_last
+from rft_platform.rounds.measurement import measured_by
 from rft_platform.rounds.observe import Failures, Launches, observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.policy import Policy, publish, required
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.workflows import workflow_of
 
 
 class Registry:
@@ -63,6 +73,7 @@ def measured(project: Project, number: int, passed: int) -> EvaluationResult:
     return result_of(
         scores, 1.0, round=number, policy_version=number, tasks=8, tasks_digest=tasks_digest(tasks), sampled_n=1,
         temperature=1.0, seed=0, failed_runs=0, completion_tokens=1, truncated_share=0.0, seconds=1.0,
+        measured_by=measured_by(project, project.eval_tasks[0][0]),
     )  # fmt: skip
 
 
@@ -104,6 +115,54 @@ def test_other_tasks_make_all_be_measured_again(project: Project, tmp_path: Path
     with (tmp_path / "held_out.jsonl").open("a") as stream:
         stream.write(json.dumps({"question": "9+9=", "answer": "18"}) + "\n")
     assert unmeasured(Project.open(project.home)) == [0, 1, 3]
+
+
+def reconfigured(project: Project, **changes: Any) -> Project:
+    """The project after its held-out taskset was changed."""
+    settings = yaml.safe_load(project.home.config_file.read_text())
+    settings["buffer"]["eval_tasksets"][0].update(changes)
+    write_text(project.home.config_file, yaml.safe_dump(settings))
+    return Project.open(project.home)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"judge": "contains"},
+        {"judge_args": {"ignore_case": True}},
+        {"workflow": "calculator"},
+        {"workflow_args": {"turns": 3}},
+        {"rollout_args": {"temperature": 0.2}},
+        {"format": {"system_prompt": "Count."}},
+    ],
+)
+def test_another_measurement_of_the_same_tasks_is_another_one(project: Project, changes: dict[str, Any]) -> None:
+    for number in (0, 1, 3):
+        note(project, measured(project, number, 2 * number + 1))
+    assert unmeasured(project) == []
+    changed = reconfigured(project, **changes)
+    assert unmeasured(changed) == [0, 1, 3]
+    result = measured(changed, 3, 8)
+    assert compared(changed, result, None) == []
+    _, decision = against_champion(changed, Registry(), required(changed.store, 3), result)  # type: ignore[arg-type]
+    assert not decision.passed
+    assert "start (policy version 0) was measured by another judge, workflow or sampling" in decision.reason
+    assert decision.reason.endswith("evaluate it again (`rft eval --round 0`)")
+    assert unmeasured(reconfigured(changed, judge_timeout_s=5.0, rollout_args={}, **_BACK)) == []
+
+
+_BACK: dict[str, Any] = {
+    "judge": "exact_match", "judge_args": {}, "workflow": "single_turn", "workflow_args": {}, "format": {},
+}  # fmt: skip
+
+
+def test_older_notes_are_compared_with_each_other_alone(project: Project) -> None:
+    old = {number: replace(measured(project, number, number), measured_by=None) for number in (0, 1)}
+    assert comparisons(old[1], {"start": old[0]}) != []
+    assert comparisons(measured(project, 1, 5), {"start": old[0]}) == []
+    value = old[0].to_json()
+    del value["measured_by"]
+    assert EvaluationResult.from_json(value) == old[0]
 
 
 def test_the_table_says_of_every_policy_what_it_is_worth_or_why_not(project: Project) -> None:
@@ -148,3 +207,19 @@ def test_a_policy_is_compared_with_the_one_before_the_champion_and_the_start(pro
     passes = {each.against: each.difference for each in found if each.metric == "sampled_pass"}
     assert passes == {"previous": 0.125, "champion": -0.25, "start": 0.625}
     assert comparisons(measured(project, 0, 1), {"start": measured(project, 0, 1)}) == []
+
+
+def test_arguments_of_the_judge_and_of_a_rewarding_workflow_are_two_keys(project: Project) -> None:
+    settings = project.config.model_dump(mode="json", exclude_unset=True)
+    taskset = {"path": "tasks.jsonl", "workflow": f"{Path(__file__)}:Rewarding", "judge_args": {"ignore_case": True}}
+    opened = Project(project.home, build_config({**settings, "explorer": {}}))
+    workflow = workflow_of(opened, Taskset(**taskset, reward_fn_args={"scale": 2.0}))  # type: ignore[arg-type]
+    assert isinstance(workflow, ClassWorkflow)
+    assert workflow.reward_fn_args == {"scale": 2.0}
+    orphaned = build_config({"buffer": {"explorer_input": {"taskset": {**taskset, "judge": None}}}})
+    with pytest.raises(UserError, match=r"taskset\.judge_args: there is no judge that takes them; .* reward_fn_args"):
+        check_config(orphaned, preset=preset("grpo"), cpu_count=2, gpu_count=0)
+
+
+class Rewarding(Workflow):
+    """A workflow that a configuration names."""

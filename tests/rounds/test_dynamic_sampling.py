@@ -1,6 +1,7 @@
 """Exploration that samples further tasks in place of groups without signal, and selectors that follow the outcomes."""
 
 import json
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.errors import JudgeUnavailableError
 from rft_platform.experience.outcomes import task_outcomes
 from rft_platform.experience.record import JudgedRow
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.judging.apply import judge_runs
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.policy import Policy
@@ -154,7 +157,8 @@ def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, p
 
     with pytest.raises(KeyboardInterrupt):
         explore(killed, Dying(), policy, 1)
-    assert killed.store.read_note(1, "explore") is None and killed.store.batches(1) == []
+    assert killed.store.read_note(1, "explore") is None and killed.store.batches(1) == [0]
+    assert {row.group_id[:10] for row in killed.store.rollout_rows(1)} == {"r0001-b000"}, "stored before it was judged"
     for _ in range(2):
         explore(killed, policy_engine, policy, 1)
         same = [
@@ -167,6 +171,50 @@ def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, p
         explore(whole, policy_engine, policy, 1)["task_selection"]
         == (killed.store.read_note(1, "explore")["task_selection"])
     )
+
+
+def test_a_judge_that_is_out_costs_no_rollouts(
+    start: Any, policy_engine: PolicyEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, interrupted, policy = start("whole", refilled(3)), start("out", refilled(3)), serving(policy_engine)
+    explore(whole, policy_engine, policy, 1)
+    judged, sampled = [], []
+
+    def out(*args: Any, **options: Any) -> Any:
+        judged.append(1)
+        if len(judged) == 2:
+            raise JudgeUnavailableError("the judge is out")
+        return judge_runs(*args, **options)
+
+    class Counting:
+        """The engine, which counts how often it is asked."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(policy_engine, name)
+
+        def generate(self, *args: Any, **options: Any) -> Any:
+            sampled.append(1)
+            return policy_engine.generate(*args, **options)
+
+    monkeypatch.setattr("rft_platform.rounds.dynamic_sampling.judge_runs", out)
+    with pytest.raises(JudgeUnavailableError):
+        explore(interrupted, Counting(), policy, 1)
+    assert len(sampled) == 2 and len(interrupted.store.rollout_rows(1)) == 32
+    again = explore(interrupted, Counting(), policy, 1)
+    assert len(sampled) == 3, "what was stored is not sampled again"
+    assert explore(interrupted, Counting(), policy, 1) == interrupted.store.read_note(1, "explore")
+    assert len(sampled) == 3, "nor is a round that only lacks its judgement"
+    counted = ("runs", "rows", "failed", "dropped_groups", "completion_tokens", "task_selection", "groups_with_signal")
+    assert {name: again[name] for name in counted} == {
+        name: whole.store.read_note(1, "explore")[name] for name in counted
+    }
+    rows = [[(r.row_id, r.response_ids) for r in project.store.rollout_rows(1)] for project in (whole, interrupted)]
+    assert rows[0] == rows[1]
+
+    other = start("other", refilled(3))
+    other.store.write_rollouts(1, 0, [replace(row, policy_version=9) for row in whole.store.rollout_rows(1)])
+    explore(other, policy_engine, policy, 1)
+    assert {row.policy_version for row in other.store.rollout_rows(1)} == {policy.policy_version}
 
 
 def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(

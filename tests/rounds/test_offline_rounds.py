@@ -12,7 +12,8 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.offline import offline_kind
 from rft_platform.errors import DamagedError, StorageError, UserError
-from rft_platform.registry.lineage import RowFile, trace_checkpoint
+from rft_platform.registry.lineage import trace_checkpoint
+from rft_platform.registry.traces import RowFile
 from rft_platform.rounds.observe import Launches, observe
 from rft_platform.rounds.offline import check_kind, offline_lineage, offline_request, offline_steps, starting_policy
 from rft_platform.rounds.offline_data import load_dataset, make_dataset, required_dataset

@@ -10,7 +10,7 @@ from rft_platform.config.buffer import ReplayBuffer
 from rft_platform.errors import UserError
 from rft_platform.rounds.groups import Group
 from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.replay import in_order, linear_decay, priority_of, used_groups
+from rft_platform.rounds.replay import in_order, linear_decay, priority_of, replayable_rows, used_groups
 
 
 def group(version: int, uses: int, round_number: int = 1) -> Group:
@@ -68,3 +68,17 @@ def test_what_may_be_used_again_counts_as_experience(tmp_path: Path) -> None:
     world.explore(3)
     assert [action.kind for action in plan_next(world.state()).actions] == ["sync", "explore"]
     assert world.train(2)["rows"] == {"fresh": ROWS, "replay": ROWS, "filtered": 0, "stale": 0}
+
+
+def test_what_is_too_old_to_be_used_again_counts_as_nothing(tmp_path: Path) -> None:
+    style = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "max_staleness": 0}
+    world = simulated(tmp_path, 6, train_batch_size=2 * ROWS, replay={"enable": True}, **style)
+    for number in (1, 2):
+        world.explore(number)
+    assert world.train(1)["rows"]["fresh"] == 2 * ROWS
+    world.explore(3)
+    assert world.state().landed.replayable == 0, "sampled by version 0, and version 1 trains"
+    assert [action.kind for action in plan_next(world.state()).actions] == ["explore"], "it waits for a whole step"
+    world.explore(4)
+    assert world.settle(2)["rows"] == {"fresh": 2 * ROWS, "replay": 0, "filtered": 0, "stale": 0}
+    assert replayable_rows(world.project, 3) == 0, "also while the training before is under way"

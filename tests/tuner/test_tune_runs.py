@@ -85,6 +85,7 @@ def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
     home = Home(experiment / ".rft")
     assert "interrupted: tune(..., experiment_name='mine') goes on from here" in said
     assert f"RFT_HOME={home.root} rft run --config {home.config_file}" in said
+    assert said.count('  File "') <= 3 and "DagsterExecutionInterruptedError" not in said, said
     _assert_nothing_runs(home)
     begun = (home.rounds / "r0000" / "evaluation.json").stat().st_mtime_ns
     assert load_config(home.config_file).model.model_path == str((folder / "model").resolve())
@@ -120,6 +121,7 @@ def _assert_result(result: dict[str, Any], experiment: Path) -> None:
     assert Path(result["checkpoint"]) == experiment / f"global_step_{result['steps']}"
     steps = [record["step"] for record in result["history"]]
     assert (steps, result["steps"]) == ([0, 1], 1)
+    assert [record["round"] for record in result["history"]] == [0, 1]
     assert all(0 <= record["reward"] <= 1 for record in result["history"][1:])
     assert [record["step"] for record in result["history"] if record["eval"]] == [0, 1]  # the start and the end
     assert any("letters" in name for name in result["history"][0]["eval"])
@@ -147,8 +149,14 @@ def _assert_rows(home: Home) -> None:
         (["main.py:solve", "--dataset", "data", "--temperature", "1"], "--model is missing, and --temperature belongs"),
         (
             ["main.py:solve", "--model", "model", "--max-model-len", "0"],
-            "--model: max_model_len: Input should be greater",
+            "--max-model-len 0: Input should be greater",
         ),
+        (["main.py:solve", "--dataset", "data", "--model", "model"], "give --max-model-len too"),
+        (
+            ["main.py:solve", "--dataset", "data", "--model", "rft-has-none/modell", "--max-model-len", "64"],
+            "model.model_path 'rft-has-none/modell' is neither a folder nor a model of the Hugging Face hub",
+        ),
+        (["main.py:solve", "--dataset", "nowhere.jsonl", "--model", "model", "--max-model-len", "64"], "no such file"),
         (["main.py:solve", "--dataset", "data"], "there is no model; give model=TunerModelConfig"),
     ],
 )

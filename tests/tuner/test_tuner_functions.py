@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rft_platform.cli.commands.tune import _auxiliaries
 from rft_platform.errors import UserError
 from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.workflow import resolve_workflow
@@ -71,3 +72,16 @@ def test_tune_refuses_wrong_functions_before_anything_else() -> None:
         tune(workflow_func=workflow, judge_func=lambda task, response, answer: 0.0)
     with pytest.raises(ValueError, match="expected a function of task and model"):
         tune(workflow_func="workflow")  # type: ignore[arg-type]
+
+
+def test_auxiliary_models_from_the_shell() -> None:
+    (name, model), *_ = (_auxiliaries(["critic=owner/judge", "b=c"], 512) or {}).items()
+    assert (name, model.model_path, model.max_model_len) == ("critic", "owner/judge", 512)
+    assert _auxiliaries(None, 512) is None
+    for given, length, said in (
+        ("critic", 512, "expected NAME=MODEL"),
+        ("critic=http://x/v1", 512, "explorer.auxiliary_models: .*base_url: http://x/v1"),
+        ("critic=owner/judge", None, "give --max-model-len too"),
+    ):
+        with pytest.raises(UserError, match=said):
+            _auxiliaries([given], length)

@@ -36,6 +36,7 @@ def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:
     assert (config.algorithm.repeat_times, config.buffer.batch_size) == (8, 32)
     assert (config.buffer.total_epochs, config.buffer.total_steps) == (1, None)
     assert (config.evaluation.every, config.trainer.keep_every) == (100, 100)
+    assert config.buffer.train_batch_size == "round", "a round is one step, however many calls its runs make"
     assert config.explorer.eval_on_startup
     assert config.model.max_response_tokens == 8192
     assert place.folder.parent == tmp_path / "checkpoints" / "AgentScope"
@@ -180,3 +181,45 @@ def test_a_file_of_another_mode_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mode: train\n")
     with pytest.raises(UserError, match="mode train; tune\\(\\) explores and trains"):
         translate(config_path="config.yaml")
+
+
+def test_what_is_written_out_as_none_overrides_the_file_too(tmp_path: Path) -> None:
+    serving = "explorer: {rollout_model: {reasoning_parser: qwen3, enable_thinking: true}}\n"
+    (tmp_path / "config.yaml").write_text(YAML.replace("explorer: {eval_interval: 2}\n", serving))
+    said = TunerModelConfig(model_path="owner/m", max_model_len=200, reasoning_parser=None, enable_thinking=None)
+    train = DatasetConfig(path="owner/mine", split=None, name=None)
+    config, _ = translate(config_path="config.yaml", model=said, train_dataset=train)
+    assert config.explorer.rollout_model.reasoning_parser is config.explorer.rollout_model.enable_thinking is None
+    assert config.buffer.explorer_input.taskset is not None
+    assert config.buffer.explorer_input.taskset.split == "train"
+    assert config.buffer.total_steps == 3  # what is not written out stays as the file has it
+    left = translate(config_path="config.yaml", model=MODEL)[0].explorer.rollout_model
+    assert (left.reasoning_parser, left.enable_thinking) == ("qwen3", True)
+
+
+def test_epochs_that_are_written_out_end_the_run_whatever_steps_the_file_has(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(YAML)
+
+    def length(**fields: Any) -> tuple[int, int | None]:
+        train = DatasetConfig(path="owner/mine", **fields)
+        buffer = translate(config_path="config.yaml", train_dataset=train)[0].buffer
+        return buffer.total_epochs, buffer.total_steps
+
+    assert length(total_epochs=4) == (4, None)
+    assert length(total_epochs=4, total_steps=9) == (4, 9)
+    assert length(total_steps=None) == (1, None)
+    assert length() == (1, 3)
+
+
+def test_how_long_an_evaluation_lasts_is_said_to_change_nothing() -> None:
+    held_out = DatasetConfig(path="owner/b", split="test", total_steps=5)
+    notice = TuneArguments(eval_dataset=held_out).notice
+    assert notice == "eval_dataset: total_steps changes nothing: an evaluation runs every task"
+    assert TuneArguments(train_dataset=held_out, eval_dataset=DatasetConfig(path="owner/b")).notice is None
+
+
+def test_a_setting_that_is_assigned_counts_as_written_out(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(YAML)
+    algorithm = AlgorithmConfig()
+    algorithm.batch_size = 32  # its default
+    assert translate(config_path="config.yaml", algorithm=algorithm)[0].buffer.batch_size == 32

@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+import rft_platform.judging.types as judging
+import rft_platform.rollout.workflow as workflow
 import rft_platform.tuner as tuner
 from rft_platform.tuner import (
     AlgorithmConfig,
@@ -23,6 +26,7 @@ def test_the_public_names_are_those_of_the_api() -> None:
     names = {
         "tune", "AlgorithmConfig", "WorkflowType", "WorkflowOutput", "JudgeType", "JudgeOutput", "DatasetConfig",
         "TunerModelConfig", "check_workflow_function", "check_judge_function", "TuneResult",
+        "Workflow", "ModelWrapper", "Task", "Experience",
     }  # fmt: skip
     assert set(tuner.__all__) == names
     assert all(hasattr(tuner, name) for name in names)
@@ -48,8 +52,8 @@ def test_defaults_are_those_of_the_api() -> None:
     }  # fmt: skip
     dataset = DatasetConfig(path="d").model_dump()
     assert dataset == {"path": "d", "name": None, "split": "train", "total_epochs": 1, "total_steps": None}
-    assert WorkflowOutput().model_dump() == {"reward": None, "response": None, "metrics": None}
-    assert JudgeOutput(reward=1).model_dump() == {"reward": 1.0, "metrics": None}
+    assert WorkflowOutput().model_dump() == {"reward": None, "response": None, "metrics": None, "rewards": None}
+    assert JudgeOutput(reward=1).model_dump() == {"reward": 1.0, "metrics": None, "rewards": None}
 
 
 def test_positional_arguments_are_refused_by_a_message_that_names_the_fields() -> None:
@@ -69,7 +73,7 @@ def test_positional_arguments_are_refused_by_a_message_that_names_the_fields() -
         (TunerModelConfig, {"model_path": "m", "max_model_len": 9, "top_p": 0.0}, "top_p\n  Input should be greater"),
         (AlgorithmConfig, {"learning_rate": float("nan")}, "learning_rate\n  Input should be"),
         (JudgeOutput, {}, "reward\n  Field required"),
-        (WorkflowOutput, {"rewards": 1.0}, "rewards\n  Extra inputs are not permitted"),
+        (WorkflowOutput, {"rewrad": 1.0}, "rewrad\n  Extra inputs are not permitted"),
         (WorkflowOutput, {"metrics": {"a": "many"}}, "metrics.a\n  Input should be a valid number"),
     ],
 )
@@ -77,6 +81,24 @@ def test_faulty_fields_are_refused(kind: Any, fields: dict[str, Any], said: str)
     with pytest.raises(ValidationError) as caught:
         kind(**fields)
     assert said in str(caught.value)
+
+
+def test_fields_may_be_assigned_later_and_are_checked_then() -> None:
+    output, judgement, dataset = WorkflowOutput(response="x"), JudgeOutput(reward=0.0), DatasetConfig(path="d")
+    output.reward, judgement.metrics, dataset.total_steps = 1, {"words": 3}, 5
+    assert (output.reward, judgement.metrics, dataset.total_steps) == (1.0, {"words": 3.0}, 5)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        dataset.total_steps = 0
+    assert dataset.total_steps == 5
+    with pytest.raises(ValueError, match="rewrad"):
+        output.rewrad = 1.0  # type: ignore[attr-defined]
+
+
+def test_outputs_have_the_fields_of_those_that_workers_load() -> None:
+    for ours, theirs in ((WorkflowOutput, workflow.WorkflowOutput), (JudgeOutput, judging.JudgeOutput)):
+        required = {name for name, one in ours.model_fields.items() if one.is_required()}
+        assert list(ours.model_fields) == [one.name for one in fields(theirs)]
+        assert required == {one.name for one in fields(theirs) if one.default is MISSING}
 
 
 async def good_workflow(task, model, auxiliary_models=None, logger=None): ...  # type: ignore[no-untyped-def]

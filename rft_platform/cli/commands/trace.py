@@ -1,6 +1,7 @@
 """``rft trace``: from weights back to what made them, and from a row to the weights it went into."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +11,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rft_platform.registry.lineage import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
+    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.registry.traces import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.rounds.project import Project
 
 _ROUND = r"r\d{4,}"
+_OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
 _SHOWN = 10  # trainings of a chain that are printed unless more are asked for
 
 
@@ -21,7 +24,7 @@ def trace(
     target: Annotated[
         str,
         typer.Argument(
-            help="models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003) or a row id.",
+            help="models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id.",
             show_default=False,
         ),
     ],
@@ -35,7 +38,7 @@ def trace(
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output, print_json
     from rft_platform.experience.rounds import round_number
-    from rft_platform.registry.lineage import CheckpointTrace
+    from rft_platform.registry.traces import CheckpointTrace
     from rft_platform.rounds.project import Project
 
     project = Project.open(Home.from_environment())
@@ -56,12 +59,11 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
     With ``verify`` the files behind a checkpoint are read whole; raises StorageError naming the damaged ones.
     """
-    from pathlib import Path
-
     from rft_platform.cli.round_policy import round_policy
     from rft_platform.errors import UserError
     from rft_platform.experience.rounds import round_number
     from rft_platform.registry.lineage import trace_checkpoint, trace_row
+    from rft_platform.rounds.policy import required
     from rft_platform.rounds.processes import connect_registry
 
     registry, store = connect_registry(project), project.store
@@ -74,9 +76,27 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
                 + (without_steps(project, number) or "no training stands behind it yet")
             )
         return trace_checkpoint(policy.folder, store, registry, verify=verify)
+    if (of_policy := re.fullmatch(_OF_POLICY, target)) and not Path(target).is_dir():
+        names = [entry.name for entry in project.config.policies]
+        if of_policy[2] not in names:
+            known = ", ".join(names) or "none"
+            raise UserError(f"{target}: no policy {of_policy[2]!r}; section policies names {known}")
+        further = required(store, round_number(of_policy[1]), of_policy[2])
+        return trace_checkpoint(further.folder, store, registry.sibling(of_policy[2]), verify=verify)
     if target.startswith("models:/") or Path(target).is_dir():
-        return trace_checkpoint(target, store, registry, verify=verify)
+        return trace_checkpoint(target, store, _of_model(project, registry, target), verify=verify)
     return trace_row(target, store, project.checkpoints, registry)
+
+
+def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "ModelRegistry":
+    """The registry of the policy whose checkpoint or model ``target`` is: of the first, or of a further one."""
+    for entry in project.config.policies:
+        other, folder = registry.sibling(entry.name), project.checkpoints_of(entry.name)
+        if target.startswith((f"models:/{other.model_name}/", f"models:/{other.model_name}@")):
+            return other
+        if not target.startswith("models:/") and folder.absolute() in Path(target).absolute().parents:
+            return other
+    return registry
 
 
 def without_steps(project: "Project", number: int) -> str | None:
@@ -108,6 +128,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "judged": training.judged and f"{training.judged.path}  {training.rows_trained:,} rows trained on",
                 "data": _data(training.data_digest, training.data_unchanged),
                 "judge": training.judge_version,
+                "policy": training.more.get("policy"),
                 "algorithm": training.more.get("algorithm"),
                 "plugins": training.more.get("plugins_digest"),
                 "config": training.config_digest,
@@ -142,7 +163,8 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
             "round": f"{found.round}",
             "run": f"{found.run_id}, step {found.step}, group {found.group_id}",
             "task": found.task_id and f"{found.task_id} of {found.taskset}",
-            "sampled by": found.engine and f"policy version {found.policy_version} on {found.engine}",
+            "sampled by": found.engine
+            and f"policy {f'{found.policy} ' if found.policy else ''}version {found.policy_version} on {found.engine}",
             "retired": found.retired or None,
             "judged": "\n".join(judgements) or "not yet",
             "trained": "\n".join(map(_named, found.trained)) or "no checkpoint",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rft_platform.tuner import TunerModelConfig
     from rft_platform.tuner.section import TunerSection
 
 _MODEL, _ALGORITHM, _KEPT = "Model", "Algorithm", "Where it is kept"
@@ -51,6 +52,14 @@ def tune(
     inference_engine_num: _ModelInt = None,
     tool_call_parser: _ModelText = None,
     reasoning_parser: _ModelText = None,
+    auxiliary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=MODEL, a further model for both functions; repeatable. Its context is that of --max-model-len.",
+            rich_help_panel=_MODEL,
+            show_default=False,
+        ),
+    ] = None,
     algorithm: _AlgorithmText = None,
     learning_rate: _AlgorithmFloat = None,
     group_size: _AlgorithmInt = None,
@@ -96,6 +105,7 @@ def _tune(options: dict[str, Any]) -> None:
         train_dataset=_section(DatasetConfig, "--dataset", renamed, "path"),
         eval_dataset=_section(DatasetConfig, "--eval-dataset", held_out, "path"),
         model=_section(TunerModelConfig, "--model", renamed, "model_path"),
+        auxiliary_models=_auxiliaries(options["auxiliary"], options["max_model_len"]),
         algorithm=_section(AlgorithmConfig, "algorithm", renamed),
         project_name=options["project"],
         experiment_name=options["experiment"],
@@ -104,6 +114,26 @@ def _tune(options: dict[str, Any]) -> None:
     )
     if options["json_file"] is not None:
         write_json(options["json_file"].absolute(), result.to_json())
+
+
+def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[str, TunerModelConfig] | None":
+    from rft_platform.errors import UserError
+    from rft_platform.tuner import TunerModelConfig
+
+    models: dict[str, TunerModelConfig] = {}
+    for entry in given or ():
+        name, _, model = entry.partition("=")
+        if not name or not model or name in models:
+            raise UserError(f"--auxiliary {entry!r}: expected NAME=MODEL, each name once")
+        if "://" in model:
+            raise UserError(
+                f"--auxiliary {entry!r}: a model that is served already is named in the file of --config, as "
+                f"explorer.auxiliary_models: [{{name: {name}, base_url: {model}, model: ...}}]"
+            )
+        if max_model_len is None:
+            raise UserError(f"--auxiliary {entry!r}: give --max-model-len too, the context of its engine")
+        models[name] = TunerModelConfig(model_path=model, max_model_len=max_model_len)
+    return models or None
 
 
 def _function(reference: str, what: str) -> Callable[..., Any]:
@@ -129,6 +159,14 @@ def _function(reference: str, what: str) -> Callable[..., Any]:
     return function
 
 
+def _option(what: str, field: str) -> str:
+    """The option that gives a field of the section that ``what`` begins."""
+    if field == "split" and what == "--eval-dataset":
+        return "--eval-split"
+    renamed = {"": what, "path": what, "model_path": "--model", "algorithm_type": "--algorithm", "name": "--subset"}
+    return renamed.get(field, f"--{field.replace('_', '-')}")
+
+
 def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], needed: str | None = None) -> Any:
     """The settings that options name; None where ``needed`` is not among them. UserError with a line a fault."""
     from pydantic import ValidationError
@@ -139,10 +177,14 @@ def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], nee
     if needed is not None and needed not in given:
         lone = [name for name in given if name != "split"]
         if lone:
-            raise UserError(f"{what} is missing, and --{lone[0].replace('_', '-')} belongs to it: give both")
+            raise UserError(f"{what} is missing, and {_option(what, lone[0])} belongs to it: give both")
         return None
     try:
         return kind(**given)
     except ValidationError as error:
-        lines = [f"{what}: {'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()]
+        lines = [
+            f"give {option} too" if detail["type"] == "missing" else f"{option} {detail['input']!r}: {detail['msg']}"
+            for detail in error.errors()
+            for option in [_option(what, str(detail["loc"][0]) if detail["loc"] else "")]
+        ]
         raise UserError("\n".join(lines)) from None

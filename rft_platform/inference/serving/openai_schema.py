@@ -9,7 +9,8 @@ from rft_platform.inference.interface import SamplingParams
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
 
-#: Fields that would change the distribution, and the values of them that do not.
+#: Fields that would change the distribution or the prompt, and the values of them that do not. What is recorded must be
+#: the policy's own log-probs, and the same request must mean the same to every engine.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -20,6 +21,30 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (None, False),
     "suffix": (None, ""),
     "best_of": (None, 1),
+    "structured_outputs": (None, {}),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structural_tag": (None,),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "min_tokens": (None, 0),
+    "ignore_eos": (None, False),
+    "stop_token_ids": (None, []),
+    "logits_processors": (None, []),
+    "logprob_token_ids": (None, []),
+    "repetition_detection": (None,),
+    "thinking_token_budget": (None,),
+    "use_beam_search": (None, False),
+    "vllm_xargs": (None, {}),
+    "watermarking": (None, False),
+    "truncate_prompt_tokens": (None,),
+    "prompt_embeds": (None,),
+    "chat_template": (None,),
+    "documents": (None, []),
+    "add_generation_prompt": (None, True),
+    "continue_final_message": (None, False),
 }
 
 

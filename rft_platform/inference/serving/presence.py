@@ -18,7 +18,6 @@ HOST = "127.0.0.1"
 VERSION_HEADER = "X-Policy-Version"
 #: Monitoring must not keep an unused engine alive.
 UNCOUNTED_PATHS = ("/health", "/ping", "/metrics", "/v1/models", "/engine/metrics")
-KEEP_ALIVE_S = 600  # longer than any client keeps an idle connection, so that none is closed as it is used again
 EXIT_USER_ERROR = 2  # of a server's process whose settings are at fault: the last line of its log says why
 
 

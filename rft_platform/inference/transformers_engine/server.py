@@ -17,10 +17,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from rft_platform.errors import UserError
 from rft_platform.inference.serving import api_errors, control_api
+from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
 from rft_platform.inference.serving.presence import (
     EXIT_USER_ERROR,
     HOST,
-    KEEP_ALIVE_S,
     UNCOUNTED_PATHS,
     VERSION_HEADER,
     Presence,

@@ -127,23 +127,25 @@ class EnginePlanes:
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
         try:
-            body = checked_request(path, await _body(receive), self.settings.template_options)
+            options = self.settings.template_options
+            checked = checked_request(path, await _body(receive), engine.max_model_len, options)
         except Exception as error:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
             return
         async with engine.gate.request():
             engine.counts["requests"] += 1
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
-            headers.append((b"content-length", str(len(body)).encode()))
-            answer = _Answer(send, engine)
-            await self.app({**scope, "headers": headers}, _replay(body, receive), answer.stamp)
+            headers.append((b"content-length", str(len(checked.body)).encode()))
+            answer = _Answer(send, engine, checked.constrained)
+            await self.app({**scope, "headers": headers}, _replay(checked.body, receive), answer.stamp)
 
 
 class _Answer:
     """Sends an answer on with the policy version that was served when the request began."""
 
-    def __init__(self, send: Send, engine: VllmEngine) -> None:
+    def __init__(self, send: Send, engine: VllmEngine, constrained: bool = False) -> None:
         self.send = send
+        self.constrained = constrained
         self.version = engine.weights.served.policy_version
         self._start: Message = {}
         self._streams = False
@@ -163,7 +165,9 @@ class _Answer:
             if self._streams:
                 await self.pass_on(message)
         elif self._streams:
-            await self.send({**message, "body": stamped_events(message.get("body", b""), self.version)})
+            await self.send(
+                {**message, "body": stamped_events(message.get("body", b""), self.version, self.constrained)}
+            )
         else:
             self._body += message.get("body", b"")
             if not message.get("more_body"):
@@ -174,7 +178,7 @@ class _Answer:
         if status >= 400:
             self._body = json.dumps(openai_error(status, self._body)).encode()
         else:
-            self._body = stamped_answer(self._body, self.version)
+            self._body = stamped_answer(self._body, self.version, self.constrained)
         MutableHeaders(scope=self._start)["content-length"] = str(len(self._body))
         await self.pass_on(self._start)
         await self.send({"type": "http.response.body", "body": self._body})

@@ -5,25 +5,37 @@ policy version, and errors OpenAI's codes.
 """
 
 import json
-import re
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
 from rft_platform.inference.serving.api_errors import ApiError, error_body
 from rft_platform.inference.serving.chat_template import text_of
+from rft_platform.inference.serving.context_limit import says_too_long
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
 EVENT = b"data: {"
 UNASKED = ("prompt_token_ids", "token_ids")  # null where nobody asked for them
-_TOO_LONG = re.compile(r"maximum context length|longer than the maximum model length|max_model_len|model's context")
+LIMITS = ("max_tokens", "max_completion_tokens")
 
 
-def checked_request(path: str, body: bytes, template_options: dict[str, Any] | None = None) -> bytes:
-    """The body to hand to vLLM; ApiError where a field is wrong or cannot be honoured.
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request as vLLM gets it."""
 
+    body: bytes
+    constrained: bool = False  # vLLM samples under a grammar: the log-probs are not the policy's own
+
+
+def checked_request(
+    path: str, body: bytes, max_model_len: int, template_options: dict[str, Any] | None = None
+) -> CheckedRequest:
+    """What to hand to vLLM; ApiError where a field is wrong or cannot be honoured.
+
+    A limit beyond ``max_model_len`` tokens is what fits, as on every engine: vLLM would refuse it.
     ``template_options`` are variables of the chat template where the request names none.
     """
     try:
@@ -33,21 +45,39 @@ def checked_request(path: str, body: bytes, template_options: dict[str, Any] | N
     if not isinstance(given, dict):
         raise ApiError(400, "the body must be a JSON object", "invalid_value")
     try:
-        SCHEMAS[path].model_validate(given)
+        checked = SCHEMAS[path].model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None) from error
     kept = {name: value for name, value in given.items() if value is not None}
+    kept |= {name: min(int(kept[name]), max_model_len - 1) for name in LIMITS if name in kept}
     if path == CHAT:
         kept["messages"] = [{**message, "content": text_of(message.get("content"))} for message in given["messages"]]
+        if kept.get("tools"):
+            kept |= _unconstrained(kept)
         if template_options:
             kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
-    return json.dumps(kept).encode()
+    constrained = isinstance(checked, ChatBody) and checked.forced_tool is not None
+    return CheckedRequest(json.dumps(kept).encode(), constrained)
 
 
-def stamped_answer(body: bytes, version: int) -> bytes:
-    """A JSON answer with the policy version."""
+def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields about tools without what would put an answer under a grammar that may call a tool or not.
+
+    vLLM does so where a tool is marked strict or calls must come one by one; no other engine does.
+    """
+    tools = [
+        {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
+        if isinstance(tool.get("function"), dict)
+        else tool
+        for tool in body["tools"]
+    ]
+    return {"tools": tools, "parallel_tool_calls": True}
+
+
+def stamped_answer(body: bytes, version: int, constrained: bool = False) -> bytes:
+    """A JSON answer with the policy version, and a word where it was sampled under a grammar."""
     answer = json.loads(body)
     if not isinstance(answer, dict):
         return body
@@ -56,16 +86,20 @@ def stamped_answer(body: bytes, version: int) -> bytes:
             if name in part and part[name] is None:
                 del part[name]
         _name_reasoning(part.get("message"))
-    return json.dumps({**answer, "policy_version": version}).encode()
+    return json.dumps({**answer, **_stamp(version, constrained)}).encode()
 
 
-def stamped_events(data: bytes, version: int) -> bytes:
-    """A piece of an event stream, each event with the policy version; vLLM sends whole events."""
+def stamped_events(data: bytes, version: int, constrained: bool = False) -> bytes:
+    """A piece of an event stream, each event stamped likewise; vLLM sends whole events."""
     if EVENT not in data:
         return data
-    stamp = f'data: {{"policy_version": {version}, '.encode()
+    stamp = b"data: " + json.dumps(_stamp(version, constrained)).encode()[:-1] + b", "
     lines = data.split(b"\n")
     return b"\n".join(stamp + _event(line)[len(EVENT) :] if line.startswith(EVENT) else line for line in lines)
+
+
+def _stamp(version: int, constrained: bool) -> dict[str, Any]:
+    return {"policy_version": version, **({"constrained": True} if constrained else {})}
 
 
 def _event(line: bytes) -> bytes:
@@ -94,7 +128,7 @@ def openai_error(status: int, body: bytes) -> dict[str, Any]:
     message = str(given.get("message") or given.get("detail") or given)
     if status == 404 and "model" in message:
         code = "model_not_found"
-    elif status < 500 and _TOO_LONG.search(message):
+    elif status < 500 and says_too_long(message):
         code = "context_length_exceeded"
     else:
         code = "invalid_value" if status < 500 else "engine_failed"

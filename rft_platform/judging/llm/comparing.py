@@ -36,6 +36,11 @@ class PairwiseJudge(GradingSettings):
             raise ValueError("template needs both {answer_a} and {answer_b}")
         return self
 
+    @property
+    def form(self) -> str:
+        """The object that the model is asked for."""
+        return '{"reason": "<one sentence>", "better": "A" or "B" or "tie"}'
+
     async def __call__(
         self, task: dict[str, Any], responses: list[Any], runs: list[JudgedRun], session: JudgeSession
     ) -> list[JudgeOutput]:

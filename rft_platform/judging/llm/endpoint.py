@@ -23,6 +23,16 @@ class EndpointSettings(BaseModel):
     api_key_env: str | None = None
     """The environment variable with the key; null: the endpoint asks for none."""
 
+    def api_key(self) -> str:
+        """The key, or a stand-in where none is asked for. Raises UserError where it is not in the environment."""
+        key = "EMPTY" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise UserError(
+                f"the judge's model {self.model!r}: the environment variable {self.api_key_env} is not set; export "
+                f"the key of {self.base_url} in it"
+            )
+        return key
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -36,7 +46,7 @@ class Reply:
 class Endpoint:
     """A model to ask."""
 
-    identity: str  # the model's name in a cache's key
+    identity: str  # what its answers depend on, in a cache's key: which model, where, asked with which defaults
     model: str
     client: "openai.AsyncOpenAI"
     owned: bool  # whether the client is closed with the judging
@@ -64,17 +74,12 @@ def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, 
         )
     found = auxiliary_models[model]
     client = found.get_openai_async_client() if hasattr(found, "get_openai_async_client") else found.client
-    return Endpoint(found.model_name, found.model_name, client.with_options(max_retries=0), owned=False)
+    identity = getattr(found, "identity", None) or f"{found.model_name} at {client.base_url}"
+    return Endpoint(identity, found.model_name, client.with_options(max_retries=0), owned=False)
 
 
 def _own(settings: EndpointSettings) -> Endpoint:
     import openai
 
-    key = "EMPTY" if settings.api_key_env is None else os.environ.get(settings.api_key_env, "").strip()
-    if not key:
-        raise UserError(
-            f"the judge's model {settings.model!r}: the environment variable {settings.api_key_env} is not set; export "
-            f"the key of {settings.base_url} in it"
-        )
-    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=key, max_retries=0)
+    client = openai.AsyncOpenAI(base_url=settings.base_url, api_key=settings.api_key(), max_retries=0)
     return Endpoint(f"{settings.model} at {settings.base_url}", settings.model, client, owned=True)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
+from rft_platform.config.model_judges import PATIENCE
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask
 from rft_platform.judging.llm.document import last_object
@@ -45,14 +46,11 @@ class GradingSettings(AskingSettings):
 
     def identity(self) -> dict[str, Any]:
         """What the rewards depend on: everything but how patiently and how often the model is asked."""
-        return self.model_dump(mode="json", exclude=set(_PATIENCE))
+        return self.model_dump(mode="json", exclude=set(PATIENCE))
 
     def described(self) -> str:
         """The criteria as lines of a prompt."""
         return "\n".join(f"- {name}: {criterion.description}" for name, criterion in self.criteria.items())
-
-
-_PATIENCE = ("timeout_s", "retries", "backoff_s", "concurrency", "cache", "budget", "on_invalid")
 
 
 class LlmJudge(GradingSettings):
@@ -88,7 +86,7 @@ class LlmJudge(GradingSettings):
                 "answer": answer_of(response, run, self.transcript),
                 "low": str(self.scale[0]),
                 "high": str(self.scale[1]),
-                "form": self._form(),
+                "form": self.form,
             },
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
@@ -113,7 +111,9 @@ class LlmJudge(GradingSettings):
         low, high = self.scale
         return (score - low) / (high - low) if self.normalise == "range" else score / high
 
-    def _form(self) -> str:
+    @property
+    def form(self) -> str:
+        """The object that the model is asked for."""
         scores = json.dumps(dict.fromkeys(self.criteria, "N"), ensure_ascii=False).replace('"N"', "<number>")
         return f'{{"reasons": "<one sentence a criterion>", "scores": {scores}}}'
 

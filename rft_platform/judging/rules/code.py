@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_platform.judging.sandbox.process import Limits, Outcome, run_program
+from rft_platform.judging.sandbox.process import Limits, Outcome, run_program, run_tested
 from rft_platform.judging.session import JudgeSession
 from rft_platform.judging.text import response_text
 from rft_platform.judging.types import JudgeOutput
@@ -33,7 +32,8 @@ async def code(
 
     - a list (or its JSON text) of ``{input, output}``: the program reads the one and must print the other; white space
       at the ends of lines and of the text does not count; or
-    - Python code, or a list of it, that is run after the program's and fails by an exception (``assert ...``).
+    - Python code, or a list of it, that fails by an exception (``assert ...``). It runs in another process than the
+      program, whose names it has: see ``sandbox.peers``.
 
     Each test has a process of its own with ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
     space, files of ``file_mb`` and ``output_kb`` of output. The metrics ``passed`` and ``timed_out`` are shares.
@@ -68,10 +68,8 @@ async def _try(source: str, test: Any, limits: Limits) -> tuple[bool, Outcome]:
     if isinstance(test, Mapping):
         outcome = await run_program(source, str(test.get("input", "")), limits)
         return outcome.ok and _lines(outcome.stdout) == _lines(str(test["output"])), outcome
-    # A program that ends before its tests have run must not pass: the last line is a word it cannot guess.
-    word = secrets.token_hex(16)
-    outcome = await run_program(f"{source}\n\n{test}\n\nprint({word!r})\n", "", limits)
-    return outcome.ok and outcome.stdout.rstrip().endswith(word), outcome
+    outcome = await run_tested(source, test, limits)
+    return outcome.ok, outcome
 
 
 def _tests(task: Mapping[str, Any], key: str) -> Sequence[Any]:

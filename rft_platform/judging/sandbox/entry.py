@@ -1,7 +1,7 @@
 """Entry of a sandboxed process: takes limits upon itself, leaves the network where it may, then becomes the program.
 
-Run as a file by ``python -I`` with the limits as JSON in the first argument and the program's file in the second. It
-stands alone: it imports nothing of the platform.
+Run as a file by ``python -I`` with the limits as JSON in the first argument, the program's file in the second and its
+arguments after that. It stands alone: it imports nothing of the platform.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 def main() -> None:
     """Where namespaces are to be had the program is their first process: with it everything it started ends."""
-    limits, program = json.loads(sys.argv[1]), sys.argv[2]
+    limits, program = json.loads(sys.argv[1]), sys.argv[2:]
     if not _leave():
         _become(limits, program)
     child = os.fork()
@@ -36,14 +36,14 @@ def _leave() -> bool:
         return False
 
 
-def _become(limits: dict[str, int], program: str) -> None:
+def _become(limits: dict[str, int], program: list[str]) -> None:
     for name in ("CPU", "AS", "FSIZE", "NPROC", "NOFILE", "CORE"):
         limit = limits[name]
         kind = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(kind)[1]
         most = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(kind, (most, most))
-    os.execv(sys.executable, [sys.executable, "-I", "-B", program])
+    os.execv(sys.executable, [sys.executable, "-I", "-B", *program])
 
 
 if __name__ == "__main__":

@@ -3,15 +3,17 @@
 import asyncio
 import json
 import os
+import secrets
 import shutil
 import signal
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _ENTRY = Path(__file__).with_name("entry.py")
+_PEERS = Path(__file__).with_name("peers.py")
 _MEGABYTE = 1 << 20
 _CHUNK = 1 << 16
 
@@ -58,21 +60,51 @@ class Outcome:
 
 async def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
     """Run Python ``source`` in a sandboxed process; whatever it started is gone when this returns."""
-    limits = limits or Limits()
+    return await _run(source, stdin, limits or Limits())
+
+
+async def run_tested(source: str, tests: str, limits: Limits | None = None) -> Outcome:
+    """How ``tests`` went that were run against the program ``source``: each in a sandboxed process of its own.
+
+    The tests' process alone decides: it ends with code 0 and prints, as the last line, a word that only it was told.
+    """
+    limits, word = limits or Limits(), secrets.token_hex(16)
+    (asked, asks), (answered, answers) = os.pipe(), os.pipe()
+    program = asyncio.create_task(_run(source, "", limits, ("program", asked, answers)))
+    judging = asyncio.create_task(_run("", f"{word}\n{tests}", limits, ("tests", answered, asks)))
+    try:
+        outcome = await judging
+    finally:
+        program.cancel()
+        judging.cancel()
+        await asyncio.gather(program, judging, return_exceptions=True)
+    passed = outcome.ok and outcome.stdout.rstrip().endswith(word)
+    return outcome if passed or not outcome.ok else replace(outcome, returncode=1)
+
+
+async def _run(source: str, stdin: str, limits: Limits, part: tuple[str, int, int] | None = None) -> Outcome:
+    """``part``: of two that talk with each other, with the ends of pipes that it has; they are closed here."""
     folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
     try:
         program = folder / "program.py"
         program.write_text(source, encoding="utf-8", errors="replace")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", "-B", str(_ENTRY), json.dumps(limits.as_resource_limits()), str(program)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=folder,
-            env={"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", "-B", str(_ENTRY), json.dumps(limits.as_resource_limits())),
+                *((str(_PEERS), *map(str, part)) if part else ()),
+                str(program),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                cwd=folder,
+                env={"HOME": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                pass_fds=part[1:] if part else (),
+                start_new_session=True,
+            )
+        finally:
+            for end in part[1:] if part else ():
+                os.close(end)
         try:
             return await _conversation(process, stdin, limits)
         finally:
@@ -94,12 +126,18 @@ async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits:
                 _kill(process)
                 return
 
-    jobs = [_feed(process, stdin), read(process.stdout, kept[0]), read(process.stderr, kept[1]), process.wait()]
+    jobs = asyncio.gather(
+        _feed(process, stdin), read(process.stdout, kept[0]), read(process.stderr, kept[1]), process.wait()
+    )
     timed_out = False
     try:
-        await asyncio.wait_for(asyncio.gather(*jobs), limits.wall_s)
+        await asyncio.wait_for(jobs, limits.wall_s)
     except TimeoutError:
         timed_out = True
+    except asyncio.CancelledError:
+        with suppress(asyncio.CancelledError):
+            await jobs  # or asyncio complains of what became of it
+        raise
     await _end(process)
     stdout, stderr = (bytes(part).decode("utf-8", "replace") for part in kept)
     code = process.returncode if process.returncode is not None else -signal.SIGKILL

@@ -1,0 +1,91 @@
+"""What a taskset and a step come to where little is written: the judge, and steps of whole rounds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rft_platform.algorithms.presets import PRESETS
+from rft_platform.config.batches import batch_plan
+from rft_platform.config.buffer import Taskset
+from rft_platform.config.checks import check_config
+from rft_platform.config.load import build_config, dump_config
+from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.schema import RftConfig
+from rft_platform.errors import UserError
+
+MakeConfig = Callable[..., RftConfig]
+TASKSET = "buffer__explorer_input__taskset"
+
+
+def problems(config: RftConfig, algorithm: str = "grpo") -> str:
+    try:
+        check_config(config, preset=PRESETS[algorithm], cpu_count=2, gpu_count=0)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("written", "judge"),
+    [
+        ({}, "exact_match"),
+        ({"workflow": "calculator"}, "exact_match"),
+        ({"format": {"response_key": None}}, None),
+        ({"workflow": "agent.py:solve"}, None),
+        ({"default_workflow_type": "agents:Solve"}, None),
+        ({"workflow": "agent.py:solve", "judge": "numeric"}, "numeric"),
+        ({"workflow": "agent.py:solve", "default_reward_fn_type": "gsm8k"}, "gsm8k"),
+        ({"judge": None}, None),
+    ],
+)
+def test_the_judge_that_is_not_written(written: dict[str, Any], judge: str | None) -> None:
+    assert Taskset.model_validate({"path": "tasks.jsonl", **written}).judge == judge
+
+
+def test_a_project_of_before_keeps_the_judge_that_it_wrote_down(make_config: MakeConfig) -> None:
+    written = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", f"{TASKSET}__judge": "exact_match"})
+    assert "judge: exact_match" in dump_config(written)
+
+
+def test_nobody_would_reward_a_built_in_workflow(make_config: MakeConfig) -> None:
+    assert "gives no reward of its own; name a judge" in problems(make_config(**{f"{TASKSET}__judge": None}))
+    assert not problems(make_config(**{f"{TASKSET}__judge": None, f"{TASKSET}__workflow": "agent.py:solve"}))
+
+
+def test_a_step_of_a_whole_round(make_config: MakeConfig) -> None:
+    config = make_config(buffer__train_batch_size="round", **{f"{TASKSET}__workflow": "agent.py:solve"})
+    assert problems(config) == ""
+    plan = batch_plan(config, PRESETS["grpo"])
+    assert (plan.steps_a_round, plan.total_steps, plan.whole_round) == (1, 3, True)
+    assert "one optimiser step a round, of all its experiences" in render_plan(
+        resolved_plan(config, preset=PRESETS["grpo"], gpu_count=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mode": "train"}, "mode train has no rounds of its own"),
+        ({"synchronizer__sync_style": "dynamic_by_explorer"}, "trains when a step has landed"),
+        ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}, "fills steps up to their size"),
+    ],
+)
+def test_where_steps_are_counted_a_number_is_asked_for(
+    make_config: MakeConfig, settings: dict[str, Any], said: str
+) -> None:
+    found = problems(make_config(buffer__train_batch_size="round", **settings))
+    assert "buffer.train_batch_size round" in found and said in found
+
+
+def test_the_plan_says_what_becomes_of_the_tasks(make_config: MakeConfig) -> None:
+    config = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", "explorer__workers__kind": "process"})
+    text = render_plan(resolved_plan(config, preset=PRESETS["grpo"], gpu_count=0))
+    assert "workflow agent.py:solve, judge none (the workflow's own reward)" in text
+    assert "tasks shuffle, runs in worker processes of this Python, operators none" in text
+
+
+def test_a_fault_elsewhere_brings_no_second_line() -> None:
+    with pytest.raises(UserError) as told:
+        build_config({"buffer": {"explorer_input": {"taskset": {"path": "x", "workflow": 3}}}})
+    assert str(told.value).count("\n") == 0

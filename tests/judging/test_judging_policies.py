@@ -1,0 +1,99 @@
+"""Rewards and advantages where several policies made the runs: each policy's rows are judged and compared apart."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rft_platform.experience.record import RolloutRow
+from rft_platform.judging.apply import judge_rollouts, judge_runs
+from rft_platform.judging.compose import JudgePart, JudgeSpec, build_judge
+from rft_platform.judging.pipeline import Operator, Pipeline
+from rft_platform.judging.types import JudgeOutput
+
+from .test_judging_apply import TASKS, row
+
+
+def run_of(
+    number: int, *steps: tuple[str | None, str], reward: float | None = None, **rewards: float
+) -> list[RolloutRow]:
+    """A run of task 1: who said what, step by step, and what the workflow gave."""
+    rows = [replace(row(1, number, text, step=step), policy=policy) for step, (policy, text) in enumerate(steps)]
+    rows[-1].run_reward, rows[-1].metrics = reward, {f"reward/{name}": value for name, value in rewards.items()}
+    return rows
+
+
+def advantages(rewards: list[float]) -> list[float]:
+    """GRPO's over the rows of a group: (r - mean) / (std + 1e-6), std with n - 1."""
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((value - mean) ** 2 for value in rewards) / (len(rewards) - 1))
+    return [(value - mean) / (std + 1e-6) for value in rewards]
+
+
+GAME = [
+    *run_of(0, (None, "a"), ("rival", "b"), reward=1.0, rival=-1.0),
+    *run_of(1, (None, "a"), ("rival", "b"), (None, "c"), reward=0.25, rival=3.0),
+    *run_of(2, (None, "a"), ("rival", "b"), reward=0.0),
+    *run_of(3, (None, "a"), reward=0.5),  # the rival had no turn
+]
+
+
+def test_rows_of_different_policies_are_never_compared() -> None:
+    judged = judge_rollouts(GAME, TASKS, None, advantage_fn="grpo").rows
+    assert [one.row_id for one in judged] == [one.row_id for one in GAME]
+    first, rival = iter(advantages([1.0, 0.25, 0.25, 0.0, 0.5])), iter(advantages([-1.0, 3.0, 0.0]))
+    for one, made in zip(judged, GAME, strict=True):
+        assert one.advantage == pytest.approx(next(first if made.policy is None else rival), abs=1e-9)
+    # run 2 names no reward of the rival's own
+    assert [one.reward for one in judged] == [1.0, -1.0, 0.25, 3.0, 0.25, 0.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize("function", ["step_wise_grpo", "opmd", "rloo"])
+def test_each_policy_alone_would_get_the_same(function: str) -> None:
+    together = {one.row_id: one for one in judge_rollouts(GAME, TASKS, None, advantage_fn=function).rows}
+    for policy in (None, "rival"):
+        alone = []
+        for made in (made for made in GAME if made.policy == policy):
+            last = [other for other in GAME if other.run_id == made.run_id][-1]
+            reward = last.run_reward if policy is None else last.metrics.get("reward/rival", last.run_reward)
+            alone.append(replace(made, policy=None, run_reward=reward, metrics={}))
+        for one in judge_rollouts(alone, TASKS, None, advantage_fn=function).rows:
+            assert (one.reward, one.advantage) == (together[one.row_id].reward, together[one.row_id].advantage)
+
+
+def zero_sum(task: dict[str, Any], response: Any) -> JudgeOutput:
+    """What the answer's length is to one it costs the other."""
+    return JudgeOutput(float(len(response)), {"letters": len(response)}, rewards={"rival": -float(len(response))})
+
+
+def same_for_all(task: dict[str, Any], response: Any) -> float:
+    """1 for everybody."""
+    return 1.0
+
+
+def test_a_judge_rewards_policies_by_name() -> None:
+    (run,) = judge_runs(GAME[:2], TASKS, build_judge(zero_sum))
+    assert (run.reward, run.rewards, run.parts) == (1.0, {"rival": -1.0}, {"zero_sum": 1.0, "zero_sum/letters": 1.0})
+    parts = (JudgePart("zero_sum", zero_sum, {}, 2.0), JudgePart("same_for_all", same_for_all, {}, 0.5))
+    (run,) = judge_runs(GAME[:2], TASKS, JudgeSpec(parts, "v"))
+    assert (run.reward, run.rewards) == (2.5, {"rival": -1.5})  # what a part does not name counts as for the first
+
+
+def test_a_reward_that_is_not_finite_leaves_the_run_out() -> None:
+    def broken(task: dict[str, Any], response: Any) -> JudgeOutput:
+        return JudgeOutput(1.0, rewards={"rival": math.nan if response == "b" else 0.0})
+
+    runs = judge_runs(GAME[:5], TASKS, build_judge(broken))
+    assert [run.error is not None for run in runs] == [True, False]
+
+
+def test_operators_work_on_each_policy_apart() -> None:
+    pipeline = Pipeline.of([Operator("reward_filter", {"threshold": -0.5})])
+    found = judge_rollouts(GAME, TASKS, None, advantage_fn="grpo", pipeline=pipeline)
+    dropped = [one.row_id for one in found.rows if one.dropped_by]
+    assert dropped == [GAME[1].row_id], "the rival lost run 0; the first policy's row of it stays"
+    assert [(report.name, report.rows_in, report.rows_out) for report in found.operators] == [
+        ("reward_filter", 5, 5),
+        ("reward_filter (rival)", 3, 2),
+    ]

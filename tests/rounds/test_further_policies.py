@@ -1,0 +1,95 @@
+"""Notes, snapshots, mending and thinning of policies beside the first."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rft_platform.checkpoint_files import MANIFEST
+from rft_platform.config.home import Home
+from rft_platform.errors import DamageRepairedError
+from rft_platform.files import write_json, write_text
+from rft_platform.rounds.mend import mend
+from rft_platform.rounds.policies import explored_with, train_further
+from rft_platform.rounds.policy import Policy, is_published, publish, published
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.snapshots import snapshot_for
+from rft_platform.rounds.thinning import thin_checkpoints
+
+NAMES = (None, "rival", "guard")
+
+
+class NoChampion:
+    """What thinning asks of a registry."""
+
+    def champion(self) -> None:
+        """None was promoted."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """Three policies after two rounds; ``guard`` is not trained."""
+    home = Home(tmp_path / "home")
+    policies = [{"name": "rival", "model_path": "b"}, {"name": "guard", "model_path": "c", "train": False}]
+    settings: dict[str, Any] = {"model": {"model_path": "a"}, "trainer": {"max_checkpoints_to_keep": 1}}
+    settings |= {"project": "p", "name": "n", "policies": policies, "synchronizer": {"sync_offset": 1}}
+    write_text(home.config_file, yaml.safe_dump(settings))
+    opened = Project.open(home)
+    for number in range(3):
+        for name in NAMES:
+            folder = opened.checkpoints_of(name) / f"global_step_{number}"
+            folder.mkdir(parents=True)
+            (folder / "model.safetensors").write_bytes(b"w")
+            write_json(folder / MANIFEST, {"files": {}})
+            publish(opened.store, Policy(str(folder), number, f"{name}{number}", round=number, name=name))
+    return opened
+
+
+def test_each_policy_is_found_under_its_name(project: Project) -> None:
+    for name in NAMES:
+        found = published(project.store, 2, name)
+        assert found is not None and found.weights_digest == f"{name}2" and is_published(project.store, found)
+    assert project.store.has_note(2, "policy-rival") and published(project.store, 2, "other") is None
+
+
+def test_a_round_keeps_the_versions_that_it_settled_on(project: Project) -> None:
+    first = snapshot_for(project, 3)
+    assert (first.name, first.policy_version) == (None, 2)
+    found = {name: (one.name, one.policy_version) for name, one in explored_with(project, 3).items()}
+    assert found == {"rival": ("rival", 2), "guard": ("guard", 2)}
+    project.store.withdraw_note(2, "policy-rival")  # its checkpoint is gone: the offset permits the round before
+    snapshot_for(project, 3)
+    found = {name: one.policy_version for name, one in explored_with(project, 3).items()}
+    assert found == {"rival": 1, "guard": 2}
+
+
+def test_a_policy_that_is_not_trained_stays_as_it_is(project: Project) -> None:
+    guard = project.config.model_copy(update={"policies": project.config.policies[1:]})
+    alone = Project(project.home, guard)
+    kept, result = train_further(alone, None, None, 3, "run")["guard"]  # type: ignore[arg-type]
+    assert result is None and kept == published(project.store, 3, "guard")
+    assert (kept.round, kept.policy_version, kept.weights_digest) == (3, 2, "guard2")
+
+
+def test_a_damaged_checkpoint_withdraws_the_notes_of_its_policy_alone(project: Project) -> None:
+    store, damaged = project.store, published(project.store, 2, "rival")
+    for note in ("train", "train-rival", "evaluation"):
+        store.write_note(2, note, {})
+    assert damaged is not None
+    (Path(damaged.folder) / MANIFEST).unlink()
+    with pytest.raises(DamageRepairedError, match=r"rival/global_step_2 is damaged.*set aside"):
+        mend(project, damaged)
+    there = {
+        note for note in ("policy", "train", "policy-rival", "train-rival", "evaluation") if store.has_note(2, note)
+    }
+    assert there == {"policy", "train"}, "without an evaluation the round is synced again"
+    assert not Path(damaged.folder).exists() and published(store, 1, "rival") is not None
+
+
+def test_each_policys_old_weights_are_removed(project: Project) -> None:
+    removed = thin_checkpoints(project, NoChampion())  # type: ignore[arg-type]
+    assert removed == [project.checkpoints_of(name) / "global_step_1" for name in NAMES]
+    for name in NAMES:
+        there = [(project.checkpoints_of(name) / f"global_step_{n}/model.safetensors").exists() for n in range(3)]
+        assert there == [True, False, True], "the start and the newest stay"
