@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rft_platform.algorithms.presets import PRESETS
-from rft_platform.config.batches import batch_plan
+from rft_platform.config.batches import WHOLE_ROUND, batch_plan
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.plan import render_plan, resolved_plan
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
+from rft_platform.training.batches import group_steps
 
 MakeConfig = Callable[..., RftConfig]
 TASKSET = "buffer__explorer_input__taskset"
@@ -89,3 +91,9 @@ def test_a_fault_elsewhere_brings_no_second_line() -> None:
     with pytest.raises(UserError) as told:
         build_config({"buffer": {"explorer_input": {"taskset": {"path": "x", "workflow": 3}}}})
     assert str(told.value).count("\n") == 0
+
+
+def test_however_many_rows_a_round_has_it_is_one_step() -> None:
+    groups = np.repeat(np.arange(40), np.arange(1, 41))
+    (step,) = group_steps(groups, WHOLE_ROUND, seed=3, epochs=1)
+    assert sorted(step) == list(range(len(groups)))
