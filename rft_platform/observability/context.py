@@ -82,6 +82,7 @@ def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[
             LOG.error("%s failed after %.1f s: %s: %s", place, took, type(error).__name__, said, exc_info=True)
             raise
         except BaseException as interruption:
-            LOG.warning("interrupted after %.1f s (%s)", time.perf_counter() - started, type(interruption).__name__)
+            LOG.warning("interrupted after %.1f s", time.perf_counter() - started)
+            LOG.info("interrupted by %s", type(interruption).__name__)
             raise
         LOG.info("done in %.1f s", time.perf_counter() - started)
