@@ -18,6 +18,7 @@ MESSAGES = [
     {"role": "system", "content": "You answer questions about sums. " * 8},
     {"role": "user", "content": "What is 123 + 456? Think, then answer with the number alone."},
 ]
+WARM_UP_S = 1.0  # connections are open, and the agents have fallen out of step
 
 
 def request(number: int) -> dict[str, Any]:
@@ -33,6 +34,11 @@ def request(number: int) -> dict[str, Any]:
     }
 
 
+def pause_s(number: int) -> float:
+    """How long the replaying engine thinks about a call: about as long as vLLM on a GPU does for 64 agents."""
+    return 0.2 + 0.4 * (number * 37 % 64) / 64
+
+
 class Agents:
     """Agents of one side, each with a client of its own, kept from measurement to measurement."""
 
@@ -44,6 +50,8 @@ class Agents:
         from rft_platform.rollout.recording import RecordingClients
 
         self._model = side["model"]
+        self._replayed = side["replayed"]
+        self._ending = False
         self._numbers = itertools.count()
         recording = RecordingClients(side["base_url"], 600)
         self._clients = [
@@ -53,26 +61,32 @@ class Agents:
             for number, key in enumerate(side["keys"])
         ]
 
-    async def measure(self, calls: int) -> dict[str, float]:
-        """Every agent makes ``calls`` calls, one after the other."""
-        await asyncio.gather(*(self._talk(client, 1, []) for client in self._clients))  # connections are open
+    async def measure(self, window_s: float) -> dict[str, float]:
+        """Every agent makes one call after the other; what ends within ``window_s`` counts, once all are talking."""
         seconds: list[float] = []
+        first = next(self._numbers) + 1
+        talking = [asyncio.ensure_future(self._talk(client, seconds)) for client in self._clients]
+        await asyncio.sleep(WARM_UP_S)
+        seconds.clear()
         started, cpu = perf_counter(), process_time()
-        await asyncio.gather(*(self._talk(client, calls, seconds) for client in self._clients))
-        wall = perf_counter() - started
-        used = (process_time() - cpu) / len(seconds)
+        await asyncio.sleep(window_s)
+        wall, used, ended = perf_counter() - started, process_time() - cpu, list(seconds)
+        self._ending = True
+        await asyncio.gather(*talking)
+        self._ending = False
         return {
-            "calls_per_s": len(seconds) / wall,
-            "p50_ms": median(seconds) * 1e3,
-            "cpu_ms_a_call": used * 1e3,
-            "calls": len(seconds),
+            "calls_per_s": len(ended) / wall,
+            "p50_ms": median(ended) * 1e3,
+            "cpu_ms_a_call": used * 1e3 / len(ended),
+            "calls": len(ended),
+            "all_calls": next(self._numbers) - first,
         }
 
-    async def _talk(self, client: Any, calls: int, seconds: list[float]) -> None:
-        for _ in range(calls):
-            began = perf_counter()
-            answer = await client.chat.completions.create(model=self._model, **request(next(self._numbers)))
-            seconds.append(perf_counter() - began)
+    async def _talk(self, client: Any, seconds: list[float]) -> None:
+        while not self._ending:
+            number, began = next(self._numbers), perf_counter()
+            answer = await client.chat.completions.create(model=self._model, **request(number))
+            seconds.append(perf_counter() - began - (pause_s(number) if self._replayed else 0.0))
             assert answer.choices[0].logprobs is not None
 
 
@@ -84,24 +98,25 @@ def load() -> None:
             side = json.loads(line)
             if side["name"] not in agents:
                 agents[side["name"]] = Agents(side)
-            print(json.dumps(runner.run(agents[side["name"]].measure(side["calls"]))), flush=True)
+            print(json.dumps(runner.run(agents[side["name"]].measure(side["window_s"]))), flush=True)
 
 
 def replay(file: Path) -> None:
-    """Answer every call with a recorded answer, 100 to 300 ms after it came."""
+    """Answer every call with a recorded answer, after a pause."""
     import socket
 
     import uvicorn
 
     answers = [json.dumps(answer).encode() for answer in json.loads(file.read_text())]
-    numbers = itertools.count()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        while (await receive()).get("more_body"):
-            pass
-        number = next(numbers)
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        number = json.loads(body)["seed"]
         content = answers[number % len(answers)]
-        await asyncio.sleep(0.1 + 0.2 * (number * 37 % 64) / 64)
+        await asyncio.sleep(pause_s(number))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})

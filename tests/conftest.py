@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,52 @@ from rft_platform.recipes.arithmetic.model import build_model
 settings.register_profile("rft", deadline=None)
 settings.load_profile("rft")
 
+# One thread each, for what is tried in this process and for what it starts: the suite has a core a worker.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Temporary folders in memory, where there is plenty: every commit of Dagster's and MLflow's databases waits for the
+# disk, 10 to 20 ms on a virtual one. PYTEST_DEBUG_TEMPROOT or --basetemp name another place.
+MEMORY, ENOUGH_BYTES = Path("/dev/shm"), 6 << 30
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 # Started in the background of a script, a process ignores Ctrl-C, and so would everything that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+#: The files that take longest, longest first: two workers that begin with them end at about the same time.
+LONGEST = (
+    "e2e/test_daemon.py",
+    "chaos/test_chaos_kills.py",
+    "e2e/test_faults.py",
+    "e2e/test_fragments_and_bench.py",
+    "e2e/test_offline.py",
+    "e2e/test_spine.py",  # it makes the project that the next two compare theirs with
+    "e2e/test_kills.py",
+    "e2e/test_replicas.py",
+    "e2e/test_dynamic_styles.py",
+    "e2e/test_policies.py",
+    "e2e/test_ui.py",
+    "tuner/test_tune_runs.py",
+    "deploy/test_postgres.py",
+    "training/test_trainer_checkpoint.py",
+    "training/test_trainer_resume.py",
+    "training/test_ppo_ranks.py",
+    "training/test_trainer_group.py",
+    "inference/test_pool.py",
+    "rollout/test_under_fire.py",
+    "training_core/test_invariance.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, then others with real processes; within a file the order stays."""
+    tests = Path(__file__).resolve().parent
+    first = {str(tests / name): rank for rank, name in enumerate(LONGEST)}
+    slow = {str(item.path) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (first.get(str(item.path), len(LONGEST)), str(item.path) not in slow))
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +79,21 @@ def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     with find_or_start_engine(tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu") as engine:
         yield engine
         engine.shutdown()
+
+
+@pytest.fixture(scope="session")
+def with_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
+    """Puts an empty MLflow store into a home: its migrations take seconds, a copy of what they make takes none."""
+    from rft_platform.registry.store import make_database
+
+    made = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    make_database(f"sqlite:///{made}")
+
+    def copy(home: Path) -> None:
+        (home / "mlflow").mkdir(parents=True)
+        shutil.copyfile(made, home / "mlflow" / made.name)
+
+    return copy
 
 
 @pytest.fixture(scope="session")

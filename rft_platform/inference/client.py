@@ -8,13 +8,12 @@ from types import TracebackType
 from typing import Any
 
 import httpx
-import psutil
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.observability.context import context_headers
 from rft_platform.processes.lease import Lease, find_process
-from rft_platform.processes.spawn import stop_process
+from rft_platform.processes.spawn import stop_process, wait_until_ended
 
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
@@ -100,7 +99,7 @@ class EngineClient:
         process = find_process(self.lease.pid, self.lease.create_time) if self.lease else None
         self._post("shutdown")
         if self.lease and process:
-            psutil.wait_procs([process], timeout=SHUTDOWN_TIMEOUT_S)
+            wait_until_ended([process], SHUTDOWN_TIMEOUT_S)
             stop_process(self.lease.pid, self.lease.create_time)
 
     def close(self) -> None:

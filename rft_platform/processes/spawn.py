@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log_file), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, number) for number in _inheritable()),
         ],
         setsid=True,
     )
@@ -46,9 +48,11 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
 
 
 def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
-    """End the process and its process group: SIGTERM, and SIGKILL for what is left after ``timeout_s``.
+    """End a process, its process group and its descendants: SIGTERM, and SIGKILL for what is left after ``timeout_s``.
 
-    A process that is gone already, or a pid that now belongs to another process, is left alone.
+    Descendants in groups of their own (an engine that a run has started) are told once the group has ended, so that
+    those that use them may say good-bye. A process that is gone already, or a pid that now belongs to another process,
+    is left alone.
     """
     process = find_process(pid, create_time)
     if process is None:
@@ -56,12 +60,33 @@ def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
     family = [process]
     with suppress(psutil.NoSuchProcess):
         family += process.children(recursive=True)
+    group = {member.pid for member in family if _group_of(member.pid) == _group_of(pid)}
     _signal_group(pid, signal.SIGTERM)
-    _, left = psutil.wait_procs(family, timeout=timeout_s)
+    left = wait_until_ended([member for member in family if member.pid in group], timeout_s)
+    apart = [member for member in family if member.pid not in group and _runs(member)]
+    for member in apart:
+        with suppress(psutil.NoSuchProcess):
+            member.terminate()
+    left += wait_until_ended(apart, timeout_s)
     for member in left:
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    psutil.wait_procs(left, timeout=timeout_s)
+    wait_until_ended(left, timeout_s)
+
+
+def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """Wait for the ends of processes; returns those that still run after ``timeout_s``.
+
+    A zombie has ended: our own children are reaped here, others' by whoever adopted them, for which the first process
+    of a container takes seconds.
+    """
+    waited_for = list(processes)
+    deadline = time.monotonic() + timeout_s
+    left = waited_for
+    while (left := [process for process in left if _runs(process)]) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    psutil.wait_procs([process for process in waited_for if process not in left], timeout=0)
+    return left
 
 
 def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_file: Path) -> Lease:
@@ -97,6 +122,22 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
             os.kill(pid, number)
         else:
             os.killpg(group, number)
+
+
+def _inheritable() -> list[int]:
+    """Open files that a process started here would hold on to, such as the pipe of a code server's helper."""
+    found = []
+    for file in list(Path("/dev/fd").iterdir()):
+        with suppress(OSError):  # the one that listed them is closed again
+            if (number := int(file.name)) > 2 and os.get_inheritable(number):
+                found.append(number)
+    return found
+
+
+def _group_of(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None
 
 
 def _runs(process: psutil.Process) -> bool:

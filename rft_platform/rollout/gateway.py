@@ -82,8 +82,8 @@ class RecordingGateway:
         self._host = host
         app = GatewayApp(engine_url, timeout_s, self._runs, self._ended)
         config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_GRACE_S,
+            app, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S,
         )  # fmt: skip
         self._server = _Server(config)
         self._closing: list[Future[None]] = []

@@ -56,19 +56,24 @@ class RecordingClients:
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
 
-    def async_transport(self, history: RunHistory) -> Any:
-        """A transport that records into ``history``, with connections of its own."""
-        connections: Any = wire.AsyncHTTPTransport(verify=self._tls)
+    def async_transport(self, history: RunHistory, connections: Any = None) -> Any:
+        """A transport that records into ``history``, over ``connections``; by default over some of its own."""
+        connections = connections or wire.AsyncHTTPTransport(verify=self._tls)
         return AsyncRecorder(self._routed(AsyncRouter, connections), history)
 
     @property
     def gateway(self) -> "RecordingGateway":
         """The road for agents in other processes; begins to listen when it is first asked for."""
-        from rft_platform.rollout.gateway import RecordingGateway  # a server's packages: not every agent's has them
+        # a server's packages: not every agent's environment has them
+        from rft_platform.rollout.gateway import RecordingGateway
+        from rft_platform.rollout.gateway_connections import GatewayConnections
+
+        def transport(history: RunHistory) -> Any:
+            return self.async_transport(history, GatewayConnections())
 
         with self._lock:
             if self._gateway is None:
-                self._gateway = RecordingGateway(self._base_url, self._timeout_s, self.async_transport)
+                self._gateway = RecordingGateway(self._base_url, self._timeout_s, transport)
             return self._gateway
 
     def end(self, history: RunHistory) -> None:

@@ -15,7 +15,7 @@ import psutil
 
 from rft_platform.errors import RftError, UserError
 from rft_platform.observability.bounded import bound_logs_now_and_then
-from rft_platform.processes.spawn import stop_process
+from rft_platform.processes.spawn import stop_process, wait_until_ended
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
@@ -199,7 +199,7 @@ def _end_group(child: Child) -> None:
     """End what a dead server has left in its process group: politely, then at once."""
     with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGTERM)
-    psutil.wait_procs(_members(child.process.pid), timeout=_STOP_TIMEOUT_S)
+    wait_until_ended(_members(child.process.pid), _STOP_TIMEOUT_S)
     _kill_group(child)
 
 

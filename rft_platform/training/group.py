@@ -14,7 +14,13 @@ import rft_platform
 from rft_platform.errors import TrainerError
 from rft_platform.observability.context import current
 from rft_platform.processes.lease import Lease, is_alive, locked, read_lease
-from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.spawn import (
+    StartError,
+    start_detached,
+    stop_process,
+    wait_for_lease,
+    wait_until_ended,
+)
 from rft_platform.processes.strays import end_strays, lease_environment
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
 from rft_platform.training.layout import Layout
@@ -200,4 +206,4 @@ def _wait(lease: Lease) -> None:
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(pid))
-    psutil.wait_procs(processes, timeout=STOP_TIMEOUT_S)
+    wait_until_ended(processes, STOP_TIMEOUT_S)

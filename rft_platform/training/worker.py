@@ -10,6 +10,7 @@ import importlib
 import logging
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -98,9 +99,19 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
 
 
 def _preload() -> None:
-    """Import now what the first command needs, while the caller prepares it."""
-    for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
-        importlib.import_module(module)
+    """Import now what the first command needs, while the caller prepares it.
+
+    transformers loads scikit-learn and scipy where they are installed, for kinds of decoding that are not used here.
+    They count as not installed meanwhile, which spares a fifth of the start; user code imports them as ever.
+    """
+    unused = [name for name in ("sklearn", "scipy") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]
+    try:
+        for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
+            importlib.import_module(module)
+    finally:
+        for name in unused:
+            del sys.modules[name]
 
 
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rft_platform.errors import RftError, UserError
-from rft_platform.processes.spawn import free_port
+from rft_platform.processes.spawn import free_port, wait_until_ended
 from rft_platform.servers.interface import answers
 from rft_platform.servers.supervise import Server, check_ports, port_is_free, serving, wait_for_end
 
@@ -45,7 +45,7 @@ def test_a_server_answers_inside_and_is_gone_outside_with_all_it_started(tmp_pat
         with pytest.raises(UserError, match=f"port {port} is taken"):
             check_ports([web])
 
-    assert not any(process.is_running() for process in family)
+    assert wait_until_ended(family, 0) == []
     assert port_is_free(port)
 
 

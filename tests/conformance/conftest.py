@@ -8,6 +8,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -53,18 +54,49 @@ def launch(request: pytest.FixtureRequest, kind: str, model: Path, home: Path, *
     return find_or_start_engine(model, home / "leases", home / "logs", **given)
 
 
+class Running:
+    """The engines that tests have asked for: each is started once, and runs until the last test."""
+
+    def __init__(self, homes: pytest.TempPathFactory, model: Path) -> None:
+        self._homes, self._model = homes, model
+        self._found: dict[str, EngineClient] = {}
+        self._stack = ExitStack()
+
+    def get(self, request: pytest.FixtureRequest, name: str) -> EngineClient:
+        """The engine of this name of ``ENGINES``; skips the test where this machine has none."""
+        if name not in self._found:
+            self._found[name] = self._start(request, name)
+        return self._found[name]
+
+    def _start(self, request: pytest.FixtureRequest, name: str) -> EngineClient:
+        home = self._homes.mktemp(f"engine-{name}")
+        kind, count = POOLS.get(name, (name, 1))
+
+        def start(replica: int = 0) -> EngineClient:
+            settings = {"max_model_len": MAX_MODEL_LEN, "idle_timeout_s": 3600, "replica": replica}
+            return launch(request, kind, self._model, home, **settings)
+
+        client = self._stack.enter_context(start() if count == 1 else find_or_start_pool(count, start))
+        self._stack.callback(client.shutdown)
+        return client
+
+    def end(self) -> None:
+        """Shut all of them down."""
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def running_engines(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One engine of each kind for all files of this folder."""
+    running = Running(tmp_path_factory, tiny_model)
+    yield running
+    running.end()
+
+
 @pytest.fixture(scope="session", params=ENGINES)
-def engine(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def engine(request: pytest.FixtureRequest, running_engines: Running) -> EngineClient:
     """A running engine with the tiny model, shared by the suite: a test that changes it puts it back."""
-    home = tmp_path_factory.mktemp(f"engine-{request.param}")
-    kind, count = POOLS.get(request.param, (request.param, 1))
-
-    def start(replica: int = 0) -> EngineClient:
-        return launch(request, kind, tiny_model, home, max_model_len=MAX_MODEL_LEN, idle_timeout_s=600, replica=replica)
-
-    with start() if count == 1 else find_or_start_pool(count, start) as client:
-        yield client
-        client.shutdown()
+    return running_engines.get(request, request.param)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -53,7 +53,11 @@ def test_a_storage_that_was_settled_by_hand_stays(tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def project(
-    postgres: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: str,
+    tmp_path: Path,
+    tiny_model: Path,
+    with_mlflow: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ProjectFolder]:
     """One small round, its runs in Postgres."""
     monkeypatch.setenv(VARIABLE, postgres)
@@ -63,6 +67,7 @@ def project(
     file = tmp_path / "rft.yaml"
     file.write_text(yaml.safe_dump(config))
     project = ProjectFolder(tmp_path / "home", file)
+    with_mlflow(project.home)
     yield project
     project.rft("stop", check=False)
 

@@ -85,12 +85,17 @@ def make_config():
 
 
 @pytest.fixture(scope="session")
-def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path):
-    """Make a project folder with a configuration; its long-lived processes are ended with the tests."""
+def make_project(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, with_mlflow):
+    """Make a project folder with a configuration; its long-lived processes are ended with the tests.
+
+    Its MLflow store is there already, save for the project ``finished``, which makes its own.
+    """
     made: list[ProjectFolder] = []
 
     def make(name: str, **changes: Any) -> ProjectFolder:
         folder = tmp_path_factory.mktemp(name)
+        if name != "finished":
+            with_mlflow(folder / "home")
         config = folder / "rft.yaml"
         config.write_text(yaml.safe_dump(small_config(folder, tiny_model, **changes)))
         made.append(ProjectFolder(folder / "home", config))

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 
-from rft_platform.processes.spawn import free_port
+from rft_platform.processes.spawn import free_port, wait_until_ended
 
 _REPOSITORY = 'repositoryLocationName: "rft_platform", repositoryName: "__repository__"'
 _LAUNCH = f"""
@@ -184,5 +184,5 @@ def running_ui(project: Any, *options: str) -> Iterator[Ui]:
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
-    _, left = psutil.wait_procs(children, timeout=5)
+    left = wait_until_ended(children, 5)
     assert not left, f"left behind: {left}"

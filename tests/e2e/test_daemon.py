@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 WORKSPACE = str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")
 
 
-def lasting(tiny_model, rounds: int, offset: int) -> dict:
+def lasting(tiny_model, rounds: int, offset: int, tasks: int) -> dict:
     """Settings of rounds whose exploration and training take seconds, so that things can happen meanwhile."""
     return {
         "model": {"model_path": str(tiny_model), "max_model_len": 128, "max_response_tokens": 64},
         "algorithm": {"algorithm_type": "grpo", "repeat_times": 16, "optimizer": {"lr": 1e-4}},
         "synchronizer": {"sync_offset": offset},
         "evaluation": {"every": rounds},
-        "buffer_settings": {"batch_size": 32, "train_batch_size": 32, "total_steps": rounds},
+        "buffer_settings": {"batch_size": tasks, "train_batch_size": 32, "total_steps": rounds},
     }
 
 
@@ -40,8 +40,8 @@ def lasting(tiny_model, rounds: int, offset: int) -> dict:
 def make_lasting(make_project, tiny_model):
     """Make a project of ``lasting`` rounds."""
 
-    def make(name: str, rounds: int, offset: int):
-        settings = lasting(tiny_model, rounds, offset)
+    def make(name: str, rounds: int, offset: int, tasks: int):
+        settings = lasting(tiny_model, rounds, offset, tasks)
         sizes = settings.pop("buffer_settings")
         project = make_project(name, **settings)
         import yaml
@@ -78,7 +78,7 @@ def spans(home: Path, step: str) -> dict[str, tuple[float, float]]:
 
 
 def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasting):
-    project = make_lasting("overlap", rounds=3, offset=1)
+    project = make_lasting("overlap", rounds=3, offset=1, tasks=16)
     with running_ui(project, "--auto"):
         last = project.home / "rounds" / "r0003" / "evaluation.json"
         wait_for(last.exists, "round 3 is evaluated", 240)
@@ -98,7 +98,7 @@ def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasti
 @pytest.fixture(scope="module")
 def disturbed(make_lasting):
     """A project after its warm start, with its interface running and the sensors off."""
-    project = make_lasting("disturbed", rounds=2, offset=0)
+    project = make_lasting("disturbed", rounds=2, offset=0, tasks=32)
     with running_ui(project) as ui:
         ui.run_to_success("warm_start_job")
         ui.add_round("r0001")

@@ -47,7 +47,10 @@ for root in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def finished_styles(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_config: Callable[..., Any]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    make_config: Callable[..., Any],
+    with_mlflow: Callable[[Path], None],
 ) -> dict[str, tuple[Project, list[str]]]:
     """A finished project of each style, and what its driver launched."""
     homes = {}
@@ -58,6 +61,7 @@ def finished_styles(
         config["buffer"].update(train_batch_size=style["train_batch_size"], total_steps=3)
         homes[name] = Home(folder / "home")
         write_text(homes[name].config_file, yaml.safe_dump(config))
+        with_mlflow(homes[name].root)
     first, *others = homes.values()
     first.leases.mkdir(parents=True)
     for home in others:

@@ -26,7 +26,7 @@ from rft_platform.files import digest_file, read_json, write_json
 from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
 from rft_platform.processes.lease import read_lease
-from rft_platform.processes.spawn import free_port
+from rft_platform.processes.spawn import free_port, wait_until_ended
 from rft_platform.servers.interface import answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
@@ -86,7 +86,7 @@ class Faulty:
         assert lease is not None
         process = psutil.Process(lease.pid)
         process.kill()
-        psutil.wait_procs([process], timeout=10)
+        assert wait_until_ended([process], 10) == []
 
     def runs(self) -> list[tuple[str, str, str | None]]:
         """(job, status, fault) of every run, oldest first."""

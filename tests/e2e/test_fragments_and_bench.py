@@ -23,13 +23,13 @@ def merged(printed: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def completed(make_project: Any, name: str, **more: Any) -> Any:
+def completed(make_project: Any, name: str, rounds: int, **more: Any) -> Any:
     """A project of a printed file: the tiny model, additions, and the calculator as its agent."""
     project = make_project(name.removesuffix(".yaml"))
     own = yaml.safe_load(project.config.read_text())
     own["model"] |= {"max_model_len": 512, "max_response_tokens": 8}  # the tools stand in every prompt
     del own["algorithm"]["algorithm_type"], own["buffer"]["train_batch_size"]
-    own["buffer"] |= {"batch_size": 3, "total_steps": 4}
+    own["buffer"] |= {"batch_size": 3, "total_steps": rounds}
     tasksets = [own["buffer"]["explorer_input"]["taskset"], *own["buffer"]["explorer_input"]["eval_tasksets"]]
     for taskset in tasksets:
         taskset["workflow"] = "calculator"
@@ -58,13 +58,13 @@ def test_the_printed_agent_file_runs_with_a_critic_and_every_policy_is_measured(
 ) -> None:
     critic = {"name": "critic", "model_path": str(tiny_model), "max_model_len": 128}
     seldom = {"every": 100, "greedy": False, "sampled_n": 2}
-    project = completed(make_project, "react_agent.yaml", explorer={"auxiliary_models": [critic]}, evaluation=seldom)
+    project = completed(make_project, "react_agent.yaml", 3, explorer={"auxiliary_models": [critic]}, evaluation=seldom)
     project.rft("run", "--config", str(project.config), "--detach-engines")
     assert [held.path.stem for held in leases_of(Home(project.home))] == ["auxiliary-critic", "engine", "trainer"]
-    rows = [row for number in (1, 2, 3, 4) for row in rounds_of(project).rollout_rows(number)]
+    rows = [row for number in (1, 2, 3) for row in rounds_of(project).rollout_rows(number)]
     assert {row.tools[0]["function"]["name"] for row in rows} == {"calculator"}
     assert {row.messages[-1]["role"] for row in rows} <= {"user", "tool"}  # no call of the critic's
-    trained = [n for n in (1, 2, 3, 4) if rounds_of(project).has_note(n, "policy")]
+    trained = [n for n in (1, 2, 3) if rounds_of(project).has_note(n, "policy")]
     assert project.note(trained[0], "policy")["policy_version"] > 0
 
     measured = [n for n in trained if project.note(n, "evaluation")["results"]]
@@ -96,11 +96,11 @@ def bench_file(project: Any) -> Path:
 
 
 def test_the_other_printed_agent_file_runs_and_a_fresh_bench_measures_the_base_model(make_project: Any) -> None:
-    project = completed(make_project, "react_agent_zh.yaml")
-    done = project.rft("run", "--config", str(bench_file(project)))
+    project = completed(make_project, "react_agent_zh.yaml", 2)
+    done = project.rft("run", "--config", str(bench_file(project)), "--detach-engines")
     assert "round 0 (v0)" in done.stdout
     assert not rounds_of(project).has_note(1, "explore")
-    project.rft("run", "--config", str(project.config))
-    assert any(rounds_of(project).has_note(n, "policy") for n in (1, 2, 3, 4))
+    project.rft("run", "--config", str(project.config), "--detach-engines")
+    assert any(rounds_of(project).has_note(n, "policy") for n in (1, 2))
     said = project.rft("eval", "--round", "0").stdout
     assert "previous" not in said  # there is nothing before the start

@@ -60,7 +60,10 @@ print(json.dumps({"killed": killed, "trainer": trainer, "again": again}))
 
 @pytest.fixture(scope="module")
 def played(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_config: Callable[..., Any]
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_model: Path,
+    make_config: Callable[..., Any],
+    with_mlflow: Callable[[Path], None],
 ) -> tuple[Project, dict[str, Any]]:
     """A finished project of two rounds, and what its driver said."""
     folder = tmp_path_factory.mktemp("players")
@@ -75,6 +78,7 @@ def played(
         taskset.update(workflow="two_players:play", judge=None)
     home = Home(folder / "home")
     write_text(home.config_file, yaml.safe_dump(config))
+    with_mlflow(home.root)
     environment = {**os.environ, "RFT_HOME": str(home.root), "PYTHONPATH": str(Path(__file__).parent)}
     environment |= {"OMP_NUM_THREADS": "1", "RFT_RETRY_DELAY_S": "0.1"}
     done = subprocess.run(

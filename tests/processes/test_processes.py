@@ -10,7 +10,14 @@ import psutil
 import pytest
 
 from rft_platform.processes.lease import Lease, find_process, is_alive, locked, read_lease, remove_lease, write_lease
-from rft_platform.processes.spawn import StartError, free_port, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.spawn import (
+    StartError,
+    free_port,
+    start_detached,
+    stop_process,
+    wait_for_lease,
+    wait_until_ended,
+)
 
 READY = """
 import os, psutil, signal, sys, time
@@ -21,6 +28,22 @@ me = psutil.Process()
 write_lease(Path(sys.argv[1]), Lease("test", me.pid, me.create_time(), "127.0.0.1", 1, "secret", "", time.time(), {{}}))
 print("ready", flush=True)
 signal.pause()
+"""
+
+#: Starts a process in a session of its own, which leaves a word when it is told to end.
+APART = """
+import subprocess
+polite = '''
+import pathlib, signal
+def farewell(*_):
+    pathlib.Path({said!r}).write_text("bye")
+    raise SystemExit
+signal.signal(signal.SIGTERM, farewell)
+print("listening", flush=True)
+signal.pause()
+'''
+apart = subprocess.Popen([sys.executable, "-c", polite], stdout=subprocess.PIPE, start_new_session=True)
+apart.stdout.readline()
 """
 
 
@@ -107,6 +130,30 @@ def test_a_deaf_process_is_killed_with_its_children(tmp_path: Path) -> None:
     assert not is_alive(lease)
     assert find_process(process.pid, process.create_time()) is None
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_a_process_started_in_a_session_of_its_own_is_told_after_it(tmp_path: Path) -> None:
+    process = start(tmp_path, READY.format(before=APART.format(said=str(tmp_path / "said"))))
+    wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
+    family = [process, *process.children()]
+    began = time.monotonic()
+    stop_process(process.pid, process.create_time(), 20)
+    assert time.monotonic() - began < 10
+    assert len(family) == 2 and wait_until_ended(family, 0) == []
+    assert (tmp_path / "said").read_text() == "bye"
+
+
+def test_a_detached_process_holds_on_to_no_file_of_its_starter(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    process = start(tmp_path, READY.format(before=""))
+    try:
+        wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
+        os.close(writing)
+        assert os.read(reading, 1) == b""  # nobody else could write
+    finally:
+        os.close(reading)
+        stop_process(process.pid, process.create_time(), 5)
 
 
 def test_a_process_that_ends_early_is_reported_at_once_with_its_log(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.launcher import find_or_start_engine
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.pool_start import find_or_start_pool
@@ -71,29 +72,54 @@ def assert_sound(batch: RolloutBatch, given: list[Task]) -> None:
         assert second.messages[1].get("content") == first.response.get("content")
 
 
-class Behind(EngineClient):
-    """An engine whose OpenAI plane is reached through a proxy."""
+class Fire:
+    """Whether a request is answered with 500 now, in place of the engine."""
 
-    proxy: FaultyProxy
+    def __init__(self) -> None:
+        self.share = 0.0  # of the requests
+        self.refused = 0
+        self._chance = random.Random(1)
 
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self.proxy.port}/v1"
+    def __call__(self) -> bool:
+        refuse = self._chance.random() < self.share
+        self.refused += refuse
+        return refuse
+
+    @contextmanager
+    def of(self, share: float) -> Iterator[None]:
+        """Answer so large a share of the requests with 500 within the block; it must have come to that."""
+        self.share, self.refused = share, 0
+        try:
+            yield
+        finally:
+            self.share = 0.0
+        assert self.refused > 2
 
 
 @pytest.fixture(scope="module")
-def pool(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
-    """Two engine processes used as one."""
-    home = tmp_path_factory.mktemp("fire")
+def fire() -> Fire:
+    return Fire()
+
+
+@pytest.fixture(scope="module")
+def pool(fire: Fire, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EnginePool]:
+    """Two engine processes used as one; the data plane of each lies behind a proxy."""
+    home, proxies = tmp_path_factory.mktemp("fire"), []
 
     def connect(replica: int) -> EngineClient:
-        return find_or_start_engine(
+        client = find_or_start_engine(
             tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu", replica=replica
         )
+        host, port = client.url.removeprefix("http://").split(":")
+        proxies.append(FaultyProxy((host, int(port)), fire))
+        client.url = f"http://127.0.0.1:{proxies[-1].port}"  # its control plane is connected already
+        return client
 
     with find_or_start_pool(2, connect) as pool:
         yield pool
         pool.shutdown()
+    for proxy in proxies:
+        proxy.close()
 
 
 def kill_one(pool: EnginePool, after_requests: int) -> threading.Thread:
@@ -116,41 +142,20 @@ def descendants() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
-def test_three_hundred_runs_with_exceptions_hangs_and_a_killed_engine(pool: EnginePool, tmp_path: Path) -> None:
+def test_three_hundred_runs_with_faults_of_every_kind(pool: EnginePool, fire: Fire, tmp_path: Path) -> None:
     given = tasks(75, {"raise": 15, "hang": 15}, tmp_path)
     killing = kill_one(pool, 40)
-    batch = explore(pool, resolve_workflow(AGENT), given, concurrency=300, timeout_s=10.0, max_retries=2)
+    with fire.of(0.05):
+        batch = explore(pool, resolve_workflow(AGENT), given, concurrency=300, timeout_s=10.0, max_retries=2)
     killing.join()
     assert_sound(batch, given)
     assert batch.report.failed == 0 and batch.report.dropped_groups == 0
     assert batch.report.errors["RuntimeError: the tool broke"] == 15
     assert batch.report.errors["TimeoutError: no result within 10 s"] >= 15
-
-
-def test_engine_errors_are_tried_again_or_cost_their_own_group(policy_engine: PolicyEngine, tmp_path: Path) -> None:
-    given, chance = tasks(20, {"raise": 4}, tmp_path), random.Random(1)
-    assert isinstance(policy_engine, EngineClient)
-    host, port = policy_engine.base_url.removesuffix("/v1").removeprefix("http://").split(":")
-    proxy = FaultyProxy((host, int(port)), lambda: chance.random() < 0.05)
-
-    class Proxied:
-        """The engine's control plane, and the proxy as its data plane."""
-
-        base_url = f"http://127.0.0.1:{proxy.port}/v1"
-
-        def status(self) -> EngineStatus:
-            return policy_engine.status()
-
-    try:
-        batch = explore(Proxied(), resolve_workflow(AGENT), given, concurrency=80)  # type: ignore[arg-type]
-    finally:
-        proxy.close()
-    assert proxy.refused > 2
     assert batch.report.client_retries > 0
-    assert_sound(batch, given)
 
 
-def test_worker_processes_under_fire(pool: EnginePool, tmp_path: Path) -> None:
+def test_worker_processes_under_fire(pool: EnginePool, fire: Fire, tmp_path: Path) -> None:
     before = descendants()
     deadline = time.monotonic() + 60
     while pool.replicas.down() and time.monotonic() < deadline:
@@ -158,7 +163,8 @@ def test_worker_processes_under_fire(pool: EnginePool, tmp_path: Path) -> None:
     given = tasks(6, {"raise": 2, "hang": 1, "block": 1}, tmp_path)
     killing = kill_one(pool, 8)
     workflow = WorkerWorkflow(AGENT, count=3)
-    batch = explore(pool, workflow, given, concurrency=3, timeout_s=5.0, max_retries=2)
+    with fire.of(0.1):
+        batch = explore(pool, workflow, given, concurrency=3, timeout_s=5.0, max_retries=2)
     killing.join()
     assert_sound(batch, given)
     assert batch.report.failed == 0

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from rft_platform.errors import TrainerError, TrainingCancelled, UserError
 from rft_platform.processes.lease import read_lease
+from rft_platform.processes.spawn import wait_until_ended
 from rft_platform.training.group import TrainerClient, find_or_start_trainer
 from rft_platform.training.protocol import OptimizerSpec, StepEvent, TrainResult
 from tests.training.conftest import whole_state
@@ -131,7 +132,7 @@ def test_two_ranks_take_the_same_step_as_one(session, round_request, tmp_path) -
         assert len(ranks) == 2
     finally:
         client.shutdown()
-    assert not any(process.is_running() for process in ranks)
+    assert wait_until_ended(ranks, 0) == []
 
 
 def test_a_group_that_cannot_start_shows_its_log(tmp_path) -> None:
