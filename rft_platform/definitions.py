@@ -8,10 +8,13 @@ from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.schedules import nightly_evaluation
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
+from rft_platform.processes.collector import end_quickly
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
+
+end_quickly()  # each run of Dagster is a process
 
 project = ProjectResource()
 

@@ -19,6 +19,7 @@ from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
 from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
+from rft_platform.processes.collector import end_quickly
 
 
 class _Commands(TyperGroup):
@@ -54,4 +55,5 @@ app.command()(chaos)
 
 def main() -> None:
     """Entry point of the console script."""
+    end_quickly()
     app()

@@ -14,6 +14,7 @@ from rft_platform.driving.round_news import RoundNews
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.logs import configured
+from rft_platform.processes.collector import importing
 from rft_platform.processes.signals import terminable, undisturbed
 from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
 
@@ -32,7 +33,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
     """
     refuse_second_driver(project.home)
     with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
-        with console.status("loading"):
+        with console.status("loading"), importing():
             from dagster import DagsterExecutionInterruptedError
 
             from rft_platform.definitions import defs

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.errors import RegistryError, UserError
 from rft_platform.files import atomic_path
+from rft_platform.processes.collector import importing
 from rft_platform.registry.guard import guarded, registry_errors
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         logging.getLogger(name).setLevel(logging.WARNING)
     make_database(tracking_uri)
     with _quiet():
-        from mlflow.tracking import MlflowClient
+        with importing():
+            from mlflow.tracking import MlflowClient
 
         with registry_errors(tracking_uri):
             return guarded(MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri), tracking_uri)
@@ -70,7 +72,7 @@ def make_database(tracking_uri: str) -> None:
     with _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process made it meanwhile
             return
-        with _quiet():
+        with _quiet(), importing():
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
             with registry_errors(tracking_uri), atomic_path(file) as temp:

@@ -30,6 +30,7 @@ from rft_platform.errors import RftError, TrainerError, TrainerMemoryError, User
 from rft_platform.faults import is_out_of_memory
 from rft_platform.observability.context import PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
+from rft_platform.processes.collector import end_quickly, importing
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.training.layout import Layout
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -50,6 +51,7 @@ _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 def main() -> None:
     """Serve until shut down or idle for too long."""
+    end_quickly()
     options = _options()
     configure("trainer")
     transformers_logging.set_verbosity_error()
@@ -107,8 +109,9 @@ def _preload() -> None:
     unused = [name for name in ("sklearn", "scipy") if name not in sys.modules]
     sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]
     try:
-        for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
-            importlib.import_module(module)
+        with importing():
+            for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
+                importlib.import_module(module)
     finally:
         for name in unused:
             del sys.modules[name]
