@@ -1,5 +1,7 @@
 """Everything Dagster serves, in one object: assets, jobs, sensors, schedules and the resources they use."""
 
+import multiprocessing
+
 import dagster as dg
 
 from rft_platform.assets import checkpoints, evaluation, experiences, offline, offline_data, policy, rollouts, tasks
@@ -8,13 +10,11 @@ from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.schedules import nightly_evaluation
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
-from rft_platform.processes.collector import end_quickly
+from rft_platform.processes.collector import keep_imports
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
-
-end_quickly()  # each run of Dagster is a process
 
 project = ProjectResource()
 
@@ -48,3 +48,6 @@ defs = dg.Definitions(
     # Heavy work lives in the engine and trainer processes: a process a step would only add seconds to every round.
     executor=dg.in_process_executor,
 )
+
+if multiprocessing.parent_process() is not None:  # a run of Dagster, which has loaded nothing of the user's yet
+    keep_imports()

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+_UNNAMED = inspect.Parameter.POSITIONAL_ONLY
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -20,12 +21,14 @@ def check_parameters(
     """
     parameters = inspect.signature(function).parameters.values()
     variadic = [str(parameter) for parameter in parameters if parameter.kind in _VARIADIC]
-    names = [parameter.name for parameter in parameters if parameter.kind not in _VARIADIC]
+    names = [parameter.name for parameter in parameters if parameter.kind not in (*_VARIADIC, _UNNAMED)]
+    unnamed = [parameter.name for parameter in parameters if parameter.kind is _UNNAMED]
     missing = [name for name in required if name not in names]
     disallowed = [name for name in names if name not in (*required, *optional, *extra)]
     unknown = [name for name in extra if name not in names]
     problems = [
         f"Should not use *args or **kwargs: {variadic}" if variadic else "",
+        f"Should not have positional-only parameters: {unnamed}" if unnamed else "",
         f"Missing essential parameters: {missing}" if missing else "",
         f"Contains disallowed parameters: {disallowed}" if disallowed else "",
         f"Has no parameters for the given arguments: {unknown}" if unknown else "",

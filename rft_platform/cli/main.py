@@ -19,7 +19,6 @@ from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
 from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
-from rft_platform.processes.collector import end_quickly
 
 
 class _Commands(TyperGroup):
@@ -55,5 +54,4 @@ app.command()(chaos)
 
 def main() -> None:
     """Entry point of the console script."""
-    end_quickly()
     app()

@@ -14,17 +14,17 @@ from rft_platform.jobs.code_servers import replace_dead_code_servers
 from rft_platform.jobs.instance import end_stranded_launches, open_instance
 from rft_platform.jobs.sole import sole_holder
 from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.processes.collector import end_quickly
+from rft_platform.processes.collector import keep_imports
 
 _LOOP, _ELAPSED = "MIN_INTERVAL_LOOP_TIME", "get_elapsed"
 
 
 def main() -> None:
     """Run the daemon until it is interrupted; exit code 2 where another one serves this home."""
-    end_quickly()
     from dagster._daemon import sensor
     from dagster._daemon.cli import main as dagster_daemon
 
+    keep_imports()
     home = Home.from_environment()
     try:
         with sole_holder(home.leases / "daemon.lock", f"the daemon of {home.root}"):

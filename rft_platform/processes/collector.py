@@ -1,10 +1,9 @@
 """The garbage collector at the start and the end of processes that import much.
 
 Modules are made of so many objects that looking through them is a fifth of the time of importing transformers or
-MLflow, and a second at the end of a process, when nothing needs to be found any more.
+MLflow, and a second at the end of a process.
 """
 
-import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +21,9 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def end_quickly() -> None:
-    """Let this process end without a last look at every object; what ``atexit`` promises still happens."""
-    atexit.register(gc.freeze)
+def keep_imports() -> None:
+    """Take everything that is there now for needed until the process ends: it is never looked through again.
+
+    For processes that have loaded no user code yet. A user's own objects come later, and are collected as ever.
+    """
+    gc.freeze()

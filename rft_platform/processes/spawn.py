@@ -62,12 +62,17 @@ def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
         family += process.children(recursive=True)
     group = {member.pid for member in family if _group_of(member.pid) == _group_of(pid)}
     _signal_group(pid, signal.SIGTERM)
-    left = wait_until_ended([member for member in family if member.pid in group], timeout_s)
+    _kill_after([member for member in family if member.pid in group], timeout_s)
     apart = [member for member in family if member.pid not in group and _runs(member)]
     for member in apart:
         with suppress(psutil.NoSuchProcess):
             member.terminate()
-    left += wait_until_ended(apart, timeout_s)
+    _kill_after(apart, timeout_s)
+
+
+def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
+    """Give processes that were asked to end so much time to do so."""
+    left = wait_until_ended(processes, timeout_s)
     for member in left:
         with suppress(psutil.NoSuchProcess):
             member.kill()
@@ -127,7 +132,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 def _inheritable() -> list[int]:
     """Open files that a process started here would hold on to, such as the pipe of a code server's helper."""
     found = []
-    for file in list(Path("/dev/fd").iterdir()):
+    for file in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # the one that listed them is closed again
             if (number := int(file.name)) > 2 and os.get_inheritable(number):
                 found.append(number)

@@ -23,15 +23,13 @@ class GatewayConnections(wire.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None  # made in the loop that uses it
+        self._closed = False
 
     async def handle_async_request(self, request: Any) -> Any:
         """Send a request; raises the TransportError of ``wire`` that fits where no answer comes."""
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S)
-            self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         content = await request.aread()
         with _as_wire_errors():
-            response = await self._session.request(
+            response = await self._open_session().request(
                 request.method,
                 str(request.url),
                 headers=request.headers.multi_items(),
@@ -41,8 +39,22 @@ class GatewayConnections(wire.AsyncBaseTransport):
             )
         return wire.Response(response.status, headers=response.raw_headers, stream=_AnswerStream(response))
 
+    def _open_session(self) -> aiohttp.ClientSession:
+        """The session, which sends what it is given and nothing of its own."""
+        if self._closed:
+            raise wire.ConnectError("the run has ended")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                skip_auto_headers=("accept", "accept-encoding", "user-agent", "content-type"),
+                auto_decompress=False,
+            )
+        return self._session
+
     async def aclose(self) -> None:
         """Close the connections."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
 

@@ -53,10 +53,12 @@ class ModelCall:
         self._created_at, self._started = time(), perf_counter()
         try:
             self._prepare(endpoint, content)
-        except UserError:
+        except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
             history.refuse_call(self._sending)
             self.ended()
-            raise
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"the request has a field of the wrong type: {error}") from error
 
     def _prepare(self, endpoint: str, content: bytes) -> None:
         """Make the engine's request out of the caller's."""
@@ -75,9 +77,9 @@ class ModelCall:
         self.engine_path = self._form.engine_path
         self.content = codec.dump(self._form.sent)
         self.streamed = bool(self._form.sent.get("stream"))
+        self.tokens = self._weight()
 
-    @property
-    def tokens(self) -> int:
+    def _weight(self) -> int:
         """How many tokens the call may take, roughly: what a router weighs it by."""
         sent = self._form.sent
         limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or 0

@@ -64,16 +64,11 @@ class RecordingClients:
     @property
     def gateway(self) -> "RecordingGateway":
         """The road for agents in other processes; begins to listen when it is first asked for."""
-        # a server's packages: not every agent's environment has them
-        from rft_platform.rollout.gateway import RecordingGateway
-        from rft_platform.rollout.gateway_connections import GatewayConnections
-
-        def transport(history: RunHistory) -> Any:
-            return self.async_transport(history, GatewayConnections())
+        from rft_platform.rollout.gateway import RecordingGateway  # a server's packages: not every agent's has them
 
         with self._lock:
             if self._gateway is None:
-                self._gateway = RecordingGateway(self._base_url, self._timeout_s, transport)
+                self._gateway = RecordingGateway(self._base_url, self._timeout_s, self._gateway_transport)
             return self._gateway
 
     def end(self, history: RunHistory) -> None:
@@ -87,6 +82,13 @@ class RecordingClients:
             gateway, self._gateway = self._gateway, None
         if gateway is not None:
             gateway.close()
+
+    def _gateway_transport(self, history: RunHistory) -> Any:
+        try:
+            from rft_platform.rollout.gateway_connections import GatewayConnections
+        except ModuleNotFoundError:  # an agent's environment without aiohttp: slower
+            return self.async_transport(history)
+        return self.async_transport(history, GatewayConnections())
 
     def _routed(self, router: Callable[[Any, Replicas], Any], connections: Any) -> Any:
         return connections if self._replicas is None else router(connections, self._replicas)

@@ -30,7 +30,7 @@ from rft_platform.errors import RftError, TrainerError, TrainerMemoryError, User
 from rft_platform.faults import is_out_of_memory
 from rft_platform.observability.context import PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
-from rft_platform.processes.collector import end_quickly, importing
+from rft_platform.processes.collector import importing, keep_imports
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.training.layout import Layout
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -51,7 +51,6 @@ _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 def main() -> None:
     """Serve until shut down or idle for too long."""
-    end_quickly()
     options = _options()
     configure("trainer")
     transformers_logging.set_verbosity_error()
@@ -115,6 +114,7 @@ def _preload() -> None:
     finally:
         for name in unused:
             del sys.modules[name]
+    keep_imports()
 
 
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def test_what_a_process_started_in_a_session_of_its_own_is_told_after_it(tmp_pat
     assert time.monotonic() - began < 10
     assert len(family) == 2 and wait_until_ended(family, 0) == []
     assert (tmp_path / "said").read_text() == "bye"
+
+
+def test_a_deaf_process_does_not_wait_for_a_deaf_one_in_a_session_of_its_own(tmp_path: Path) -> None:
+    both = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: os.setsid()"
+    process = start(tmp_path, READY.format(before=both))
+    wait_for_lease(tmp_path / "lease.json", process, 30, tmp_path / "child.log")
+    (apart,) = process.children()
+    stopping = threading.Thread(target=stop_process, args=(process.pid, process.create_time(), 1.0))
+    stopping.start()
+    assert wait_until_ended([process], 1.6) == []
+    assert wait_until_ended([apart], 0) == [apart], "it has as much time of its own"
+    stopping.join()
+    assert wait_until_ended([apart], 0) == []
 
 
 def test_a_detached_process_holds_on_to_no_file_of_its_starter(tmp_path: Path) -> None:

@@ -75,6 +75,29 @@ async def test_a_large_request_arrives_whole(connections: Any) -> None:
         assert await send(connections, request(url, b"x" * LARGE)) == str(LARGE).encode()
 
 
+async def test_nothing_is_sent_but_what_was_given(connections: Any) -> None:
+    heads = []
+
+    async def remember(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        for _ in range(2):
+            heads.append((await reader.readuntil(b"\r\n\r\n")).decode().lower())
+            await reader.readexactly(2)
+            writer.write(answer(b"{}").replace(b"\r\n", b"\r\nset-cookie: a=b\r\n", 1))
+
+    async with server(remember) as url:
+        for _ in range(2):
+            await send(connections, request(url))
+    names = [{line.partition(":")[0] for line in head.split("\r\n")[1:] if line} for head in heads]
+    assert names == [{"host", "content-length"}] * 2
+
+
+async def test_what_is_closed_stays_closed() -> None:
+    connections = GatewayConnections()
+    await connections.aclose()
+    with pytest.raises(wire.ConnectError, match="ended"):
+        await send(connections, request("http://127.0.0.1:1/v1/models"))
+
+
 async def test_pieces_come_as_they_are_sent(connections: Any) -> None:
     go_on = asyncio.Event()
 

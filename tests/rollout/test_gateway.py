@@ -150,6 +150,28 @@ def test_other_routes_are_refused_and_models_are_listed(gateway: RecordingGatewa
     assert listed.json()["data"][0]["id"] == "fake-model"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/chat/completions", {"max_tokens": "abc"}),
+        ("/chat/completions", {"n": "two"}),
+        ("/responses", {"input": "2+2?", "tools": ["a"]}),
+        ("/responses", {"input": "2+2?", "text": "y"}),
+        ("/responses", {"input": [{"type": "reasoning", "content": ["s"]}]}),
+    ],
+)
+def test_fields_of_the_wrong_type_are_refused_and_leave_nothing_under_way(
+    gateway: RecordingGateway, engine: FakeEngine, path: str, fields: dict[str, Any]
+) -> None:
+    history = new_history()
+    body = {"model": "m", "messages": MESSAGES, **fields}
+    key = {"authorization": f"Bearer {gateway.register(history)}"}
+    answer = httpx.post(gateway.base_url + path, json=body, headers=key, trust_env=False, timeout=30)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["message"]
+    assert history.unfinished_calls == 0 and engine.chat_requests == []
+
+
 def test_an_engine_that_is_gone_is_a_502_and_noted(gateway: RecordingGateway, engine: FakeEngine) -> None:
     history = new_history()
     key = gateway.register(history)

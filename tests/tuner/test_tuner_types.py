@@ -106,6 +106,7 @@ async def swapped_workflow(model, task): ...  # type: ignore[no-untyped-def]
 async def variadic_workflow(task, model, *args, **kwargs): ...  # type: ignore[no-untyped-def]
 async def modelless_workflow(task): ...  # type: ignore[no-untyped-def]
 async def curious_workflow(task, model, temperature=1.0): ...  # type: ignore[no-untyped-def]
+async def nameless_workflow(task, model, /): ...  # type: ignore[no-untyped-def]
 async def good_judge(task, response, auxiliary_models): ...  # type: ignore[no-untyped-def]
 async def variadic_judge(task, response, **more): ...  # type: ignore[no-untyped-def]
 async def deaf_judge(task): ...  # type: ignore[no-untyped-def]
@@ -124,6 +125,11 @@ def test_parameters_are_matched_by_name() -> None:
         (check_workflow_function, variadic_workflow, r"Should not use \*args or \*\*kwargs"),
         (check_workflow_function, modelless_workflow, r"Missing essential parameters: \['model'\]"),
         (check_workflow_function, curious_workflow, r"Contains disallowed parameters: \['temperature'\]"),
+        (
+            check_workflow_function,
+            nameless_workflow,
+            r"Should not have positional-only parameters: \['task', 'model'\]",
+        ),
         (check_judge_function, variadic_judge, r"Should not use \*args or \*\*kwargs"),
         (check_judge_function, deaf_judge, r"Missing essential parameters: \['response'\]"),
         (check_judge_function, curious_judge, r"Contains disallowed parameters: \['strict'\]"),

@@ -15,7 +15,7 @@ class EventStream:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events completed by ``data``, each without its closing blank line."""
-        *events, self._rest = (self._rest + data.replace(b"\r\n", b"\n")).split(END)
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(END)
         return events
 
     def rest(self) -> bytes:
