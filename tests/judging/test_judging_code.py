@@ -3,6 +3,7 @@
 import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rft_platform.errors import UserCodeError
 from rft_platform.judging.apply import RunJudgement, judge_runs
 from rft_platform.judging.compose import build_judge
+from rft_platform.judging.sandbox import process as sandbox
 from rft_platform.judging.sandbox.process import Limits, run_program, run_tested
 from rft_platform.tasks.task import Task
 
@@ -187,6 +189,41 @@ async def test_what_a_program_starts_ends_with_it() -> None:
         if not marked(mark):
             break
         await asyncio.sleep(0.05)
+    assert marked(mark) == []
+
+
+@pytest.fixture
+def no_namespaces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The entry as it is on a machine that gives none."""
+    entry = tmp_path / "entry.py"
+    source = sandbox._ENTRY.read_text(encoding="utf-8")
+    entry.write_text(source.replace(".unshare(", ".unshare(1 | ", 1), encoding="utf-8")  # a flag that is invalid
+    assert entry.read_text(encoding="utf-8") != source
+    monkeypatch.setattr(sandbox, "_ENTRY", entry)
+
+
+ESCAPES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(60)  # MARK"])
+    time.sleep(60)
+time.sleep(0.3)
+"""
+
+
+@pytest.mark.parametrize("then", ["", "os._exit(3)", "os.kill(os.getpid(), 9)", "time.sleep(60)"])
+async def test_what_leaves_its_session_ends_too_without_namespaces(no_namespaces: None, then: str) -> None:
+    mark = f"sandbox-escape-{os.getpid()}-{len(then)}"
+    began = time.monotonic()
+    ended = await outcome(ESCAPES.replace("MARK", mark) + then, processes=64, wall_s=2.0)
+    assert time.monotonic() - began < 20.0  # one that holds our pipes may not hold us
+    assert ended.timed_out == ("sleep" in then), ended
+    assert ended.ok == (then == "")
+    if ended.timed_out:
+        await asyncio.sleep(0.2)  # nobody of ours waits for the end of those that were killed
     assert marked(mark) == []
 
 

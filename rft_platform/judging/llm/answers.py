@@ -49,8 +49,9 @@ class AnswerStore:
         return None if row is None else str(row[0])
 
     def keep(self, key: str, model: str, answer: str) -> None:
-        """Keep an answer; the first one under a key stays."""
-        self._connection.execute("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", (key, model, answer, time.time()))
+        """Keep an answer, in place of one that is kept under the key."""
+        row = (key, model, answer, time.time())
+        self._connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def spent(self, project: str) -> Spent:
         """What ``project`` has spent."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal, TypeVar
@@ -91,8 +92,10 @@ async def ask(
     async with session.one_at_a_time(key):
         kept = session.answers.find(key) if settings.cache else None
         if kept is not None:
-            session.usage.cached += 1
-            return read(kept)
+            with suppress(InvalidAnswerError):  # valid for another judge with the same prompt, on another scale say
+                answer = read(kept)
+                session.usage.cached += 1
+                return answer
         text, answer = await _answer(session, settings, endpoint, messages, read)
         if settings.cache:
             session.answers.keep(key, endpoint.identity, text)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import InvalidAnswerError, ask
 from rft_platform.judging.llm.document import last_object
-from rft_platform.judging.llm.prompts import COMPARING, answer_of, fill, question_of, reference_of
+from rft_platform.judging.llm.prompts import COMPARING, answer_of, prompt_of, question_of, reference_of
 from rft_platform.judging.llm.scoring import GradingSettings
 from rft_platform.judging.session import JudgeSession
 from rft_platform.judging.types import JudgeOutput
@@ -78,15 +78,11 @@ class PairwiseJudge(GradingSettings):
         return (forward + 1.0 - backward) / 2, forward == 1.0 - backward
 
     async def _ask(self, task: dict[str, Any], answer_a: str, answer_b: str, session: JudgeSession) -> float:
-        prompt = fill(
+        prompt = prompt_of(
             self.template,
-            {
-                "criteria": self.described(),
-                "question": question_of(task, self.question_key),
-                "reference": reference_of(task, self.reference_key),
-                "answer_a": answer_a,
-                "answer_b": answer_b,
-            },
+            {"criteria": self.described()},
+            {"question": question_of(task, self.question_key), "answer_a": answer_a, "answer_b": answer_b},
+            reference_of(task, self.reference_key),
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
         return await ask(session, self, messages, read)

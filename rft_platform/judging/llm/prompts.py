@@ -56,7 +56,23 @@ Criteria:
 Which is better? The order in which they stand means nothing. Answer with one JSON object and nothing else:
 {{"reason": "<one sentence>", "better": "A" or "B" or "tie"}}"""
 
+REFERENCE = "<reference_answer>\n{reference}\n</reference_answer>\n"
+
 _NAME = re.compile(r"\{(\w+)\}")
+_CLOSED = re.compile(r"</([\w-]+)>")
+
+
+def prompt_of(template: str, values: Mapping[str, str], material: Mapping[str, str], reference: str | None) -> str:
+    """The template filled with ``values``, with ``material`` of others, and with the reference answer's block, if any.
+
+    In the last two the tags that the prompt itself closes are written as ``&lt;/answer>`` is: an answer cannot end the
+    place where it stands and go on in the grader's own words.
+    """
+    names = "|".join(map(re.escape, _CLOSED.findall(template + REFERENCE)))
+    tag = re.compile(rf"<(?=[^\w<>/]*/[^\w<>]*(?:{names})\b|[^\w<>]*(?:{names})[^\w<>]*>)", re.IGNORECASE)
+    inert = {name: tag.sub("&lt;", text) for name, text in material.items()}
+    block = "" if reference is None else fill(REFERENCE, {"reference": tag.sub("&lt;", reference)})
+    return fill(template, {**values, **inert, "reference": block})
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
@@ -72,13 +88,13 @@ def question_of(task: Mapping[str, Any], key: str) -> str:
     return response_text(task[key])
 
 
-def reference_of(task: Mapping[str, Any], key: str | None) -> str:
-    """The block with the reference answer; empty where ``key`` is None."""
+def reference_of(task: Mapping[str, Any], key: str | None) -> str | None:
+    """The text of the task's reference answer; None where ``key`` is None."""
     if key is None:
-        return ""
+        return None
     if key not in task:
         raise KeyError(f"the task has no column {key!r} (reference_key); its columns are {', '.join(task)}")
-    return f"<reference_answer>\n{response_text(task[key])}\n</reference_answer>\n"
+    return response_text(task[key])
 
 
 def answer_of(response: Any, run: JudgedRun, transcript: bool) -> str:

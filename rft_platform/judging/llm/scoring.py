@@ -10,7 +10,7 @@ from rft_platform.config.model_judges import PATIENCE
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask
 from rft_platform.judging.llm.document import last_object
-from rft_platform.judging.llm.prompts import RUBRIC, SCORING, SYSTEM, answer_of, fill, question_of, reference_of
+from rft_platform.judging.llm.prompts import RUBRIC, SCORING, SYSTEM, answer_of, prompt_of, question_of, reference_of
 from rft_platform.judging.session import JudgeSession
 from rft_platform.judging.types import JudgeOutput
 
@@ -76,18 +76,15 @@ class LlmJudge(GradingSettings):
 
     async def __call__(self, task: dict[str, Any], response: Any, run: JudgedRun, session: JudgeSession) -> JudgeOutput:
         """The weighted mean of the criteria's scores, each between 0 and 1; metrics: the scores as they were given."""
-        prompt = fill(
+        low, high = map(str, self.scale)
+        prompt = prompt_of(
             self.template,
+            {"criteria": self.described(), "rubric": self.rubric, "low": low, "high": high, "form": self.form},
             {
-                "criteria": self.described(),
-                "rubric": self.rubric,
                 "question": question_of(task, self.question_key),
-                "reference": reference_of(task, self.reference_key),
                 "answer": answer_of(response, run, self.transcript),
-                "low": str(self.scale[0]),
-                "high": str(self.scale[1]),
-                "form": self.form,
             },
+            reference_of(task, self.reference_key),
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
         scores = await ask(session, self, messages, self.read)

@@ -1,4 +1,4 @@
-"""Entry of a sandboxed process: takes limits upon itself, leaves the network where it may, then becomes the program.
+"""Entry of a sandboxed process: leaves the network where it may, runs the program within limits, ends what it left.
 
 Run as a file by ``python -I`` with the limits as JSON in the first argument, the program's file in the second and its
 arguments after that. It stands alone: it imports nothing of the platform.
@@ -10,21 +10,30 @@ import os
 import resource
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 
 _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+_PAUSE_S = 0.001
 
 
 def main() -> None:
-    """Where namespaces are to be had the program is their first process: with it everything it started ends."""
+    """Run the program as a child, and end with its exit code once everything that it started has ended.
+
+    Where namespaces are to be had it is their first process, and the kernel ends the others with it. Elsewhere this
+    process is given what loses its parent, whatever session it is in, and kills it.
+    """
     limits, program = json.loads(sys.argv[1]), sys.argv[2:]
-    if not _leave():
-        _become(limits, program)
+    _leave()
+    _control(_ADOPT_ORPHANS, 1)
     child = os.fork()
     if child == 0:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        _control(_DIE_WITH_PARENT, signal.SIGKILL)
         _become(limits, program)
     _, status = os.waitpid(child, 0)
+    _end_children()
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
@@ -34,6 +43,34 @@ def _leave() -> bool:
         return ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_PROCESSES | _NEW_NETWORK) == 0
     except (OSError, AttributeError):  # not Linux
         return False
+
+
+def _control(option: int, value: int) -> None:
+    with suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _end_children() -> None:
+    """Kill our children until none is left: those of a killed one become ours."""
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for child in _children():
+            os.kill(child, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+
+
+def _children() -> Iterator[int]:
+    from pathlib import Path  # slow to import, and seldom needed
+
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            after_name = (process / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            if int(after_name[1]) == os.getpid():
+                yield int(process.name)
 
 
 def _become(limits: dict[str, int], program: list[str]) -> None:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 _ENTRY = Path(__file__).with_name("entry.py")
 _PEERS = Path(__file__).with_name("peers.py")
 _MEGABYTE = 1 << 20
@@ -154,11 +156,18 @@ async def _feed(process: asyncio.subprocess.Process, stdin: str) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of the process's group, also when the process itself has ended, and reap it."""
+    """Kill what is left of the process, of its group, also when it has ended, and of what descends from it; reap it."""
     _kill(process)
     await process.wait()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
+    family: list[psutil.Process] = []
+    if process.returncode is None:  # one that has ended has ended them itself, and its id may be another's by now
+        with suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True)  # also those with sessions of their own
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    for member in family:
+        with suppress(psutil.Error):
+            member.kill()
