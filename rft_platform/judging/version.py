@@ -28,9 +28,9 @@ def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any],
 def used_source(function: Callable[..., Any]) -> dict[str, str]:
     """Source code of a function, and of the functions, classes and plain values of its package that it uses.
 
-    Of an object that is called, or whose method is, its attributes count too, of ``functools.partial`` the arguments
-    that it binds: plain values by value, others by their class and its source. An object with ``identity()`` says by
-    that what it depends on.
+    Of an object that is called, or whose method is, its attributes and all methods of its class count too, of
+    ``functools.partial`` the arguments that it binds: plain values by value, others by their class and its source. An
+    object with ``identity()`` says by that which state it depends on.
     """
     sources: dict[str, str] = {}
     target: Any = function
@@ -47,8 +47,21 @@ def used_source(function: Callable[..., Any]) -> dict[str, str]:
             sources["state"] = _described(attributes, _package(type(owner)), sources)
         if owner is target:
             target = type(target).__call__
+        for method in _own_methods(type(owner)):
+            _collect(method, sources)
     _collect(target, sources)
     return sources
+
+
+def _own_methods(kind: type) -> Iterator[types.FunctionType]:
+    """Methods that are written in a class and in its bases of the same package; not those that decorators made."""
+    for base in kind.__mro__:
+        if _package(base) != _package(kind):
+            continue
+        for member in vars(base).values():
+            function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            if isinstance(function, types.FunctionType) and function.__qualname__.startswith(base.__qualname__):
+                yield function
 
 
 def _described(value: Any, package: str, sources: dict[str, str], depth: int = 8) -> str:

@@ -219,6 +219,16 @@ class Threshold:
     def method(self, task: dict[str, Any], response: Any) -> float:
         return self(task, response)
 
+    def helped(self, task: dict[str, Any], response: Any) -> float:
+        return self._over(len(response))
+
+    def _over(self, length: int) -> float:
+        return float(length > _scaled(self.threshold))
+
+
+def _scaled(threshold: int) -> int:
+    return threshold * 2
+
 
 def above(threshold: float, task: dict[str, Any], response: Any) -> float:
     return float(len(response) > threshold)
@@ -241,6 +251,7 @@ def test_the_version_depends_on_the_state_of_objects_and_on_bound_arguments() ->
     ):
         assert version(same) == version(same) != version(other)
     assert used_source(functools.update_wrapper(partial(above, 1), above)) != used_source(above)
+    assert f"{__name__}._scaled" in used_source(Threshold(1)), "another method of the class uses it"
     assert version(Threshold(1)) == version(Threshold(1)), "not by where it lies in memory"
     assert version(partial(above, Client())) == version(partial(above, Client()))
 
