@@ -73,27 +73,24 @@ def assert_sound(batch: RolloutBatch, given: list[Task]) -> None:
 
 
 class Fire:
-    """Whether a request is answered with 500 now, in place of the engine."""
+    """Whether a request is answered with 500 now, in place of the engine: every so-manieth is."""
 
     def __init__(self) -> None:
-        self.share = 0.0  # of the requests
-        self.refused = 0
-        self._chance = random.Random(1)
+        self._one_in = self._requests = 0
 
     def __call__(self) -> bool:
-        refuse = self._chance.random() < self.share
-        self.refused += refuse
-        return refuse
+        self._requests += 1
+        return self._one_in > 0 and self._requests % self._one_in == 0
 
     @contextmanager
-    def of(self, share: float) -> Iterator[None]:
-        """Answer so large a share of the requests with 500 within the block; it must have come to that."""
-        self.share, self.refused = share, 0
+    def one_in(self, requests: int) -> Iterator[None]:
+        """Answer one of so many requests with 500 within the block."""
+        self._one_in, self._requests = requests, 0
         try:
             yield
         finally:
-            self.share = 0.0
-        assert self.refused > 2
+            self._one_in = 0
+        assert self._requests > 3 * requests
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +142,7 @@ def descendants() -> set[int]:
 def test_three_hundred_runs_with_faults_of_every_kind(pool: EnginePool, fire: Fire, tmp_path: Path) -> None:
     given = tasks(75, {"raise": 15, "hang": 15}, tmp_path)
     killing = kill_one(pool, 40)
-    with fire.of(0.05):
+    with fire.one_in(20):
         batch = explore(pool, resolve_workflow(AGENT), given, concurrency=300, timeout_s=10.0, max_retries=2)
     killing.join()
     assert_sound(batch, given)
@@ -163,7 +160,7 @@ def test_worker_processes_under_fire(pool: EnginePool, fire: Fire, tmp_path: Pat
     given = tasks(6, {"raise": 2, "hang": 1, "block": 1}, tmp_path)
     killing = kill_one(pool, 8)
     workflow = WorkerWorkflow(AGENT, count=3)
-    with fire.of(0.1):
+    with fire.one_in(10):
         batch = explore(pool, workflow, given, concurrency=3, timeout_s=5.0, max_retries=2)
     killing.join()
     assert_sound(batch, given)
