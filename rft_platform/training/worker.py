@@ -10,7 +10,6 @@ import importlib
 import logging
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -30,7 +29,7 @@ from rft_platform.errors import RftError, TrainerError, TrainerMemoryError, User
 from rft_platform.faults import is_out_of_memory
 from rft_platform.observability.context import PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
-from rft_platform.processes.collector import importing, keep_imports
+from rft_platform.processes.collector import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
 from rft_platform.training.layout import Layout
 from rft_platform.training.protocol import StepEvent, TrainRequest
@@ -100,20 +99,10 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
 
 
 def _preload() -> None:
-    """Import now what the first command needs, while the caller prepares it.
-
-    transformers loads scikit-learn and scipy where they are installed, for kinds of decoding that are not used here.
-    They count as not installed meanwhile, which spares a fifth of the start; user code imports them as ever.
-    """
-    unused = [name for name in ("sklearn", "scipy") if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(unused))  # type: ignore[arg-type]
-    try:
-        with importing():
-            for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
-                importlib.import_module(module)
-    finally:
-        for name in unused:
-            del sys.modules[name]
+    """Import now what the first command needs, while the caller prepares it."""
+    with importing(without=NOT_FOR_TRANSFORMERS):
+        for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
+            importlib.import_module(module)
     keep_imports()
 
 

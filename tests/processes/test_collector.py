@@ -1,6 +1,7 @@
 """The garbage collector at the start and the end of processes."""
 
 import gc
+import importlib.util
 import subprocess
 import sys
 
@@ -41,6 +42,15 @@ def test_nothing_is_collected_while_importing() -> None:
     with pytest.raises(ImportError), importing():
         raise ImportError
     assert gc.isenabled()
+
+
+def test_packages_may_count_as_not_installed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    with importing(without=("colorsys", "json")):
+        assert importlib.util.find_spec("colorsys") is None and importlib.util.find_spec("json") is not None
+        with pytest.raises(ImportError):
+            importlib.import_module("colorsys")
+    assert importlib.import_module("colorsys").rgb_to_hsv(0, 0, 0) == (0.0, 0.0, 0)
 
 
 def test_what_was_imported_is_not_looked_through_at_the_end_and_what_came_later_is() -> None:
