@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from rft_platform.chaos.syscall_faults import build_library
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 
@@ -94,6 +95,15 @@ def with_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], No
         shutil.copyfile(made, home / "mlflow" / made.name)
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def fault_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that injects errno values and signals into a child's file system calls, or skip."""
+    built = build_library(tmp_path_factory.mktemp("syscall_faults"))
+    if built is None:
+        pytest.skip("no C compiler (cc, gcc or clang): errno values cannot be injected")
+    return built
 
 
 @pytest.fixture(scope="session")
