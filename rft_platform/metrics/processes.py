@@ -67,7 +67,8 @@ def _trainer_status(lease: Lease) -> Message | None:
     try:
         connected = create_connection((lease.host, lease.port), timeout=ANSWER_S)
         with closing(Connection(connected)) as connection:
-            connection.send({"command": "status", "token": lease.token})
+            connection.send_token(lease.token)
+            connection.send({"command": "status"})
             for event in connection:
                 status: Message | None = event.get("status")
                 return status

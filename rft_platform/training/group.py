@@ -161,7 +161,8 @@ class TrainerClient:
         heard, cause = False, None
         try:
             with closing(_connect(lease)) as connection:
-                connection.send(message | {"token": lease.token, "context": asdict(current())})
+                connection.send_token(lease.token)
+                connection.send(message | {"context": asdict(current())})
                 for event in connection:
                     heard = True
                     yield event

@@ -8,6 +8,7 @@ import queue
 import socketserver
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -88,11 +89,17 @@ class CommandServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, message: Message, connection: Connection) -> None:
-        """Serve one command, on its connection's thread."""
-        if not hmac.compare_digest(str(message.get("token", "")).encode(), self._token.encode()):
+    def serve(self, connection: Connection) -> None:
+        """Check the caller's token, then serve its command; raises OSError or ValueError where the caller misbehaves."""
+        if not hmac.compare_digest(connection.receive_token().encode(), self._token.encode()):
             connection.send(error_message(TrainerError("wrong token: read it from the trainer's lease file")))
             return
+        for message in connection:
+            self.answer(message, connection)
+            return
+
+    def answer(self, message: Message, connection: Connection) -> None:
+        """Serve one command of an authenticated caller, on its connection's thread."""
         command = message.get("command")
         if command == "status":
             connection.send({"event": "done", "status": self._status() | {"busy": self._running is not None}})
@@ -121,16 +128,12 @@ class CommandServer:
 
 class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
+    request_queue_size = 128
     commands: CommandServer
 
 
 class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.settimeout(SEND_TIMEOUT_S)
-        connection = Connection(self.request)
-        try:
-            for message in connection:
-                cast(_Server, self.server).commands.answer(message, connection)
-                return
-        except (OSError, ValueError):
-            return  # gone, or no JSON
+        with suppress(OSError, ValueError):  # the caller is gone, too slow, or sends something else
+            cast(_Server, self.server).commands.serve(Connection(self.request))

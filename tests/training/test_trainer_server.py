@@ -2,11 +2,15 @@
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from rft_platform.errors import NonFiniteError, TrainerError, UserError
+from rft_platform.training import wire
 from rft_platform.training.server import CommandServer
 from rft_platform.training.wire import Connection, Message, error_message, raise_error
 
@@ -20,7 +24,8 @@ def server() -> Iterator[CommandServer]:
 
 def open_command(server: CommandServer, command: str, token: str = "secret") -> Connection:
     connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=10))
-    connection.send({"command": command, "token": token})
+    connection.send_token(token)
+    connection.send({"command": command})
     return connection
 
 
@@ -35,6 +40,46 @@ def test_a_wrong_token_is_turned_away(server) -> None:
     (answer,) = ask(server, "status", token="guess")
     assert answer["event"] == "error" and "wrong token" in answer["message"]
     assert "secret" not in str(answer)
+
+
+def open_socket(server: CommandServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+
+
+def rss_mb() -> float:
+    return psutil.Process().memory_info().rss / 2**20
+
+
+@pytest.mark.parametrize("start", [b"x" * 1000, b"guess\n" + b"x" * 1000, b"\xff\xfe\n"])
+def test_bytes_without_the_token_are_not_read(server: CommandServer, start: bytes) -> None:
+    before = rss_mb()
+    with open_socket(server) as caller, suppress(ConnectionError):
+        caller.sendall(start)
+        for _ in range(200):
+            caller.sendall(b"x" * 2**20)  # refused at once, not after 200 MB without a newline
+        pytest.fail("the server read 200 MB of a caller without the token")
+    assert rss_mb() - before < 50
+    assert ask(server, "status")[0]["event"] == "done"
+
+
+def test_a_caller_that_sends_no_token_is_dropped(server: CommandServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "TOKEN_TIMEOUT_S", 0.5)
+    callers = [open_socket(server) for _ in range(20)]
+    start = time.monotonic()
+    for caller in callers:
+        caller.sendall(b"s")
+        assert caller.recv(1) == b""
+        caller.close()
+    assert time.monotonic() - start < 5
+    assert ask(server, "status")[0]["event"] == "done"
+
+
+@pytest.mark.parametrize("line", [b"[1]\n", b"[" * 100_000 + b"\n", b"5\n", b"no JSON\n"])
+def test_a_message_that_is_no_object_ends_the_connection(server: CommandServer, line: bytes) -> None:
+    with open_socket(server) as caller:
+        caller.sendall(b"secret\n" + line)
+        assert caller.recv(1) == b""
+    assert ask(server, "status")[0]["event"] == "done"
 
 
 def test_an_unknown_command_is_an_error(server) -> None:
