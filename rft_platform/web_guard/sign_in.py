@@ -1,0 +1,60 @@
+"""How a browser signs in: the link with the token, the cookie it is exchanged for, and the page without either."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from rft_platform.web_guard.checks import tokens_match
+
+TOKEN_PARAMETER = "token"
+
+
+def sign_in_url(url: str, token: str) -> str:
+    """``url`` with the token that opens it in a browser."""
+    return f"{url}/?{urlencode({TOKEN_PARAMETER: token})}"
+
+
+def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
+    """Whether the request carries the cookie that ``token`` was exchanged for."""
+    try:
+        morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(token))
+    except CookieError:
+        return False
+    return morsel is not None and tokens_match(morsel.value, _cookie_value(token))
+
+
+def set_cookie(token: str, secure: bool) -> str:
+    """The ``Set-Cookie`` header: unreadable for scripts, never sent with requests that other sites make."""
+    attributes = ["Path=/", "HttpOnly", "SameSite=Strict", *(["Secure"] if secure else [])]
+    return "; ".join([f"{_cookie_name(token)}={_cookie_value(token)}", *attributes])
+
+
+def take_token(query: str) -> tuple[str | None, str]:
+    """The token parameter of a query string, and the query string without it."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = [value for name, value in pairs if name == TOKEN_PARAMETER]
+    rest = urlencode([(name, value) for name, value in pairs if name != TOKEN_PARAMETER])
+    return (given[-1] if given else None), rest
+
+
+def sign_in_page(path: str, what: str) -> str:
+    """HTML for a browser without a valid cookie. A link from another site arrives without it, too: one click helps."""
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>Access token needed</title>"
+        f"<h1>Access token needed</h1><p>{escape(what)}</p>"
+        f'<p>Signed in already, and following a link? <a href="{escape(path)}">Continue</a></p>'
+        f'<form method=get action="{escape(path)}"><label>Access token '
+        f"<input type=password name={TOKEN_PARAMETER} autocomplete=off required></label> <button>Open</button></form>"
+    )
+
+
+def _cookie_name(token: str) -> str:
+    """One name for all servers of a project: cookies are shared by the ports of a host."""
+    return f"rft_web_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+
+
+def _cookie_value(token: str) -> str:
+    return hmac.new(token.encode(), b"cookie of the platform's web servers", hashlib.sha256).hexdigest()
