@@ -1,43 +1,80 @@
-"""What a workflow returned for its judge, as JSON; and back to the object that the judge was written for.
+"""Store what a workflow returned for its judge as JSON, and rebuild the objects that the judge declares.
 
 Agent frameworks return messages of their own classes (AgentScope's ``Msg``, pydantic models, dataclasses), judges are
-written for these, and a judge may run long after the run, in another process. Such an object is kept as
-``{"$class": "package.module:Class", "value": ...}``. Where the class cannot be imported the judge gets ``value``.
+written for these, and a judge may run long after the run, in another process. Such an object is stored as
+``{"$class": "package.module:Class", "value": ...}``.
+
+A stored document is data: a model wrote it, or it comes with somebody else's store. The class name in it is only
+compared with the names of the classes that the judge declares; nothing is imported or called because of it. A JSON
+object of the workflow's own that has a key ``$class`` is stored as ``{"$class": null, "value": {...}}``, so that it is
+not taken for an object.
 """
 
 import dataclasses
-import importlib
 import json
+from collections.abc import Iterable
 from typing import Any
+
+from rft_platform.user_code import module_elsewhere
 
 _CLASS, _VALUE = "$class", "value"
 
+#: The message class of AgentScope. It is always rebuilt where AgentScope is installed: its metrics expect it.
+_AGENTSCOPE = "agentscope."
+
 
 def encode_response(value: Any) -> Any:
-    """``value`` as JSON can hold it: JSON values as they are, an object with its class beside its content.
+    """``value`` as JSON can hold it: JSON values unchanged, an object with the name of its class beside its content.
 
     Objects are pydantic models, dataclasses, and whatever has ``to_dict``. Raises TypeError for anything else.
     """
     content = _content(value)
-    document = value if content is None else {_CLASS: _name(type(value)), _VALUE: content}
     try:
-        return json.loads(json.dumps(document, allow_nan=False))
-    except (TypeError, ValueError) as error:
+        plain = json.loads(json.dumps(value if content is None else content, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
         expected = "expected text, JSON values, a dataclass, a pydantic model or an object with to_dict()"
         raise TypeError(
             f"the workflow's response ({type(value).__name__}) cannot be stored: {error}; {expected}"
         ) from error
+    if content is not None:
+        return {_CLASS: _name(type(value)), _VALUE: plain}
+    return {_CLASS: None, _VALUE: plain} if isinstance(plain, dict) and _CLASS in plain else plain
 
 
-def decode_response(document: Any) -> Any:
-    """The object that ``encode_response`` was given; its content alone where its class is not to be had."""
-    if not (isinstance(document, dict) and set(document) == {_CLASS, _VALUE}):
-        return document
-    content = document[_VALUE]
-    try:
-        return _rebuild(_load(document[_CLASS]), content)
-    except Exception:  # another environment, another version of the class: the content says it all
-        return content
+class ResponseDecoder:
+    """Turns stored responses into what a judge gets: objects of the classes that it declares, else plain values."""
+
+    def __init__(self, classes: Iterable[type] = ()) -> None:
+        """``classes`` are those that the judge declares; a class that cannot be rebuilt is ignored."""
+        self._classes = {_name(kind): kind for kind in classes if is_rebuildable(kind)}
+        #: Why the objects of a class came as plain values, by the name of the class.
+        self.left_plain: dict[str, str] = {}
+
+    def decode(self, document: Any) -> Any:
+        """The response that ``encode_response`` was given, or its content where it is not to be rebuilt."""
+        if not (isinstance(document, dict) and set(document) == {_CLASS, _VALUE}):
+            return document
+        name, content = document[_CLASS], document[_VALUE]
+        if name is None:
+            return content
+        if not isinstance(name, str):
+            return document
+        kind = self._classes.get(name) or _agentscope_message(name)
+        if kind is None:
+            self.left_plain.setdefault(name, "the judge does not declare this class")
+            return content
+        try:
+            return _rebuild(kind, content)
+        except Exception as error:  # a content that the class does not take: of another version of it, say
+            self.left_plain.setdefault(name, f"{type(error).__name__}: {error}")
+            return content
+
+
+def is_rebuildable(kind: Any) -> bool:
+    """Whether objects of ``kind`` can be rebuilt from what ``encode_response`` stores of them."""
+    return isinstance(kind, type) and (
+        dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate") or hasattr(kind, "from_dict")
+    )
 
 
 def _content(value: Any) -> Any:
@@ -56,12 +93,15 @@ def _rebuild(kind: Any, content: Any) -> Any:
 
 
 def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{module_elsewhere(kind.__module__)}:{kind.__qualname__}"
 
 
-def _load(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    value: Any = importlib.import_module(module)
-    for part in attribute.split("."):
-        value = getattr(value, part)
-    return value
+def _agentscope_message(name: str) -> type | None:
+    """AgentScope's ``Msg`` where ``name`` is its name. What is imported does not depend on ``name``."""
+    if not (name.startswith(_AGENTSCOPE) and name.endswith(":Msg")):
+        return None
+    try:
+        from agentscope.message import Msg
+    except ImportError:
+        return None
+    return Msg if _name(Msg) == name else None

@@ -8,14 +8,15 @@ from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.config.home import Home
-from rft_platform.errors import StorageError, UserCodeError, UserError
+from rft_platform.errors import NAMED, StorageError, UserCodeError, UserError
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow
-from rft_platform.experience.responses import decode_response
+from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.judged_run import judged_run
 from rft_platform.judging.pipeline import JUDGED, OperatorReport, Pipeline
 from rft_platform.judging.running import RunToJudge, Verdict, judge_all
 from rft_platform.judging.session import JudgeState
+from rft_platform.judging.types import declared_responses
 from rft_platform.judging.view import experiences_of, parts_of
 from rft_platform.tasks.task import Task
 
@@ -66,7 +67,8 @@ def judge_runs(
 ) -> list[RunJudgement]:
     """Judge every run, in order of first appearance.
 
-    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. With
+    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. An
+    object comes as its class where the annotation of the judge's ``response`` names that, else as plain values. With
     no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. ``concurrency``
     runs are judged at a time; a function that is not ``async`` has a thread of its own. A judge that fails on a run, or
     takes longer than its ``timeout_s``, leaves that run without a reward. A run that outgrew the context before its
@@ -88,7 +90,15 @@ def judge_runs(
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
     ended = [row for row in last_rows if not _is_cut_off(row)]
-    runs = [_to_judge(row, of_run[row.run_id], tasks[row.task_id]) for row in ended]
+    decoder = ResponseDecoder(kind for part in judge.parts for kind in declared_responses(part.function))
+    runs = [_to_judge(row, of_run[row.run_id], tasks[row.task_id], decoder) for row in ended]
+    for name, reason in list(decoder.left_plain.items())[:NAMED]:
+        _log.warning(
+            "responses of class %r are judged as plain values: %s. To get the objects, annotate the judge's parameter "
+            "`response` with the class",
+            name,
+            reason,
+        )
     state = judge.state or JudgeState.of(Home.from_environment())
     verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
@@ -278,9 +288,9 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
     return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
 
 
-def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task) -> RunToJudge:
+def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:
     """What judges see of the run that ``rows`` record, of which ``last`` says what it came to."""
-    response = last.response.get("content") if last.run_output is None else decode_response(last.run_output)
+    response = last.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
     return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
 
 

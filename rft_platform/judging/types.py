@@ -1,9 +1,11 @@
 """What a judge is: a function from a task and a response, or from a task and a group's responses, to rewards."""
 
+import functools
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args, get_type_hints
 
 from rft_platform.signature import check_parameters
 
@@ -48,3 +50,28 @@ def check_group_judge(function: Callable[..., Any], extra: Collection[str] = ())
 def is_group_judge(function: Callable[..., Any]) -> bool:
     """Whether a function judges all runs of a group at once: it has a parameter ``responses``."""
     return "responses" in inspect.signature(function).parameters
+
+
+def declared_responses(function: Callable[..., Any]) -> set[type]:
+    """Classes that a judge declares for responses: those that the annotation of its ``response(s)`` names.
+
+    Empty where there is no annotation, or one that cannot be evaluated.
+    """
+    parameters = inspect.signature(function).parameters
+    annotation = next((parameters[name].annotation for name in ("response", "responses") if name in parameters), None)
+    while isinstance(function, functools.partial):
+        function = function.func
+    plain = function if hasattr(function, "__globals__") else getattr(type(function), "__call__", function)  # noqa: B004
+    scope = getattr(inspect.unwrap(plain), "__globals__", {})
+    try:
+        hints = get_type_hints(SimpleNamespace(__annotations__={"response": annotation}), scope)
+    except Exception:  # a name that only type checkers see, for example
+        return set()
+    return set(_classes_in(hints["response"]))
+
+
+def _classes_in(annotation: Any) -> Iterator[type]:
+    if isinstance(annotation, type):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _classes_in(argument)

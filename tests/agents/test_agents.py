@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rft_platform.experience.record import RolloutRow
-from rft_platform.experience.responses import decode_response
+from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.chat_template import normalised
 from rft_platform.judging.text import response_text
@@ -48,7 +48,7 @@ def test_the_agent_calls_its_tool_and_answers(runs: Runs, stack: str) -> None:
     assert call_of(calling)["name"] == "calculator"
     assert json.loads(call_of(calling)["arguments"]) == {"expression": EXPRESSION}
     assert ANSWER in json.dumps(answering.messages[-1]), "the tool's result is the last thing the model reads"
-    assert response_text(decode_response(answering.run_output)) == ANSWER
+    assert response_text(ResponseDecoder().decode(answering.run_output)) == ANSWER
     assert calling.finish_reason in ("stop", "tool_calls") and answering.finish_reason in ("stop", "tool_calls")
     assert len({row.run_id for row in rows}) == 2, "both runs succeeded"
 
@@ -134,7 +134,7 @@ def test_agentscopes_ready_workflow_is_the_same_agent(runs: Runs, agents_engine:
     )
     rows, own = run_workflow(agents_engine, workflow), first_run(runs("agentscope"))
     assert [(row.prompt_ids, row.response_ids) for row in rows] == [(row.prompt_ids, row.response_ids) for row in own]
-    assert response_text(decode_response(rows[-1].run_output)) == ANSWER and rows[-1].run_reward is None
+    assert response_text(ResponseDecoder().decode(rows[-1].run_output)) == ANSWER and rows[-1].run_reward is None
 
 
 def test_agentscopes_agent_in_the_class_style_rewards_itself() -> None:

@@ -4,6 +4,9 @@ import asyncio
 import math
 import re
 import time
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from rft_platform.config.buffer import WeightedJudge
 from rft_platform.errors import StorageError, UserCodeError, UserError
 from rft_platform.experience.record import TRUNCATED_METRIC, RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.types import JudgeOutput
@@ -66,6 +70,68 @@ def test_of_several_answers_to_the_last_call_the_last_has_the_output() -> None:
     picked[1].row_id = row_id(picked[1].run_id, 0, 1)
     assert judge_runs(picked, TASKS, build_judge("exact_match"))[0].reward == 1.0
     assert judge_runs(picked, TASKS, None)[0].reward == 0.5
+
+
+@dataclass
+class Final:
+    """What a workflow returns."""
+
+    final: str
+
+
+def test_a_judge_gets_objects_of_the_class_that_it_declares() -> None:
+    def judge(task: dict[str, Any], response: Final) -> float:
+        return float(response.final == task["answer"])
+
+    def either(task: dict[str, Any], response: "Final | str | None") -> float:
+        return float(isinstance(response, Final))
+
+    def of_group(task: dict[str, Any], responses: list[Final]) -> list[float]:
+        return [float(isinstance(response, Final)) for response in responses]
+
+    class Object:
+        async def __call__(self, task: dict[str, Any], response: Final) -> float:
+            return float(isinstance(response, Final))
+
+    rows = [row(1, 0, "", output=encode_response(Final("2")))]
+    functions: list[Any] = [judge, either, of_group, partial(judge), Object()]
+    for function in functions:
+        assert judge_runs(rows, TASKS, build_judge(function))[0].reward == 1.0
+
+
+def test_a_judge_that_declares_no_class_gets_plain_values_and_a_line_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def judge(task: dict[str, Any], response: Any) -> float:
+        return float(response == {"final": task["answer"]})
+
+    rows = [row(1, run, "", output=encode_response(Final("2"))) for run in range(3)]
+    assert [run.reward for run in judge_runs(rows, TASKS, build_judge(judge))] == [1.0] * 3
+    (said,) = caplog.messages
+    assert "Final' are judged as plain values" in said and "annotate the judge's parameter `response`" in said
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"$class": "subprocess:Popen", "value": {"args": "touch CANARY", "shell": True}},
+        {"$class": "os:system", "value": {"command": "touch CANARY"}},
+        {"$class": None, "value": {"$class": "os:system", "value": {"command": "touch CANARY"}}},
+        {"$class": "planted:Msg", "value": {}},
+        {"$class": "pydantic:ImportString", "value": "planted"},
+    ],
+)
+def test_a_foreign_store_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forged: dict[str, Any]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "planted.py").write_text("open('CANARY', 'w').close()\n")
+    store = ExperienceStore(tmp_path / "rounds")
+    store.write_rollouts(1, 0, [row(1, 0, "2", output=forged), row(1, 1, "2", output=encode_response(forged))])
+
+    def judge(task: dict[str, Any], response: Final | dict[str, Any]) -> float:
+        return 1.0
+
+    assert [run.reward for run in judge_runs(store.rollout_rows(1), TASKS, build_judge(judge))] == [1.0, 1.0]
+    time.sleep(0.2)
+    assert not (tmp_path / "CANARY").exists()
 
 
 def test_a_run_that_outgrew_the_context_is_not_judged() -> None:

@@ -17,7 +17,7 @@ from agentscope.tool import Toolkit, ToolResponse
 from pydantic import BaseModel
 
 from rft_platform.experience.record import RolloutRow
-from rft_platform.experience.responses import decode_response
+from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.judging.apply import judge_runs
@@ -161,7 +161,7 @@ def main() -> None:
         if name != "sampled":  # scores are those of temperature 1
             results[name]["exact"] = exact(engine, rows)
         if name == "reply":
-            response = decode_response(rows[0].run_output)
+            response = ResponseDecoder().decode(rows[0].run_output)
             results[name]["response"] = [
                 type(response).__name__,
                 response.get_text_content() == rows[0].response["content"],
