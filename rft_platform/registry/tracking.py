@@ -1,5 +1,10 @@
-"""What a training run leaves in MLflow: parameters, step and round metrics, reports."""
+"""What a training run leaves in MLflow: parameters, step and round metrics, reports.
 
+MLflow appends every metric that it is sent and cannot remove one, so a phase that is repeated after a kill would double
+its points. A metric is therefore logged once per name and step; the first value stays.
+"""
+
+import logging
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
+LOG = logging.getLogger(__name__)
 RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by it
 _BATCH_LIMIT = 1000  # entities MLflow takes in one call
 _PARAM_LIMIT = 100
@@ -102,10 +108,29 @@ class TrainingRun:
     def _log_metrics(self, values: Sequence[tuple[str, float, int]]) -> None:
         from mlflow.entities import Metric
 
+        if not values:
+            return
         now = int(time.time() * 1000)
-        metrics = [Metric(metric_name(name), float(value), now, step) for name, value, step in values]
+        points = {(metric_name(name), step): float(value) for name, value, step in values}
+        logged = self._logged(points)
+        metrics = [Metric(key, value, now, step) for (key, step), value in points.items() if (key, step) not in logged]
         for part in _chunks(metrics, _BATCH_LIMIT):
             self.client.log_batch(self.run_id, metrics=part)
+        if logged:
+            LOG.info("MLflow run %s already has %d of %d metric values", self.run_id, len(logged), len(points))
+
+    def _logged(self, points: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Which of ``points`` (name and step) MLflow has already.
+
+        One call tells the newest step of every metric, and histories are read only of metrics that have reached the
+        step: of none while a training goes forward.
+        """
+        newest = {metric.key: metric.step for metric in self.client.get_run(self.run_id).data.to_proto().metrics}
+        asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}
+        found: set[tuple[str, int]] = set()
+        for key in sorted({key for key, _ in asked}):
+            found |= {(key, point.step) for point in self.client.get_metric_history(self.run_id, key)}
+        return found & asked
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

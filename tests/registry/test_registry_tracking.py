@@ -1,9 +1,19 @@
+import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+import pytest
+
+from rft_platform.chaos.syscall_faults import SyscallFault, injecting
+from rft_platform.processes.spawn import free_port
 from rft_platform.registry.models import ModelRegistry
 from rft_platform.registry.store import open_client
 from rft_platform.registry.tracking import metric_name
@@ -41,6 +51,90 @@ def test_few_calls_log_many_values(registry: ModelRegistry, monkeypatch) -> None
     assert sent == [120]
     run.log_steps([Step(step, {f"m{index}": 0.0 for index in range(15)}) for step in range(70)])
     assert sent == [120, 1000, 50]
+
+
+STEPS = [Step(step, {"loss": 1 / step, "seconds": step * 0.1, "ratio": float("nan")}) for step in range(1, 5)]
+
+
+def all_points(registry: ModelRegistry) -> list[tuple[str, int, float]]:
+    run = registry.training_run("first")
+    keys = run.client.get_run(run.run_id).data.metrics
+    return sorted((key, p.step, p.value) for key in keys for p in run.client.get_metric_history(run.run_id, key))
+
+
+def log_a_phase(registry: ModelRegistry, steps: list[Step], reward: float = 0.5) -> None:
+    run = registry.training_run("first")
+    run.log_steps(steps)
+    run.log_round(1, {"reward": reward, "rows": 8}, prefix="round/")
+
+
+def test_a_repeated_phase_logs_nothing_twice(connect) -> None:
+    log_a_phase(connect(), STEPS[:2])  # killed halfway
+    log_a_phase(connect(), STEPS)
+    once = all_points(connect())
+    log_a_phase(connect(), STEPS[1:3])
+    log_a_phase(connect(), [Step(step.step, {**step.metrics, "seconds": 9.0}) for step in STEPS], reward=0.9)
+
+    assert str(all_points(connect())) == str(once), "as text, for NaN is not equal to itself"
+    assert len(once) == 4 * 3 + 2
+    assert ("round/reward", 1, 0.5) in once, "the first value stays"
+
+
+def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_library: Path) -> None:
+    """The process is killed at its n-th write to the database, for several n; a last one ends the work."""
+    registry = connect()
+    database = tmp_path / "mlflow" / "mlflow.db"
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, 'tests/registry');"
+        "from rft_platform.registry.models import ModelRegistry; from test_registry_tracking import STEPS, log_a_phase;"
+        f"log_a_phase(ModelRegistry({registry.tracking_uri!r}, Path({str(registry.artifact_root)!r}),"
+        " 'demo', 'demo-model'), STEPS)"
+    )
+    killed = 0
+    for nth in (9, 30, 0):
+        fault = SyscallFault("pwrite", signal="SIGKILL", path=database.name, nth=nth or 10**9)
+        environment = {**os.environ, **injecting(fault_library, [fault])}
+        killed += subprocess.run([sys.executable, "-c", code], env=environment, timeout=120).returncode == -9
+    points = [(key, step) for key, step, _ in all_points(connect())]
+    assert killed == 2
+    assert len(points) == len(set(points)) == 4 * 3 + 2
+
+
+@pytest.fixture
+def mlflow_server(empty_store: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of an MLflow server of this test."""
+    shutil.copy(empty_store, tmp_path / "served.db")
+    url, log = f"http://127.0.0.1:{(port := free_port())}", (tmp_path / "server.log").open("w")
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    options = {"MLFLOW_BACKEND_STORE_URI": f"sqlite:///{tmp_path / 'served.db'}", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {**os.environ, **options, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 90
+            while not answers(url):
+                assert server.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
+                time.sleep(0.1)
+            yield url
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=1).is_success
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_repeated_phase_on_a_server_logs_nothing_twice(mlflow_server: str) -> None:
+    for steps in (STEPS[:2], STEPS, STEPS[1:3]):
+        log_a_phase(ModelRegistry(mlflow_server, None, "demo", "demo-model"), steps)
+    points = [(key, step) for key, step, _ in all_points(ModelRegistry(mlflow_server, None, "demo", "demo-model"))]
+    assert len(points) == len(set(points)) == 4 * 3 + 2
 
 
 def test_a_continued_training_continues_its_run(connect) -> None:
