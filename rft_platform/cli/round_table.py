@@ -133,4 +133,6 @@ def _percent(value: float | None) -> str:
 
 
 def _number(value: float | None, form: str) -> str:
-    return _MISSING if value is None else format(value, form)
+    if value is None:
+        return _MISSING
+    return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # columns keep their width

@@ -60,6 +60,9 @@ class TaskSelector(Section):
     """Default: the top-level ``seed``."""
 
 
+MAX_ABS_REWARD = 1e6  #: default of ``max_abs_reward``
+
+
 class WeightedJudge(Section):
     """One judge of a weighted sum."""
 
@@ -111,6 +114,9 @@ class Taskset(Section):
     judge_timeout_s: PositiveFloat | None = 600.0
     """Seconds that a judge function of yours may take for a run (or a group) before it counts as failed; null: no
     limit. The judges that come with the platform have time-outs of their own."""
+    max_abs_reward: PositiveFloat | None = MAX_ABS_REWARD
+    """A run whose reward is further from 0 than this counts as one that its judge failed on: it is left out, reported
+    and never passes. null: any finite reward counts."""
     task_selector: TaskSelector = TaskSelector()
     limit: PositiveInt | None = None
     """Use the first so many tasks only."""

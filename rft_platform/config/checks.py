@@ -86,7 +86,7 @@ def _evaluation_problems(config: RftConfig) -> Iterator[str]:
             f"evaluation.gate.confident: scores by {gate.metric} are not kept task by task; set evaluation.gate.metric "
             f"to one of {', '.join(PAIRED_METRICS)}"
         )
-    if gate.confident and gate.metric == "greedy_pass" and not config.evaluation.greedy:
+    if gate.needs_interval and gate.metric == "greedy_pass" and not config.evaluation.greedy:
         yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
 
 

@@ -15,12 +15,18 @@ class Gate(Section):
 
     metric: str = "sampled_pass"
     min_delta: float = 0.0
-    """Least gain over the champion on the same tasks."""
+    """Least gain over the champion on the same tasks. At 0 the gain must be positive: a tie promotes nothing."""
     min_value: float | None = None
     """Least value of its own."""
-    confident: bool = False
-    """The lower end of the gain's 95 % interval (paired bootstrap over tasks) must exceed ``min_delta``. Of the metrics
-    sampled_pass, greedy_pass and mean_reward."""
+    confident: bool | None = None
+    """true: the lower end of the gain's 95 % interval (paired over tasks) must exceed ``min_delta``. false: the gain
+    itself decides. Default: true for sampled_pass, greedy_pass and mean_reward, which are kept task by task, false for
+    any other metric."""
+
+    @property
+    def needs_interval(self) -> bool:
+        """Whether the interval of the gain decides."""
+        return self.metric in PAIRED_METRICS if self.confident is None else self.confident
 
 
 class Evaluation(Section):

@@ -26,6 +26,7 @@ FREE = (
     "cluster",
     "buffer.explorer_input.eval_tasksets",
     "buffer.explorer_input.taskset.judge_timeout_s",
+    "buffer.explorer_input.taskset.max_abs_reward",
     "buffer.total_epochs",
     "buffer.total_steps",
     "buffer.trainer_input.experience_buffer.storage_type",

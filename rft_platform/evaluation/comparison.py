@@ -1,8 +1,9 @@
-"""Two policies on the same tasks: how much better one is, and how sure that is.
+"""Compare two policies on the same tasks: the difference and its 95 % interval.
 
-Efron and Tibshirani, An Introduction to the Bootstrap, 1993, ch. 13: the percentile interval of a mean. Tasks are the
-unit that is resampled, and each task's two scores stay together (a paired comparison), so what makes a task hard for
-both policies does not widen the interval.
+The comparison is paired: each task contributes one difference, so what makes a task hard for both policies does not
+widen the interval. Pass rates have an interval that stays honest where no task, or every task, differs; rewards have
+the percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+chapter 13).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_platform.config.evaluation import PAIRED_METRICS
-from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval
+from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
 from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult, measured_alike
 
 
@@ -23,7 +24,7 @@ class Comparison:
     round: int  # of the other policy
     policy_version: int  # likewise
     difference: float  # this policy's mean less the other's
-    low: float  # 95 % interval of the difference, bootstrap over tasks
+    low: float  # 95 % interval of the difference over tasks
     high: float
     tasks: int
 
@@ -51,19 +52,17 @@ def compare(
     shared = [task for task in mine if task in theirs]
     if not shared or not measured_alike(result, other):
         return None
-    difference, low, high = paired_interval([mine[task] for task in shared], [theirs[task] for task in shared], seed)
+    pair = [mine[task] for task in shared], [theirs[task] for task in shared]
+    difference, low, high = paired_interval(*pair, seed) if metric == "mean_reward" else paired_share_interval(*pair)
     return Comparison(against, metric, other.round, other.policy_version, difference, low, high, len(shared))
 
 
 def comparisons(
-    result: EvaluationResult, others: Mapping[str, EvaluationResult | None], seed: int = BOOTSTRAP_SEED
+    result: EvaluationResult, others: Mapping[str, EvaluationResult], seed: int = BOOTSTRAP_SEED
 ) -> list[Comparison]:
-    """``result`` against each of ``others`` by every metric that both were measured by; never against itself."""
+    """``result`` against each of ``others`` by every metric that both were measured by."""
     found = [
-        compare(result, other, metric, against, seed)
-        for against, other in others.items()
-        if other is not None and (other.round, other.policy_version) != (result.round, result.policy_version)
-        for metric in PAIRED_METRICS
+        compare(result, other, metric, against, seed) for against, other in others.items() for metric in PAIRED_METRICS
     ]
     return [comparison for comparison in found if comparison is not None]
 

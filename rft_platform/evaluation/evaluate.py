@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any
 
+from rft_platform.config.buffer import MAX_ABS_REWARD
 from rft_platform.errors import EngineError, UserError
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import GREEDY, SAMPLED, EvaluationResult, RunScore, result_of, tasks_digest
 from rft_platform.evaluation.transcripts import Transcript, choose, transcript
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.judging.apply import judge_runs
+from rft_platform.judging.apply import RunJudgement, judge_runs
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.rollout.auxiliary import handed_out
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
@@ -47,6 +48,7 @@ def evaluate(
     bootstrap_seed: int = BOOTSTRAP_SEED,
     limits: RunLimits = _DEFAULT_LIMITS,
     transcripts: int = 6,
+    max_abs_reward: float | None = MAX_ABS_REWARD,
     auxiliary_models: Mapping[str, Any] | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
     measured_by: str | None = None,
@@ -54,14 +56,17 @@ def evaluate(
 ) -> EvaluationResult:
     """Run every task ``sampled_n`` times as ``sampling`` says, and once more at temperature 0 if ``greedy``.
 
-    A run passes when its reward reaches ``pass_threshold``. Runs that fail, and runs that the judge fails on, are
-    counted and left out. ``policies`` are the engines of further trainable policies; scores are rewards of the first.
-    ``judge`` None takes the workflow's own reward; ``measured_by`` names judge, workflow and sampling in the result.
+    A run passes when its reward reaches ``pass_threshold``. Runs that fail, runs that the judge fails on, and rewards
+    beyond ``max_abs_reward`` are counted and left out. ``policies`` are the engines of further trainable policies;
+    scores are rewards of the first. ``judge`` None takes the workflow's own reward; ``measured_by`` names judge,
+    workflow and sampling in the result.
     Raises ``EngineError`` when the weights changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
     """
     started = perf_counter()
     modes = _modes(tasks, sampled_n, greedy, sampling)
-    policy = _Policy(engine, workflow, judge, seed, round, limits, auxiliary_models, policies or {}, on_progress)
+    policy = _Policy(
+        engine, workflow, judge, max_abs_reward, seed, round, limits, auxiliary_models, policies or {}, on_progress
+    )
     passes = [policy.run(tasks, batch, *mode) for batch, mode in enumerate(modes)]
     report = RolloutReport.merge([done.report for done in passes])
     return result_of(
@@ -91,6 +96,7 @@ class _Policy:
     engine: PolicyEngine
     workflow: Workflow
     judge: JudgeSpec | None
+    max_abs_reward: float | None
     seed: int
     round: int
     limits: RunLimits
@@ -115,7 +121,14 @@ class _Policy:
             on_progress=self.on_progress,
             **asdict(self.limits),
         )
-        return _judged(mode, rollouts, {task.task_id: task for task in tasks}, self.judge, self.auxiliary_models)
+        runs = judge_runs(
+            rollouts.rows,
+            {task.task_id: task for task in tasks},
+            self.judge,
+            max_abs_reward=self.max_abs_reward,
+            auxiliary_models=handed_out(self.auxiliary_models),
+        )
+        return _judged(mode, rollouts, {task.task_id: task for task in tasks}, self.judge, runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +159,9 @@ def _judged(
     rollouts: RolloutBatch,
     tasks: Mapping[str, Task],
     judge: JudgeSpec | None,
-    auxiliary_models: Mapping[str, Any] | None,
+    runs: Sequence[RunJudgement],
 ) -> _Pass:
     last = {row.run_id: row for row in rollouts.rows}  # rows of a run come in step order
-    runs = judge_runs(rollouts.rows, tasks, judge, auxiliary_models=handed_out(auxiliary_models))
     judged = [run for run in runs if run.error is None]
     alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # that part is the reward
     scores, read = [], []

@@ -27,16 +27,17 @@ def gate(
     metric: str = "sampled_pass",
     min_delta: float = 0.0,
     min_value: float | None = None,
-    confident: bool = False,
+    confident: bool = True,
     to_beat: str = "champion",
     seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
     """Compare two evaluations on the same tasks, made by the same judge, workflow and sampling.
 
-    The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, at least the
-    champion's plus ``min_delta``; with ``confident`` the lower end of the difference's 95 % interval must exceed
-    ``min_delta``. ``to_beat`` is what ``champion`` is called: the start is to be beaten while there is no champion.
-    Raises ``UserError`` when the candidate was not measured by ``metric`` at all.
+    The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, better than the
+    champion. ``confident``: the lower end of the difference's 95 % interval exceeds ``min_delta``; else the difference
+    is at least ``min_delta``, and positive where ``min_delta`` is 0. ``to_beat`` is what ``champion`` is called: the
+    start is to be beaten while there is no champion. Raises ``UserError`` when the candidate was not measured by
+    ``metric`` at all.
     """
     value = _measured(candidate, metric)
     if not math.isfinite(value):
@@ -44,7 +45,7 @@ def gate(
     if min_value is not None and value < min_value:
         return GateDecision(False, f"{metric} {value:.4f} is below the required {min_value:.4f}")
     if champion is None:
-        return GateDecision(True, f"{metric} {value:.4f}; there is no champion yet")
+        return GateDecision(True, f"{metric} {value:.4f}; there is no champion yet, and no evaluation of the start")
     if not measured_alike(candidate, champion):
         other = "on other tasks" if champion.tasks_digest != candidate.tasks_digest else _OTHERWISE
         return GateDecision(
@@ -56,6 +57,8 @@ def gate(
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
     if confident:
         return _confident(candidate, champion, metric, min_delta, said, seed)
+    if min_delta == 0:
+        return GateDecision(True, said) if value > against else GateDecision(False, f"{said}: no gain")
     needed = against + min_delta
     return GateDecision(True, said) if value >= needed else GateDecision(False, f"{said}: needs {needed:.4f}")
 

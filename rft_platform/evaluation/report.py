@@ -60,7 +60,7 @@ def comparison_table(compared: Sequence[Comparison]) -> str:
         [f"{each.against} (v{each.policy_version}), {each.metric}", comparison_cell(each), each.verdict]
         for each in compared
     ]
-    return table(["difference from", "95 %, paired bootstrap over tasks", ""], rows)
+    return table(["difference from", "95 %, paired over tasks", ""], rows)
 
 
 def comparison_cell(compared: Comparison) -> str:

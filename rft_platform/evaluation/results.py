@@ -84,7 +84,7 @@ def result_of(
     """The result that follows from judged runs; ``known`` are the fields that do not follow from them."""
     tables = {mode: by_task(score for score in scores if score.mode == mode) for mode in MODES}
     measured = {mode: table for mode, table in tables.items() if table}
-    rates = {mode: pass_rate(table, pass_threshold, bootstrap_seed) for mode, table in measured.items()}
+    rates = {mode: pass_rate(table, pass_threshold) for mode, table in measured.items()}
     first = next(iter(measured.values()), {})
     return EvaluationResult(
         **known,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
+from rft_platform.config.buffer import MAX_ABS_REWARD
 from rft_platform.config.home import Home
 from rft_platform.errors import NAMED, StorageError, UserCodeError, UserError
 from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow
@@ -62,6 +63,7 @@ def judge_runs(
     judge: JudgeSpec | None,
     *,
     needs_reward: bool = True,
+    max_abs_reward: float | None = MAX_ABS_REWARD,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
@@ -71,13 +73,14 @@ def judge_runs(
     object comes as its class where the annotation of the judge's ``response`` names that, else as plain values. With
     no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. ``concurrency``
     runs are judged at a time; a function that is not ``async`` has a thread of its own. A judge that fails on a run, or
-    takes longer than its ``timeout_s``, leaves that run without a reward. A run that outgrew the context before its
-    workflow returned has nothing to judge: it keeps the reward it was given for that.
+    takes longer than its ``timeout_s``, leaves that run without a reward, and so does a reward further from 0 than
+    ``max_abs_reward``. A run that outgrew the context before its workflow returned has nothing to judge: it keeps the
+    reward it was given for that.
 
     Raises:
         StorageError: a row belongs to none of the tasks.
         UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be asked (key, budget).
-        UserCodeError: the judge failed on every run.
+        UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
         JudgeUnavailableError: a model that judges does not answer; no run gets a reward for that.
     """
     last_rows = _last_rows(rows)
@@ -85,7 +88,7 @@ def judge_runs(
         if row.task_id not in tasks:
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
     if judge is None:
-        return [_own_reward(row, needs_reward) for row in last_rows]
+        return _checked([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
     of_run: dict[str, list[RolloutRow]] = {}
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
@@ -102,16 +105,16 @@ def judge_runs(
     state = judge.state or JudgeState.of(Home.from_environment())
     verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
     judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
-    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
     failed = [judgement for judgement in judged.values() if judgement.error]
     if failed and len(failed) == len(judged):
         raise UserCodeError(f"the judge failed on all {len(judged)} runs; the first: {failed[0].error}")
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(
-            "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(judgements), first
+            "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(last_rows), first
         )
-    return judgements
+    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
+    return _checked(judgements, max_abs_reward)
 
 
 def judge_rollouts(
@@ -124,6 +127,7 @@ def judge_rollouts(
     pipeline: Pipeline | None = None,
     wanted_groups: int | None = None,
     needs_reward: bool = True,
+    max_abs_reward: float | None = MAX_ABS_REWARD,
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> JudgedRollouts:
@@ -142,6 +146,7 @@ def judge_rollouts(
         tasks,
         judge,
         needs_reward=needs_reward,
+        max_abs_reward=max_abs_reward,
         concurrency=concurrency,
         auxiliary_models=auxiliary_models,
     )
@@ -286,6 +291,34 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
     told = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
     rewards = {name.removeprefix(POLICY_REWARD): value for name, value in told.items()}
     return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
+
+
+def _checked(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
+    """The judgements, without the rewards that are further from 0 than ``most``: those runs count as failed."""
+    if most is None:
+        return runs
+    checked = [_within(run, most) for run in runs]
+    refused = [new for new, old in zip(checked, runs, strict=True) if new is not old]
+    if not refused:
+        return runs
+    first = f"run {refused[0].run_id} (task {refused[0].task_id}): {refused[0].error}"
+    if all(run.error is not None for run in checked):
+        raise UserCodeError(f"no run has a usable reward; the first: {first}")
+    _log.warning(
+        "the rewards of %d of %d runs are refused, which are left out; the first: %s", len(refused), len(runs), first
+    )
+    return checked
+
+
+def _within(run: RunJudgement, most: float) -> RunJudgement:
+    for reward in (run.reward, *run.rewards.values()):
+        if run.error is None and abs(reward) > most:
+            error = (
+                f"the reward is {reward:g}, beyond {most:g}: scale the rewards, or set max_abs_reward of the taskset "
+                "(null: no limit)"
+            )
+            return RunJudgement(run.run_id, run.task_id, math.nan, error=error)
+    return run
 
 
 def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:

@@ -12,22 +12,34 @@ from rft_platform.rounds.curve import (
     evaluation_of_weights,
     previous_evaluation,
 )
-from rft_platform.rounds.policy import Policy
+from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
 
-def compared(project: Project, result: EvaluationResult, champion: EvaluationResult | None) -> list[Comparison]:
-    """``result`` against the policy measured before its round, the champion and the start, where these are known."""
+def compared(
+    project: Project, policy: Policy, result: EvaluationResult, champion: EvaluationResult | None
+) -> list[Comparison]:
+    """Compare ``result`` of ``policy`` with the evaluation before it, the champion's and the start's, where known.
+
+    A policy is not compared with itself: a round that trained nothing publishes the weights of the round before.
+    """
     store = project.store
     others = {
         "previous": previous_evaluation(store, result.round),
         "champion": champion,
         "start": evaluation_of(store, 0),
     }
-    return comparisons(result, others, project.config.evaluation.bootstrap_seed)
+    different = {name: other for name, other in others.items() if other and not _has_weights(project, other, policy)}
+    return comparisons(result, different, project.config.evaluation.bootstrap_seed)
+
+
+def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> bool:
+    """Whether ``result``, an evaluation in this project, measured the weights of ``policy``."""
+    measured = published(project.store, result.round)
+    return measured is not None and measured.weights_digest == policy.weights_digest
 
 
 def promoted_last(project: Project) -> EvaluationResult | None:
@@ -52,7 +64,9 @@ def against_champion(
     to_beat, measured = "champion", None
     if champion is None:
         to_beat, measured = "start", evaluation_of(project.store, 0) if policy.round else None
-    elif digest != policy.weights_digest:  # else: this very policy, measured again
+    elif digest == policy.weights_digest:
+        return None, GateDecision(True, f"these weights are the champion already (version {champion.version})")
+    else:
         measured = evaluation_of_weights(project.store, digest or "")
         if measured is None:
             return None, GateDecision(False, _unknown_champion(project, champion))
@@ -62,7 +76,7 @@ def against_champion(
         metric=settings.gate.metric,
         min_delta=settings.gate.min_delta,
         min_value=settings.gate.min_value,
-        confident=settings.gate.confident,
+        confident=settings.gate.needs_interval,
         to_beat=to_beat,
         seed=settings.bootstrap_seed,
     )

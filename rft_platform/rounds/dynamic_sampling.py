@@ -48,7 +48,14 @@ class SignalCount:
         judge, tasks = self._judge, {task.task_id: task for task in self._project.tasks.tasks}
         needs_reward = chosen_algorithm(self._project.config).needs_reward
         with auxiliaries_for_judge(self._project, judge if judge and judge.asks_models else None) as auxiliaries:
-            runs = judge_runs(rows, tasks, judge, needs_reward=needs_reward, auxiliary_models=auxiliaries)
+            runs = judge_runs(
+                rows,
+                tasks,
+                judge,
+                needs_reward=needs_reward,
+                max_abs_reward=self._project.taskset.max_abs_reward,
+                auxiliary_models=auxiliaries,
+            )
         sound = {run.run_id: run for run in runs if run.error is None}
         judged = [row for row in rows if row.run_id in sound]
         self._found += self._pipeline.apply(experiences_of(judged, list(sound.values()))).trained_groups

@@ -112,7 +112,7 @@ def _evaluate(
         promoted = bool((store.read_note(policy.round, EVALUATION) or {}).get("promoted"))
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
     start = evaluation_of(store, 0)
-    differences = compared(project, first, champion)
+    differences = compared(project, policy, first, champion)
     best = policy.round if promoted else None if champion is None else champion.round
     png = learning_curve(
         curve_points(store, policy.round, first), f"{project.config.project} / {project.config.name}", best

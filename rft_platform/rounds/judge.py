@@ -67,6 +67,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             pipeline=pipeline,
             wanted_groups=project.groups_a_round,
             needs_reward=chosen.needs_reward,
+            max_abs_reward=project.taskset.max_abs_reward,
             auxiliary_models=auxiliaries,
         )
     version = WORKFLOW_REWARD if spec is None else spec.version

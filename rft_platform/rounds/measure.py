@@ -72,6 +72,7 @@ def _measure_taskset(
             config.explorer.max_retry_times,
             config.explorer.truncated_reward,
         ),
+        max_abs_reward=taskset.max_abs_reward,
         auxiliary_models=auxiliaries,
         policies=policies,
         measured_by=measured_by(project, taskset),

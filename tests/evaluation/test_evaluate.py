@@ -23,6 +23,11 @@ TASKS = [
 ]
 
 
+def huge(task: dict[str, Any], response: Any) -> float:
+    """A judge with a fault: its reward for right answers is out of all proportion."""
+    return 1e30 if response == task["answer"] else 0.0
+
+
 @dataclass
 class SumEngine:
     """Adds in the token-in / token-out path. Sampled, the first of n answers is right; greedy, those of even tasks."""
@@ -123,3 +128,10 @@ def test_transcripts_show_failures_and_successes() -> None:
     assert [(t.messages[0]["content"], t.messages[-1]["content"], t.expected) for t in kept] == [
         ("0+1=", "1", "1"), ("1+1=", "2", "2"),
     ]  # fmt: skip
+
+
+def test_a_reward_beyond_the_bound_never_passes() -> None:
+    result = measure(SumEngine(), judge=build_judge(huge))
+    assert result.sampled is not None
+    assert (result.sampled.value, result.mean_reward) == (0.0, 0.0)
+    assert result.failed_runs == 6 + 3  # sampled and greedy ones that were right

@@ -8,7 +8,7 @@ import pytest
 from rft_platform.errors import UserError
 from rft_platform.evaluation.comparison import Comparison, compare, comparisons, task_means
 from rft_platform.evaluation.gate import gate
-from rft_platform.evaluation.metrics import paired_interval
+from rft_platform.evaluation.metrics import paired_interval, paired_share_interval
 from rft_platform.evaluation.report import comparison_table
 from rft_platform.evaluation.results import EvaluationResult
 
@@ -42,10 +42,30 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     assert 0.91 <= covered / 300 <= 0.99
 
 
+@pytest.mark.parametrize(("p", "q", "tasks", "runs"), [(0.6, 0.5, 80, 1), (0.05, 0.02, 40, 1), (0.9, 0.7, 30, 4)])
+def test_the_interval_of_two_pass_rates_covers_the_truth(p: float, q: float, tasks: int, runs: int) -> None:
+    generator, covered = np.random.default_rng(7), 0
+    for _ in range(400):
+        better, worse = (generator.binomial(runs, rate, tasks) / runs for rate in (p, q))
+        _, low, high = paired_share_interval(list(better), list(worse))
+        covered += low <= p - q <= high
+    assert covered / 400 >= 0.93
+
+
+def test_equal_pass_rates_leave_a_doubt_that_fades_with_the_number_of_tasks() -> None:
+    few, many = (paired_share_interval([0.0] * tasks, [0.0] * tasks) for tasks in (5, 600))
+    assert few[0] == many[0] == 0.0
+    assert few[1] == -few[2]
+    assert few[2] > 0.2
+    assert 0.0 < many[2] < 0.005
+    assert paired_share_interval([1.0] * 2, [0.0] * 2)[1] < 0.0  # two tasks prove nothing
+    assert paired_share_interval([1.0] * 10, [0.0] * 10)[1] > 0.4
+
+
 def test_policies_are_compared_by_every_metric_that_both_have(make_result: Make) -> None:
     start = scored(make_result, [0.0] * 40, 0)
     better = scored(make_result, [1.0] * 30 + [0.5] * 10, 16)
-    found = comparisons(better, {"previous": None, "champion": better, "start": start})
+    found = comparisons(better, {"start": start})
     assert [(each.against, each.metric) for each in found] == [("start", "sampled_pass"), ("start", "mean_reward")]
     passes, reward = found
     assert (passes.difference, passes.tasks, passes.verdict) == (0.375, 40, "better")  # 30 of 40, one run of two
@@ -71,10 +91,10 @@ def test_a_confident_gate_asks_for_the_lower_end(make_result: Make) -> None:
     start = scored(make_result, [0.0] * 40, 0)
     slightly = scored(make_result, [1.0, 1.0, 0.0] + [0.0] * 37, 8)
     clearly = scored(make_result, [1.0] * 40, 8)
-    assert gate(slightly, start).passed  # the mean alone is better
+    assert gate(slightly, start, confident=False).passed  # the mean alone is better
     doubtful = gate(slightly, start, confident=True, to_beat="start")
     assert not doubtful.passed
-    assert "against the start's 0.0000 (policy version 0), difference +0.0250 (95 % +0.0000 to" in doubtful.reason
+    assert "against the start's 0.0000 (policy version 0), difference +0.0250 (95 % -0.0" in doubtful.reason
     assert doubtful.reason.endswith("its lower end must exceed +0.0000")
     assert gate(clearly, start, confident=True, min_delta=0.4).passed
     assert not gate(clearly, start, confident=True, min_delta=0.5).passed

@@ -2,6 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rft_platform.config.evaluation import Gate
 from rft_platform.errors import UserError
 from rft_platform.evaluation.gate import gate
 from rft_platform.evaluation.results import EvaluationResult
@@ -19,17 +20,31 @@ def test_the_first_candidate_passes_if_it_is_good_enough(make_result: Make) -> N
 
 def test_the_champion_must_be_reached_by_the_margin(make_result: Make) -> None:
     champion = make_result(0.5, 8)
-    assert gate(make_result(0.5, 16), champion).passed
-    assert gate(make_result(0.53, 16), champion, min_delta=0.02).passed
-    refused = gate(make_result(0.51, 16), champion, min_delta=0.02)
+    assert gate(make_result(0.53, 16), champion, min_delta=0.02, confident=False).passed
+    refused = gate(make_result(0.51, 16), champion, min_delta=0.02, confident=False)
     assert not refused.passed
     assert refused.reason == "sampled_pass 0.5100 against the champion's 0.5000 (policy version 8): needs 0.5200"
     assert not gate(make_result(0.55, 16), champion, min_value=0.6).passed
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("confident", [True, False])
+def test_a_tie_promotes_nothing(make_result: Make, rate: float, confident: bool) -> None:
+    decision = gate(make_result(rate, 16), make_result(rate, 8), confident=confident)
+    assert not decision.passed
+    assert decision.reason.endswith("its lower end must exceed +0.0000" if confident else "no gain")
+    assert gate(make_result(rate, 16), make_result(rate, 8), confident=False, min_delta=-0.01).passed  # on request
+
+
+def test_the_interval_decides_by_default_where_there_is_one() -> None:
+    assert Gate().needs_interval
+    assert not Gate(confident=False).needs_interval
+    assert not Gate(metric="eval/sums/reward/mean@4").needs_interval
+
+
 def test_any_measured_metric_can_decide(make_result: Make) -> None:
     candidate, champion = make_result(0.7, 16), make_result(0.5)
-    assert gate(candidate, champion, metric="eval/sums/reward/best@2", min_delta=0.2).passed
+    assert gate(candidate, champion, metric="eval/sums/reward/best@2", min_delta=0.2, confident=False).passed
     with pytest.raises(UserError, match=r"'greedy_pass' was not measured.*sampled_pass"):
         gate(candidate, champion, metric="greedy_pass")
 

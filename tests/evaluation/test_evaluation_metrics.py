@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
-from rft_platform.evaluation.metrics import named, pass_rate, run_metrics
+from rft_platform.evaluation.metrics import named, paired_interval, pass_rate, run_metrics
 
 
 def expected_best(runs: list[float], k: int) -> float:
@@ -51,7 +52,6 @@ def test_equal_seeds_give_equal_numbers() -> None:
     scores = {str(task): [float(task % 3 == run % 2) for run in range(4)] for task in range(50)}
     assert run_metrics(scores) == run_metrics(scores)
     assert pass_rate(scores) == pass_rate(scores)
-    assert pass_rate(scores, seed=1).value == pass_rate(scores).value
 
 
 def test_the_interval_is_that_of_a_binomial() -> None:
@@ -71,12 +71,41 @@ def test_tasks_weigh_alike_and_the_threshold_forgives_rounding() -> None:
         pass_rate({})
 
 
+@pytest.mark.parametrize("passed", [0, 1, 10, 19, 20])
+def test_one_run_a_task_has_the_interval_of_wilson(passed: int) -> None:
+    rate = pass_rate({str(task): [float(task < passed)] for task in range(20)})
+    expected = binomtest(passed, 20).proportion_ci(method="wilson")
+    assert (rate.low, rate.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert rate.low <= rate.value <= rate.high
+
+
+def test_runs_of_a_task_count_as_one_where_nothing_tells_them_apart() -> None:
+    one, many = (pass_rate({str(task): [0.0] * runs for task in range(20)}) for runs in (1, 8))
+    assert (one.low, one.high) == (many.low, many.high)
+    assert one.high > 0.15
+    alike = pass_rate({str(task): [float(task < 10)] * 8 for task in range(20)})
+    apart = pass_rate({str(task): [float((task + run) % 2) for run in range(8)] for task in range(20)})
+    assert alike.high - alike.low > 0.35  # 20 independent outcomes
+    assert apart.value == alike.value == 0.5
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 0.5), (2.0, 8.0), (0.2, 6.0), (20.0, 1.0)])
+def test_clustered_runs_are_covered(alpha: float, beta: float) -> None:
+    """Tasks of unlike difficulty (beta-binomial): the interval holds the true rate about as often as it says."""
+    generator, truth, covered = np.random.default_rng(3), alpha / (alpha + beta), 0
+    for _ in range(400):
+        difficulty = generator.beta(alpha, beta, 40)
+        rate = pass_rate({str(t): list((generator.random(4) < p).astype(float)) for t, p in enumerate(difficulty)})
+        covered += rate.low <= truth <= rate.high
+    assert covered / 400 >= 0.92
+
+
 def test_many_tasks_are_resampled_in_pieces(monkeypatch) -> None:
-    scores = {str(task): [float(task % 2)] for task in range(300)}
+    differences = [float(task % 2) for task in range(300)]
     monkeypatch.setattr("rft_platform.evaluation.metrics._CHUNK", 7 * 300)
-    pieces = pass_rate(scores)
-    assert (pieces.value, pieces.tasks) == (0.5, 300)
-    assert 0.42 < pieces.low < pieces.high < 0.58
+    mean, low, high = paired_interval(differences, [0.0] * 300)
+    assert mean == 0.5
+    assert 0.42 < low < high < 0.58
 
 
 def test_names() -> None:

@@ -44,18 +44,18 @@ def test_the_champion_is_looked_up_by_its_weights(project: Project, tmp_path: Pa
     twin = Project.open(twin_home)
     registry = ModelRegistry(store, None, "paper", "paper-faults")
 
-    ours = train_round(project, registry, 1, "ours", [1.0, 0.0])
-    assert against_champion(project, registry, ours, measured(2, [1.0, 0.0]))[1].passed  # there is no champion yet
+    ours = train_round(project, registry, 1, "ours", [1.0, 0.0] * 6)
+    assert against_champion(project, registry, ours, measured(2, [1.0, 0.0] * 6))[1].passed  # there is no champion yet
     registry.promote(int(ours.model_version))
-    theirs = train_round(twin, registry, 1, "theirs", [1.0, 1.0])  # the same policy version, other weights
+    theirs = train_round(twin, registry, 1, "theirs", [1.0] * 12)  # the same policy version, other weights
 
-    found, decision = against_champion(twin, registry, theirs, measured(2, [1.0, 1.0]))
+    found, decision = against_champion(twin, registry, theirs, measured(2, [1.0] * 12))
     assert found is None
     assert not decision.passed
     assert "of another project on this MLflow server" in decision.reason
 
-    later = train_round(project, registry, 2, "later", [1.0, 1.0])
-    found, decision = against_champion(project, registry, later, measured(4, [1.0, 1.0]))
+    later = train_round(project, registry, 2, "later", [1.0] * 12)
+    found, decision = against_champion(project, registry, later, measured(4, [1.0] * 12))
     assert found is not None
     assert found.policy_version == 2
     assert decision.passed

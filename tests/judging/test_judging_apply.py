@@ -278,3 +278,29 @@ def test_ten_thousand_rows_are_judged_in_seconds() -> None:
     seconds = time.perf_counter() - started
     assert len(judged.rows) == 10_000
     assert seconds < 10
+
+
+def huge(task: dict[str, Any], response: Any) -> JudgeOutput:
+    """Rewards that nobody means, for the answers ``huge`` and ``rival``."""
+    reward = {"huge": 1e30, "low": -2e6}.get(response, 1e6)
+    return JudgeOutput(reward, rewards={"rival": math.nextafter(1e6, 2e6)} if response == "rival" else None)
+
+
+@pytest.mark.parametrize("answer", ["huge", "low", "rival"])
+def test_a_reward_beyond_the_bound_is_refused(answer: str) -> None:
+    runs = judge_runs([row(0, 0, "ok"), row(0, 1, answer)], TASKS, build_judge(huge))
+    assert runs[0].reward == 1e6
+    assert math.isnan(runs[1].reward)
+    assert re.match(r"the reward is (1e\+30|-2e\+06|1e\+06), beyond 1e\+06: scale the rewards, or set", runs[1].error)
+    judged = judge_rollouts([row(0, 0, "ok"), row(0, 1, answer)], TASKS, build_judge(huge), advantage_fn="grpo")
+    assert [one.dropped_by for one in judged.rows] == [None, JUDGE_ERROR]
+
+
+def test_the_bound_on_rewards_holds_for_workflows_too_and_can_be_lifted() -> None:
+    rows = [row(0, 0, "a", reward=0.5), row(0, 1, "b", reward=-1e300)]
+    assert [run.error is None for run in judge_runs(rows, TASKS, None)] == [True, False]
+    assert [run.reward for run in judge_runs(rows, TASKS, None, max_abs_reward=None)] == [0.5, -1e300]
+    with pytest.raises(
+        UserCodeError, match=r"no run has a usable reward; the first: run g0-1 .* the reward is -1e\+300"
+    ):
+        judge_runs(rows[1:], TASKS, None)

@@ -57,7 +57,7 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
         engine = connect_engine(project)
         deploy(engine, policy)
         results = measure(project, engine, policy.round)
-    differences = compared(project, results[0], promoted_last(project))
+    differences = compared(project, policy, results[0], promoted_last(project))
     if as_json:
         found = {
             "results": [each.to_json() for each in results],
@@ -151,7 +151,7 @@ def results_table(project: "Project", results: "list[EvaluationResult]") -> "Tab
 
 
 def comparisons_table(differences: "list[Comparison]") -> "Table":
-    """One row a metric and policy: the difference with its 95 % interval, by a paired bootstrap over tasks."""
+    """One row a metric and policy: the difference with its 95 % interval, paired over tasks."""
     from rich import box
     from rich.table import Table
 
