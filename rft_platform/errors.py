@@ -7,6 +7,8 @@ exception into one of these.
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
+from rft_platform.observability.secrets import redact
+
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
 
 #: Names (of rows, parameters, files) that a message spells out.
@@ -17,11 +19,14 @@ _REPEATED = "the plan repeats it by itself, a few times and ever later"
 
 
 class RftError(Exception):
-    """Base of every error the platform raises on purpose."""
+    """Base of every error the platform raises on purpose. Its text is masked: it may quote an error of user code."""
 
     fault: ClassVar[Fault] = "orchestration"
     retryable: ClassVar[bool] = False
     hint: ClassVar[str] = "see the run's log for where it was raised, mend the cause, then launch the job again"
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class UserError(RftError):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import rft_platform
 from rft_platform.errors import DiskFullError, OutOfMemoryError, RftError, TransientError, UserCodeError
+from rft_platform.observability.secrets import redact
 
 CAUSE_CHARACTERS = 300  # of the one line that runs, plans and skip reasons carry
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -28,6 +29,11 @@ def as_fault(error: BaseException) -> RftError:
     found = _classified(error)
     found.__cause__ = error
     return found
+
+
+def described(error: BaseException) -> str:
+    """``error`` with its type, for a message, a note or a report; secrets in its text are masked."""
+    return redact(f"{type(error).__name__}: {error}")
 
 
 def cause_line(error: RftError) -> str:
@@ -60,7 +66,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _classified(error: BaseException) -> RftError:
-    name = f"{type(error).__name__}: {error}".strip()
+    name = described(error).strip()
     if is_disk_full(error):
         path = next((link.filename for link in _causes(error) if isinstance(link, OSError) and link.filename), None)
         return DiskFullError(f"{path or 'a write failed'}: no space left on the disk ({error}); make room")

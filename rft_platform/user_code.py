@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_platform.errors import UserError
-from rft_platform.faults import user_place
+from rft_platform.faults import described, user_place
 from rft_platform.files import digest_json
 
 _FILE_MODULE = "rft_user_"  # how the modules of loaded files are called
@@ -36,7 +36,7 @@ def load_object(reference: str, what: str) -> Any:
         raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
     except Exception as error:  # user code: whatever it raises
         place = user_place(error)
-        said = f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        said = f"{described(error)}{f' ({place})' if place else ''}"
         raise UserError(f"{what} {reference!r}: importing {module_name} raised {said}") from error
     value: Any = module
     for name in attribute.split("."):

@@ -19,13 +19,17 @@ from rft_platform.cli.commands.trace import trace
 from rft_platform.cli.commands.tune import tune
 from rft_platform.cli.commands.ui import ui
 from rft_platform.cli.exits import exit_codes
+from rft_platform.config.home import Home, private_files
+from rft_platform.observability.masked_output import mask_output
 
 
 class _Commands(TyperGroup):
     """Every subcommand ends with the exit codes of ``exits``."""
 
     def invoke(self, ctx: Any) -> Any:
-        with exit_codes():
+        with exit_codes(), private_files():
+            if (line := Home.from_environment().make_private()) is not None:
+                typer.echo(f"note: {line}", err=True)
             return super().invoke(ctx)
 
 
@@ -54,4 +58,5 @@ app.command()(chaos)
 
 def main() -> None:
     """Entry point of the console script."""
+    mask_output()
     app()

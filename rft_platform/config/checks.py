@@ -9,6 +9,7 @@ from rft_platform.config.checks_data import data_problems
 from rft_platform.config.checks_explorer import explorer_problems
 from rft_platform.config.checks_local import local_problems
 from rft_platform.config.checks_policies import policies_problems
+from rft_platform.config.checks_secrets import secret_problems
 from rft_platform.config.checks_sync import sync_problems
 from rft_platform.config.evaluation import PAIRED_METRICS
 from rft_platform.config.offline import offline_kind, offline_problems
@@ -30,6 +31,7 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
     """
     problems = [
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
+        *secret_problems(config),
         *auxiliary_problems(config),
         *_evaluation_problems(config),
         *_input_problems(config, preset),

@@ -1,8 +1,14 @@
 """Where a project keeps its state: every path below ``RFT_HOME`` is named here and nowhere else."""
 
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+#: What every process that writes below a home does without: permissions for other users.
+PRIVATE_UMASK = 0o077
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,26 @@ class Home:
     def checkpoints(self) -> Path:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"
+
+    def make_private(self) -> str | None:
+        """Take the permissions of other users away from a project's folder; a line about it if they had any.
+
+        A folder that holds no project is left alone: ``RFT_HOME`` may name a wrong one by mistake.
+        """
+        if not self.config_file.exists() or not stat.S_IMODE(self.root.stat().st_mode) & PRIVATE_UMASK:
+            return None
+        for path in [*self.root.rglob("*"), self.root]:
+            with suppress(OSError):  # another user's, or removed meanwhile: the root bars the way to it
+                if not path.is_symlink():
+                    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~PRIVATE_UMASK)
+        return f"{self.root} was open to other users of this machine; now only its owner can read and write it"
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files and folders that the block makes are their owner's alone, as are those of processes that it starts."""
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -85,9 +85,14 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
 
 def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> value before and after, for every key that differs."""
-    before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    before, after = flat_settings(old), flat_settings(new)
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def flat_settings(config: RftConfig) -> dict[str, Any]:
+    """Dotted key -> value of every setting."""
+    return _flat(config.model_dump(mode="json"))
 
 
 def _patience(config: RftConfig) -> list[str]:

@@ -1,7 +1,9 @@
-"""The consoles that commands print to. Colour only on a terminal, and never with NO_COLOR."""
+"""The consoles that commands print to. Colour only on a terminal, never with NO_COLOR; secrets are masked."""
 
 import sys
 from typing import TYPE_CHECKING, Any
+
+from rft_platform.observability.masked_output import masked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +34,6 @@ def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
     # The stream of now: a drive sends everything else that is printed to a log.
-    file = sys.stderr if stderr else sys.stdout
+    file = masked(sys.stderr if stderr else sys.stdout)
     console = Console(file=file, highlight=False)
     return console if console.is_terminal else Console(file=file, highlight=False, width=_PLAIN_WIDTH)

@@ -14,6 +14,7 @@ from rft_platform.driving.round_news import RoundNews
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.logs import configured
+from rft_platform.observability.masked_output import masked
 from rft_platform.processes.collector import importing
 from rft_platform.processes.signals import terminable, undisturbed
 from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
@@ -80,10 +81,12 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
 
 @contextmanager
 def prints_go_to(log: Path) -> Iterator[None]:
-    """Append what the block prints (Dagster's account of every event, above all) to ``log``."""
+    """Append what the block prints (Dagster's account of every event, above all) to ``log``, secrets masked."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8", buffering=1) as stream, redirect_stdout(stream), redirect_stderr(stream):
-        yield
+    with log.open("a", encoding="utf-8", buffering=1) as stream:
+        quiet = masked(stream)
+        with redirect_stdout(quiet), redirect_stderr(quiet):
+            yield
 
 
 def _cancel_training(project: "Project") -> None:

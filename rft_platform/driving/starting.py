@@ -42,3 +42,4 @@ def put_in_force(home: Home, config: RftConfig) -> None:
 
     refuse_second_driver(home)
     write_text(home.config_file, dump_config(config))
+    home.make_private()  # the folder may have been there before

@@ -20,6 +20,7 @@ import dagster as dg
 from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
 from rft_platform.config.home import Home
 from rft_platform.errors import UserError
+from rft_platform.faults import described
 from rft_platform.files import write_json
 from rft_platform.jobs.timing import sensor_interval_s
 from rft_platform.observability.secrets import redact
@@ -65,7 +66,7 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
         if not any(delivered):
             claim.unlink()  # whoever else sees the failure may have more luck
     except Exception as error:  # an alert must not turn one failure into two
-        LOG.warning("no alert was sent for run %s: %s", run.run_id, _said(error))
+        LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False
     return any(delivered)
 
@@ -112,7 +113,7 @@ def _deliver(way: Callable[[bytes], None], alert: Alert) -> bool:
     try:
         way(json.dumps(asdict(alert), ensure_ascii=False).encode())
     except Exception as error:  # whatever a network or a stranger's program comes up with
-        LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, _said(error))
+        LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, described(error))
         return False
     LOG.info("told of failed run %s", alert.run_id)
     return True
@@ -143,10 +144,6 @@ def _claim(file: Path) -> bool:
                 old.unlink()
         write_json(file, {"claimed_at": time.time(), "pid": os.getpid()})
     return True
-
-
-def _said(error: Exception) -> str:
-    return redact(f"{type(error).__name__}: {error}")
 
 
 def _project_name(home: Home) -> str:

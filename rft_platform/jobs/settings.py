@@ -14,10 +14,11 @@ _EARLIER = frozenset(
     {
         "b64f0fa4b012a23f1df8c63f6f354cf2883f981055d484ef028b21e7f7ad9cc8",
         "1b188d8c0408d49316cf737159c9869ce536a5188b8719a7ef4c9be8e8e7d892",
+        "e693c0c5064a9646cd8d9b89a003dac46983b5109defbd2c0ad42658706ed662",
     }
 )
 #: Sections that the platform cannot do without, each with the section that would take its place.
-_NEEDED = {"run_launcher": "run_launcher", "run_queue": "run_coordinator"}
+_NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
 
 def shipped_settings() -> str:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rft_platform.errors import UserCodeError, UserError, some
-from rft_platform.faults import user_place
+from rft_platform.faults import described, user_place
 from rft_platform.files import digest_json
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import OperatorFunction, find_operator
@@ -118,7 +118,7 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
         raise
     except Exception as error:  # user code: whatever it raises
         place = user_place(error)
-        said = f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        said = f"{described(error)}{f' ({place})' if place else ''}"
         raise UserCodeError(f"experience operator {entry.name!r} failed: {said}") from error
     if not isinstance(change, Change):
         raise UserCodeError(f"experience operator {entry.name!r} gave {type(change).__name__}, expected a Change")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rft_platform.errors import JudgeUnavailableError, UserError
-from rft_platform.faults import user_place
+from rft_platform.faults import described, user_place
 from rft_platform.judging.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.session import JudgeSession, JudgeState
@@ -56,7 +56,7 @@ class Verdict:
     def fail(self, error: Exception) -> None:
         """Note why there is no verdict; the first reason stays."""
         place = user_place(error)
-        self.error = self.error or f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"
+        self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
 
     def sum(self, judge: JudgeSpec) -> None:
         """Make the reward of the parts' values; a part counts for a policy that it does not name as for the first."""

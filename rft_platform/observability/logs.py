@@ -16,6 +16,7 @@ from rft_platform.errors import UserError
 from rft_platform.observability.context import current, log_context
 from rft_platform.observability.context import phase_context as _phase_context
 from rft_platform.observability.formats import HumanFormatter, JsonFormatter
+from rft_platform.observability.masked_output import mask_output
 from rft_platform.observability.secrets import hide, redact
 
 __all__ = ["configure", "configured", "current", "hide", "log_context", "phase_context", "redact", "wants_json"]
@@ -39,10 +40,16 @@ def wants_json() -> bool:
 
 
 def configure(process: str) -> None:
-    """Send the log lines of this process (``driver``, ``run``, ``engine``, ``trainer``, ...) to standard error.
+    """Send the log lines of this process (``run``, ``engine``, ``trainer``, ...) to standard error; mask its output.
 
-    A second call changes nothing: the first, nearest to the process's entry, knows best what the process is.
+    For a process's entry. A second call changes nothing: the first, nearest to the entry, knows best what the process
+    is.
     """
+    mask_output()
+    _add_handler(process)
+
+
+def _add_handler(process: str) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, PlatformHandler) for handler in root.handlers):
         root.addHandler(PlatformHandler(process))
@@ -52,10 +59,10 @@ def configure(process: str) -> None:
 
 @contextmanager
 def configured(process: str) -> Iterator[None]:
-    """``configure`` for the length of the block: a command's terminal belongs to itself before and after."""
+    """The log lines of the block go to standard error: a command's terminal belongs to itself before and after."""
     root, package = logging.getLogger(), logging.getLogger(PACKAGE)
     handlers, level = list(root.handlers), package.level
-    configure(process)
+    _add_handler(process)
     try:
         yield
     finally:

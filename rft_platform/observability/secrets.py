@@ -1,9 +1,16 @@
-"""What must not reach a log: tokens, keys, passwords, and URLs that carry them."""
+"""What must not reach a log, a database or a terminal: tokens, keys, passwords, and URLs that carry them.
+
+``redact`` is the one function that masks. It is applied where text leaves the process: log formatters
+(``formats.py``), standard output and error (``masked_output.py``), the text of the platform's own errors
+(``errors.py``), the description of any other error (``faults.described``) and Dagster's instance
+(``jobs/masked_instance.py``). Standard library only: rollout workers run under foreign interpreters.
+"""
 
 import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from urllib.parse import quote, quote_plus
 
 MASK = "***"
 _LEAST_LENGTH = 6  # a shorter value would also be a part of ordinary words
@@ -11,22 +18,35 @@ _SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIA
 #: Variables that hold a URL which is itself a secret, or holds one.
 _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
 
-_NAMES = r"(?:[\w-]*[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
+# At most 40 characters before the telling word: an unbounded prefix takes quadratic time on long texts.
+_NAMES = r"(?:[\w-]{0,40}[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
 _PATTERNS = [
-    (re.compile(r"(?<=://)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),  # user and password of a URL
+    # User and password of a URL; the placeholder of a message that shows the form of a URL stays.
+    (re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),
     (re.compile(r"(https://hooks\.slack\.com/)\S+"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
     (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
     (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
-    (re.compile(r"\b(hf_|sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA)[A-Za-z0-9_-]{12,}"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header of its own
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
+    (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"\b(hf_|sk-|gsk_|AIza|nvapi-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|ya29\.)"
+            r"[A-Za-z0-9_-]{12,}"
+        ),
+        rf"\1{MASK}",
+    ),
 ]
+#: Of these patterns, those that no ordinary setting matches: the first and the last.
+_UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
 _registered: set[str] = set()
 
 
 def hide(secret: str) -> None:
-    """From now on this very text is masked in every log line of the process, however it gets there."""
+    """From now on this very text is masked wherever ``redact`` is applied in this process."""
     if len(secret) >= _LEAST_LENGTH:
-        _registered.add(secret)
+        _registered.update(_spellings(secret))
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -39,6 +59,11 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def holds_secret(setting: str) -> bool:
+    """Whether the value of a setting carries a URL's password or a well-known kind of key."""
+    return any(pattern.search(setting) for pattern, _ in _UNMISTAKABLE)
 
 
 def _secret_values(environment: Mapping[str, str] | None) -> tuple[str, ...]:
@@ -56,4 +81,11 @@ def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
     """The secrets among the variables: whole values, and the passwords of URLs (which also travel alone)."""
     found = [value for _, value in pairs if len(value) >= _LEAST_LENGTH]
     passwords = (re.search(r"://[^/@:]*:([^/@]+)@", value) for value in found)
-    return (*found, *(match[1] for match in passwords if match and len(match[1]) >= _LEAST_LENGTH))
+    found += [match[1] for match in passwords if match and len(match[1]) >= _LEAST_LENGTH]
+    return tuple(dict.fromkeys(spelling for value in found for spelling in _spellings(value)))
+
+
+def _spellings(secret: str) -> tuple[str, ...]:
+    """The secret as it is, as part of a URL, and as Python and JSON write it between quotes."""
+    escaped = secret.encode("unicode_escape").decode("ascii")
+    return (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))

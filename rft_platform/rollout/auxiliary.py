@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
+from rft_platform.observability.secrets import hide
 from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class AuxiliarySpec:
                 f"auxiliary model {self.name!r}: the environment variable {self.api_key_env} is not set; export the "
                 f"key of {self.base_url} in it (every process that runs workflows or judges needs it)"
             )
+        if self.api_key_env is not None:
+            hide(key)
         return key
 
 

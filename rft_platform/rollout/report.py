@@ -7,6 +7,7 @@ from typing import Any
 
 from rft_platform.errors import UserCodeError
 from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow
+from rft_platform.faults import described
 from rft_platform.rollout.prefixes import shared_prefix_tokens
 
 
@@ -106,7 +107,7 @@ class RemoteFailure(UserCodeError):
 
 def said(error: BaseException) -> str:
     """An attempt's error in one text, wherever it was made."""
-    return str(error) if isinstance(error, RemoteFailure) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, RemoteFailure) else described(error)
 
 
 @dataclass(slots=True)

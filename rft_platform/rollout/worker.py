@@ -18,8 +18,10 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
     start_guardian(socket_fd, lifeline_fd)
     os.set_inheritable(socket_fd, False)
 
+    from rft_platform.observability.masked_output import mask_output
     from rft_platform.rollout.worker_service import Channel, serve
 
+    mask_output()
     channel = Channel(socket_fd)
     os.register_at_fork(after_in_child=channel.forget)  # what user code forks must not speak to the parent
     serve(channel)

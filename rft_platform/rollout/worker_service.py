@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from rft_platform.errors import EngineError, RftError, UserError
-from rft_platform.faults import user_place
+from rft_platform.faults import described, user_place
 from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout import worker_wire
 from rft_platform.rollout.attempt import Connection, make_attempt
@@ -87,7 +87,7 @@ def serve(channel: Channel) -> None:
         worker = Worker(channel, message["setup"])
     except Exception as error:  # user code is imported here
         traceback.print_exc()
-        reason = str(error) if isinstance(error, RftError) else f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, RftError) else described(error)
         channel.send({"refused": reason})
         return
     channel.send({"ready": True})
@@ -144,5 +144,4 @@ class Worker:
 
 
 def _failed(error: BaseException) -> dict[str, Any]:
-    said = f"{type(error).__name__}: {error}"
-    return {"failed": {"said": said, "place": user_place(error), "engine": isinstance(error, EngineError)}}
+    return {"failed": {"said": described(error), "place": user_place(error), "engine": isinstance(error, EngineError)}}

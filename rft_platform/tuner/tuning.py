@@ -89,14 +89,17 @@ def tune(
 
 
 def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: list[str]) -> TuneResult:
+    from rft_platform.config.home import private_files
     from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes
     from rft_platform.driving.drive import drive_project, use_home
     from rft_platform.rounds.project import Project
 
     console = notes()
-    with _environment_kept():
+    with _environment_kept(), private_files():
         use_home(place.home)
+        if (line := place.home.make_private()) is not None:
+            notices = [*notices, line]
         plan = begin(place.home, config)
         for notice in notices:
             console.print(f"note: {notice}", markup=False, soft_wrap=True)

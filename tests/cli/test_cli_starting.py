@@ -1,5 +1,6 @@
 """A project's folder takes one project, and goes on only with the settings it was begun with."""
 
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,3 +60,35 @@ def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Call
 
     with pytest.raises(UserError, match="continue_from_checkpoint is false"):
         check_may_start(home, config)
+
+
+def test_an_existing_home_is_made_private_at_the_next_command(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    put_in_force(home, load_config(write_config()))
+    (home.root / "rounds").mkdir()
+    for path in (home.root, home.root / "rounds"):
+        path.chmod(0o755)
+    (home.root / "rounds" / "note.json").write_text("{}")
+    (home.root / "rounds" / "note.json").chmod(0o644)
+    (home.root / "run.sh").write_text("")
+    (home.root / "run.sh").chmod(0o755)
+
+    result = rft("rounds")
+
+    assert f"note: {home.root} was open to other users of this machine" in result.stderr
+    paths = [home.root, *home.root.rglob("*")]
+    assert [path for path in paths if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    assert stat.S_IMODE((home.root / "run.sh").stat().st_mode) == 0o700
+    assert "other users" not in rft("rounds").stderr
+
+
+def test_a_folder_that_is_no_project_keeps_its_permissions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rft: Callable[..., Result]
+) -> None:
+    tmp_path.chmod(0o755)
+    monkeypatch.setenv("RFT_HOME", str(tmp_path))
+
+    rft("rounds")
+
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755

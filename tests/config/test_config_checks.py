@@ -248,3 +248,35 @@ def test_a_built_in_workflow_needs_a_prompt_column(make_config: MakeConfig) -> N
 
     assert any("format.prompt_key is null: the workflow single_turn asks" in line for line in found("single_turn"))
     assert not any("prompt_key" in line for line in found("my.agent:solve"))
+
+
+@pytest.mark.parametrize(
+    ("model", "instead"),
+    [
+        ({"base_url": "https://user:pa55word@helper.example/v1"}, "api_key_env"),
+        ({"base_url": "https://helper.example/v1?api_key=pa55word"}, "api_key_env"),
+    ],
+)
+def test_a_url_with_a_password_is_refused_and_not_repeated(
+    make_config: MakeConfig, model: dict[str, str], instead: str
+) -> None:
+    found = problems(make_config(explorer__auxiliary_models=[{"name": "helper", "model": "m", **model}]))
+
+    assert len(found) == 1
+    assert "explorer.auxiliary_models[0].base_url" in found[0]
+    assert instead in found[0]
+    assert "pa55word" not in found[0]
+
+
+def test_a_key_anywhere_in_the_configuration_is_refused(make_config: MakeConfig) -> None:
+    key = "sk-proj-0123456789abcdef"
+    found = problems(
+        make_config(**{f"{TASKSET}__workflow_args": {"key": key}, "registry__tracking_uri": "postgresql://u:pw@h/m"})
+    )
+
+    assert [line.partition(" ")[0] for line in found] == [
+        "buffer.explorer_input.taskset.workflow_args.key",
+        "registry.tracking_uri",
+    ]
+    assert "environment variable MLFLOW_TRACKING_URI" in found[1]
+    assert key not in found[0]

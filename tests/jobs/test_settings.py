@@ -80,6 +80,7 @@ def test_another_launcher_and_coordinator_stay(tmp_path):
     chosen = {
         "run_launcher": {"module": "dagster", "class": "DefaultRunLauncher"},
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
+        "instance_class": {"module": "rft_platform.jobs.masked_instance", "class": "MaskedInstance"},
     }
     file.write_text(yaml.safe_dump(chosen))
     ensure_settings(file)

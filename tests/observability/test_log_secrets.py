@@ -1,8 +1,16 @@
 """Secrets do not reach a log: by their shape, by the variable they come from, or because they were named."""
 
+import io
+import subprocess
+import sys
+import time
+
 import pytest
 
+from rft_platform.errors import UserCodeError
+from rft_platform.faults import as_fault, cause_line, described
 from rft_platform.observability import secrets
+from rft_platform.observability.masked_output import masked
 from rft_platform.observability.secrets import hide, redact
 
 
@@ -20,6 +28,9 @@ from rft_platform.observability.secrets import hide, redact
         ("password='swordfish'", "swordfish"),
         ("using hf_AbCdEfGhIjKlMnOpQrSt", "AbCdEfGhIjKlMnOpQrSt"),
         ("key sk-proj-0123456789abcdef", "0123456789abcdef"),
+        ("x-api-key: s3cr3tvalue", "s3cr3tvalue"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NSJ9.c2lnbmF0dXJl sent", "c2lnbmF0dXJl"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----", "MIIEpAIBAAKCAQEA"),
         ("POST https://hooks.slack.com/services/T0/B0/xyz failed", "T0/B0/xyz"),
     ],
 )
@@ -35,6 +46,7 @@ def test_what_looks_like_a_secret_is_masked(line: str, secret: str) -> None:
         "r0003: 312/512 rows",
         "max_tokens=64 prompt_tokens: 1200",
         "no-token here, see http://127.0.0.1:3000/runs/1f2e3d4c",
+        "expected postgresql+psycopg2://USER:PASSWORD@HOST:PORT/NAME",
         "wrong token: read it from the trainer's lease file",
         "models:/small-e2e@champion serves policy version 4, /data/global_step_4",
     ],
@@ -63,3 +75,43 @@ def test_a_named_secret_is_masked_from_then_on(monkeypatch: pytest.MonkeyPatch) 
     hide("4f5e6d7c")
     hide("ab")
     assert redact("lease 4f5e6d7c in a lab", environment={}) == "lease *** in a lab"
+
+
+@pytest.mark.parametrize("written", ["p%40ss%2Fw%26rd", "p%40ss/w%26rd", "p@ss/w&rd"])
+def test_a_secret_is_masked_as_part_of_a_url_too(written: str) -> None:
+    assert redact(f"GET http://h/?q={written}", environment={"DB_PASSWORD": "p@ss/w&rd"}) == "GET http://h/?q=***"
+
+
+def test_masking_a_long_text_takes_time_in_proportion() -> None:
+    started = time.process_time()
+    redact("a-" * 100_000 + "key " + "://" * 50_000, environment={})
+    assert time.process_time() - started < 5
+
+
+def test_a_masked_stream_is_a_stream() -> None:
+    plain = io.StringIO()
+    stream = masked(plain)
+    assert masked(stream) is stream
+    assert stream.write("token=s3cr3tvalue\n") == len("token=s3cr3tvalue\n")
+    stream.writelines(["a\n", "password='swordfish'\n"])
+    print("sk-0123456789abcdef", file=stream, flush=True)
+    assert plain.getvalue() == "token=***\na\npassword='***'\nsk-***\n"
+    assert not stream.isatty()
+
+
+def test_a_traceback_on_the_terminal_is_masked() -> None:
+    code = (
+        "from rft_platform.observability.masked_output import mask_output; mask_output()\n"
+        "raise RuntimeError('GET /v1?api_key=s3cr3t' + 'value')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "api_key=***" in done.stderr
+    assert "s3cr3tvalue" not in done.stderr
+
+
+def test_errors_of_the_platform_and_descriptions_of_others_are_masked() -> None:
+    foreign = RuntimeError("no access to http://u:pa55word@h")
+    assert described(foreign) == "RuntimeError: no access to http://***@h"
+    assert str(UserCodeError(f"judge failed: {foreign}")) == "judge failed: no access to http://***@h"
+    assert "pa55word" not in cause_line(as_fault(foreign))

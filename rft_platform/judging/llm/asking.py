@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rft_platform.errors import JudgeUnavailableError, UserError
+from rft_platform.faults import described
 from rft_platform.files import digest_json
 from rft_platform.judging.llm.answers import BudgetSpentError
 from rft_platform.judging.llm.endpoint import Endpoint, EndpointSettings, Reply
@@ -159,7 +160,7 @@ def _unanswered(error: Exception, endpoint: Endpoint) -> str:
     """What to say of an attempt that may be repeated; raises what no repetition helps."""
     import openai
 
-    told = f"{type(error).__name__}: {error}"
+    told = described(error)
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
         raise UserError(
             f"the judge's model {endpoint.model!r} is not to be had at {endpoint.client.base_url}: {told}; set model, "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from rft_platform.errors import UserError
+from rft_platform.observability.secrets import hide
 
 if TYPE_CHECKING:
     import openai
@@ -31,6 +32,8 @@ class EndpointSettings(BaseModel):
                 f"the judge's model {self.model!r}: the environment variable {self.api_key_env} is not set; export "
                 f"the key of {self.base_url} in it"
             )
+        if self.api_key_env is not None:
+            hide(key)
         return key
 
 
