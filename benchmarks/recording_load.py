@@ -53,7 +53,7 @@ class Agents:
         self._replayed = side["replayed"]
         self._ending = False
         self._numbers = itertools.count()
-        recording = RecordingClients(side["base_url"], 600)
+        recording = RecordingClients(side["base_url"], 600, api_key=side["keys"][0])
         self._clients = [
             recording.async_client(RunHistory(self._model, SamplingParams(64), number))
             if side["records"]

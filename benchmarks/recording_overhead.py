@@ -45,12 +45,21 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 class Bench:
     """One engine, and the three ways to it."""
 
-    def __init__(self, name: str, url: str, model: str, window_s: float, load: subprocess.Popen[str], stack: ExitStack):
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        key: str,
+        model: str,
+        window_s: float,
+        load: subprocess.Popen[str],
+        stack: ExitStack,
+    ) -> None:
         from rft_platform.inference.interface import SamplingParams
         from rft_platform.rollout.history import RunHistory
         from rft_platform.rollout.recording import RecordingClients
 
-        clients = RecordingClients(url, 600)
+        clients = RecordingClients(url, 600, api_key=key)
         stack.callback(clients.close)
         histories = [
             RunHistory(model, SamplingParams(64), number, f"bench/{name}/{number}") for number in range(AGENTS)
@@ -59,7 +68,7 @@ class Bench:
         plain = {
             "model": model,
             "base_url": url,
-            "keys": ["EMPTY"] * AGENTS,
+            "keys": [key] * AGENTS,
             "records": False,
             "replayed": name == "replay",
             "window_s": window_s,
@@ -113,11 +122,11 @@ def _quartiles(values: list[float]) -> list[float]:
     return [round(value, 2) for value in quantiles(values, n=4)[::2]]
 
 
-def real_answers(url: str, model: str) -> list[dict[str, Any]]:
+def real_answers(url: str, key: str, model: str) -> list[dict[str, Any]]:
     """Whole answers of the engine, as they came over the wire."""
     import openai
 
-    with openai.OpenAI(base_url=url, api_key="EMPTY") as client:
+    with openai.OpenAI(base_url=url, api_key=key) as client:
         create: Any = client.chat.completions.with_raw_response.create
         return [json.loads(create(model=model, **recording_load.request(n)).content) for n in range(ANSWERS)]
 
@@ -149,14 +158,14 @@ def measure(kind: str, turns: int, replay_s: float, engine_s: float) -> dict[str
         work = Path(folder)
         engine = stack.enter_context(running_engine(kind, work))
         name = engine.status().model_path
-        (work / "answers.json").write_text(json.dumps(real_answers(engine.base_url, name)))
+        (work / "answers.json").write_text(json.dumps(real_answers(engine.base_url, engine.api_key, name)))
         load = stack.enter_context(process("load"))
         replay = stack.enter_context(process("replay", str(work / "answers.json")))
         assert replay.stdout is not None
         port = int(replay.stdout.readline())
         benches = {
-            "replay": Bench("replay", f"http://127.0.0.1:{port}/v1", name, replay_s, load, stack),
-            kind: Bench(kind, engine.base_url, name, engine_s, load, stack),
+            "replay": Bench("replay", f"http://127.0.0.1:{port}/v1", "EMPTY", name, replay_s, load, stack),
+            kind: Bench(kind, engine.base_url, engine.api_key, name, engine_s, load, stack),
         }
         results = {}
         for what, bench in benches.items():

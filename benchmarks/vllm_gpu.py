@@ -104,7 +104,8 @@ def generate(client: EngineClient, count: int, length: int, seed: int = 1) -> in
 def complete(client: EngineClient, count: int, length: int, seed: int = 1) -> int:
     """Sample over the OpenAI plane: text and log-probs, one request for all prompts; returns the number of tokens."""
     body = {"prompt": prompts_of(count, seed), "max_tokens": length, "logprobs": 0, "return_token_ids": True}
-    answer = httpx.post(f"{client.base_url}/completions", json=body, timeout=300, trust_env=False)
+    key = {"Authorization": f"Bearer {client.api_key}"}
+    answer = httpx.post(f"{client.base_url}/completions", json=body, headers=key, timeout=300, trust_env=False)
     answer.raise_for_status()
     return int(answer.json()["usage"]["completion_tokens"])
 

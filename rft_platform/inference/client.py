@@ -11,6 +11,7 @@ import httpx
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.serving.api_keys import api_key_of
 from rft_platform.observability.context import context_headers
 from rft_platform.processes.lease import Lease, find_process
 from rft_platform.processes.spawn import stop_process, wait_until_ended
@@ -31,6 +32,7 @@ class EngineClient:
         else:
             url = address.rstrip("/").removesuffix("/v1")
         self.url = url
+        self.api_key = api_key_of(token)
         self._http = httpx.Client(
             base_url=f"{url}/engine",
             headers={"Authorization": f"Bearer {token}"} if token else {},

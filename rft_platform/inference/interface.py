@@ -77,6 +77,11 @@ class PolicyEngine(Protocol):
         """Root of the OpenAI-compatible API, ending in ``/v1``."""
         ...
 
+    @property
+    def api_key(self) -> str:
+        """The key that the API at ``base_url`` asks for."""
+        ...
+
     def status(self) -> EngineStatus:
         """Health, identity and the policy version now served."""
         ...

@@ -59,6 +59,14 @@ class EnginePool:
             raise self.replicas.none_left()
         return serving[0].client.base_url
 
+    @property
+    def api_key(self) -> str:
+        """The key of the replica that ``base_url`` names; each replica has its own."""
+        serving = self.replicas.serving()
+        if not serving:
+            raise self.replicas.none_left()
+        return serving[0].client.api_key
+
     # --- reading
 
     def status(self) -> EngineStatus:

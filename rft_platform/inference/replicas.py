@@ -32,6 +32,11 @@ class Replica:
         """Where it serves: ``http://host:port``."""
         return self.client.url
 
+    @property
+    def api_key(self) -> str:
+        """The key of its OpenAI API."""
+        return self.client.api_key
+
 
 class Replicas:
     """The table of a pool's replicas; every method may be called from any thread.

@@ -11,19 +11,20 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
+from rft_platform.inference.serving.api_keys import NO_KEY
 from rft_platform.observability.secrets import hide
 from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:
     import openai
 
-#: What the client sends to an endpoint that asks for no key: it refuses to be without one.
-NO_KEY = "EMPTY"
-
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySpec:
-    """Where a model is served and how it may be asked; plain JSON values, without the secret itself."""
+    """Where a model is served and how it may be asked; plain JSON values.
+
+    Of the keys only those of the platform's own engines are in it, which live no longer than their engine.
+    """
 
     name: str  # by which workflows and judges know it
     model: str  # what a request names as ``model``
@@ -33,6 +34,7 @@ class AuxiliarySpec:
     max_concurrency: int = 16  # requests at once, from one process
     other_urls: tuple[str, ...] = ()  # further replicas: requests go round all of them
     defaults: dict[str, Any] = field(default_factory=dict)  # fields of a chat request that the caller does not name
+    engine_keys: tuple[str, ...] = field(default=(), repr=False)  # of an engine of ours: one for each URL
     identity: str = ""  # what its answers depend on, in kept answers' keys; empty: model, base_url and defaults
 
     def to_json(self) -> dict[str, Any]:
@@ -42,12 +44,12 @@ class AuxiliarySpec:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "AuxiliarySpec":
         """Read what ``to_json`` wrote."""
-        return cls(**{**value, "other_urls": tuple(value.get("other_urls", ()))})
+        return cls(**{**value, **{name: tuple(value.get(name, ())) for name in ("other_urls", "engine_keys")}})
 
     def api_key(self) -> str:
         """The secret, from the environment; raises UserError, which names the variable, where that is not set."""
         if self.api_key_env is None:
-            return NO_KEY
+            return self.engine_keys[0] if self.engine_keys else NO_KEY
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise UserError(

@@ -91,12 +91,16 @@ class _Requests:
     def __init__(self, spec: AuxiliarySpec) -> None:
         self._defaults = spec.defaults
         self._origins = [wire.URL(url) for url in (spec.base_url, *spec.other_urls)]
+        self._keys = spec.engine_keys
         self._turn = itertools.count()
 
     def prepared(self, request: Any) -> Any:
         url, headers, content = request.url, request.headers.copy(), request.content
         if len(self._origins) > 1:
-            origin = self._origins[next(self._turn) % len(self._origins)]
+            turn = next(self._turn) % len(self._origins)
+            origin = self._origins[turn]
+            if self._keys:
+                headers["authorization"] = f"Bearer {self._keys[turn]}"
             url = url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
             headers["host"] = origin.netloc.decode()
         if self._defaults and url.path.endswith(_CHAT_PATH):

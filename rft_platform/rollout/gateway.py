@@ -1,13 +1,14 @@
 """The road for agents in other processes: an OpenAI API on the loopback that records each call into the run it is for.
 
 An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
-``<batch>/<task>/<run>``, names the run; what happens to the request then is what happens to one of our own clients: it
-passes the same recorder and the same router. Importing this module imports ``openai``.
+``<batch>/<task>/<run>.<secret>``, names the run, and its secret proves that the caller was given it. The request then
+passes the same recorder and the same router as those of our own clients. Importing this module imports ``openai``.
 """
 
 import asyncio
 import itertools
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Callable
@@ -16,15 +17,19 @@ from functools import partial
 from typing import Any
 
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from rft_platform.errors import RftError
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
-from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
-from rft_platform.rollout.endpoints import codec, events
+from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger
+from rft_platform.inference.serving.bodies import read_body
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.history import RunEndedError, RunHistory
 from rft_platform.rollout.recorder import ENDPOINTS
 from rft_platform.rollout.wire import wire
+from rft_platform.web_guard.checks import bearer_token, configured_hosts, tokens_match
 
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
@@ -33,7 +38,8 @@ _GRACE_S = 1  # for answers under way, once the gateway is to stop
 _JOIN_S = 10.0
 _PREFIX = "/v1"
 _SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
-_FORWARDED = (b"content-type", b"x-stainless-retry-count", b"idempotency-key")
+_SECRET_BYTES = 24
+_FORWARDED = ("content-type", "x-stainless-retry-count", "idempotency-key")
 _NOT_RETURNED = (b"transfer-encoding", b"connection", b"date", b"server")
 
 Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
@@ -42,7 +48,8 @@ Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
 class RunRecord:
     """What the gateway holds of one run: how it reaches the engine, and the requests under way."""
 
-    def __init__(self, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
+    def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
+        self.key = key
         self._history = history
         self._make_transport = make_transport
         self._transport: Transport | None = None
@@ -71,21 +78,17 @@ class RecordingGateway:
         self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
     ) -> None:
         """Requests go to ``engine_url`` (ends in /v1) through the recording transport of their run."""
-        self._runs: dict[str, RunRecord] = {}
-        self._keys: dict[int, str] = {}  # id of a history -> key
-        self._ended: set[str] = set()
+        self._runs: dict[str, RunRecord] = {}  # by the name in the key
+        self._names: dict[int, str] = {}  # id of a history -> name
+        self._ended: dict[str, str] = {}  # name -> key, of runs that are over
         self._numbers = itertools.count()
         self._make_transport = make_transport
         self._lock = threading.Lock()
         listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: no caller comes too early
         self._port = listener.getsockname()[1]
         self._host = host
-        app = GatewayApp(engine_url, timeout_s, self._runs, self._ended)
-        config = uvicorn.Config(
-            app, lifespan="off", log_config=None, access_log=False, proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=_GRACE_S,
-        )  # fmt: skip
-        self._server = _Server(config)
+        app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
+        self._server = _Server(server_config(app, _GRACE_S, lifespan="off", log_config=None, proxy_headers=False))
         self._closing: list[Future[None]] = []
         run = partial(self._server.run, sockets=[listener])
         self._thread = threading.Thread(target=run, name="recording-gateway", daemon=True)
@@ -97,38 +100,39 @@ class RecordingGateway:
         return f"http://{self._host}:{self._port}{_PREFIX}"
 
     def register(self, history: RunHistory) -> str:
-        """The key by which calls go into ``history``, ``<batch>/<task>/<run>``; the same one each time it is asked for.
+        """The key by which calls go into ``history``: ``<batch>/<task>/<run>.<secret>``, the same at every call.
 
         Another attempt at a run has a key of its own: what an earlier attempt left running cannot speak for it.
         """
         with self._lock:
-            key = self._keys.get(id(history))
-            if key is None:
-                name = history.key or "unnamed/run/0"
-                key = name
-                while key in self._runs or key in self._ended:
-                    key = f"{name}.{next(self._numbers)}"
-                self._keys[id(history)] = key
-                self._runs[key] = RunRecord(history, self._make_transport)
-            return key
+            name = self._names.get(id(history))
+            if name is None:
+                name = run = history.key or "unnamed/run/0"
+                while name in self._runs or name in self._ended:
+                    name = f"{run}.{next(self._numbers)}"
+                self._names[id(history)] = name
+                key = f"{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+                self._runs[name] = RunRecord(key, history, self._make_transport)
+            return self._runs[name].key
 
     def end(self, history: RunHistory) -> None:
         """The run is over: its key is refused from now on, and what is under way breaks off."""
         with self._lock:
-            key = self._keys.pop(id(history), None)
-            if key is None:
+            name = self._names.pop(id(history), None)
+            if name is None:
                 return
-            self._ended.add(key)
-            self._forget(self._runs.pop(key))
+            record = self._runs.pop(name)
+            self._ended[name] = record.key
+            self._forget(record)
 
     def close(self) -> None:
         """End all runs and stop listening."""
         with self._lock:
-            self._ended.update(self._runs)
+            self._ended.update({name: record.key for name, record in self._runs.items()})
             for record in self._runs.values():
                 self._forget(record)
             self._runs.clear()
-            self._keys.clear()
+            self._names.clear()
         wait(self._closing, _JOIN_S)
         self._server.should_exit = True
         self._thread.join(_JOIN_S)
@@ -155,14 +159,15 @@ class _Server(uvicorn.Server):
 class GatewayApp:
     """The ASGI application: key to run, request to the run's recording transport, answer back."""
 
-    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: set[str]) -> None:
-        """``runs`` by key, ``ended`` the keys of runs that are over; both may change at any time."""
+    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: dict[str, str]) -> None:
+        """``runs`` by name, ``ended`` the keys of runs that are over by name; both may change at any time."""
         root = engine_url.rstrip("/")
         served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
         self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
         self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
         self._runs = runs
         self._ended = ended
+        self._hosts = configured_hosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, broken off where its client goes away or its run ends."""
@@ -170,9 +175,14 @@ class GatewayApp:
             return
         answer = _Answer(send)
         try:
-            headers = dict(scope["headers"])
-            record = self._record(headers.get(b"authorization", b"").decode("latin-1"))
-            request = self._request(scope["method"], scope["path"], headers, await _body(receive))
+            headers = headers_of(scope)
+            check_caller(scope["method"], headers, self._hosts)
+            record = self._record(bearer_token(headers) or "")
+        except ApiError as error:
+            await refuse_stranger(error, receive, send)
+            return
+        try:
+            request = self._request(scope["method"], scope["path"], headers, await read_body(receive))
         except ApiError as error:
             await answer.refuse(error)
             return
@@ -191,17 +201,19 @@ class GatewayApp:
             if not gone.done() or gone.cancelled():
                 await answer.refuse(_ended())
 
-    def _record(self, authorization: str) -> RunRecord:
-        scheme, _, key = authorization.partition(" ")
-        record = self._runs.get(key) if scheme.lower() == "bearer" else None
-        if record is not None:
+    def _record(self, key: str) -> RunRecord:
+        name = key.rpartition(".")[0]
+        record = self._runs.get(name)
+        if record is not None and tokens_match(key, record.key):
             return record
-        if key in self._ended:
+        if tokens_match(key, self._ended.get(name, "")):
             raise _ended()
-        given = f"{key[:80]!r} names no run" if key else "there is none"
-        raise ApiError(401, f"the bearer key <batch>/<task>/<run> says which run a call is for: {given}", "unknown_run")
+        given = "the key of this request is of no run" if key else "this request has none"
+        raise ApiError(
+            401, f"a bearer key, the model's `api_key`, says which run a call is for; {given}", "unknown_run"
+        )
 
-    def _request(self, method: str, path: str, headers: dict[bytes, bytes], content: bytes) -> Any:
+    def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
         url = self._urls.get((method, path))
         if url is None:
             raise ApiError(404, f"{method} {path}: no such route; served are {_SERVED}", "not_found")
@@ -249,7 +261,7 @@ class _Answer:
     async def refuse(self, error: Exception) -> None:
         """An error in OpenAI's form; where a streamed answer has begun, as its last event."""
         status, body = describe(error)
-        content = codec.dump(body)
+        content = json_codec.dump(body)
         if self._begun:
             await self.body(b"data: " + content + events.END)
             return
@@ -261,15 +273,6 @@ class _Answer:
 
 def _ended() -> ApiError:
     return ApiError(401, "this run has ended: a model call made after its workflow returned is not served", "run_ended")
-
-
-async def _body(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message: Message = await receive()
-        parts.append(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return b"".join(parts)
 
 
 async def _gone(receive: Receive) -> None:

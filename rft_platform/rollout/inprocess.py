@@ -28,7 +28,7 @@ class InProcess:
         further: FurtherPolicies = NONE,
     ) -> None:
         replicas = engine.replicas if isinstance(engine, EnginePool) else None
-        self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas)
+        self._clients = RecordingClients(engine.base_url, limits.timeout_s, replicas, engine.api_key)
         self._model = status.model_path
         self._workflow = workflow
         self._sampling = sampling

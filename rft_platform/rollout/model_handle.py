@@ -54,7 +54,7 @@ class ModelHandle:
 
     @property
     def api_key(self) -> str:
-        """The key that names this run: ``<batch>/<task>/<run>``. Refused once the run has ended."""
+        """The key of this run, ``<batch>/<task>/<run>.<secret>``. Refused once the run has ended."""
         return self._clients.gateway.register(self._history)
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
+from rft_platform.inference.serving.api_keys import NO_KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +13,7 @@ class PolicyRoad:
 
     model: str  # its name at its engine
     base_url: str  # root of that engine's OpenAI API; ends in /v1
+    api_key: str = field(default=NO_KEY, repr=False)  # that it asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +32,10 @@ class FurtherPolicies:
     @property
     def roads(self) -> dict[str, PolicyRoad]:
         """By the name that a call gives as its model."""
-        statuses = self.statuses
-        return {name: PolicyRoad(statuses[name].model_path, engine.base_url) for name, engine in self.engines.items()}
+        return {
+            name: PolicyRoad(self.statuses[name].model_path, engine.base_url, engine.api_key)
+            for name, engine in self.engines.items()
+        }
 
     def check(self) -> None:
         """Raise EngineError where an engine is gone."""

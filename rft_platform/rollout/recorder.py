@@ -10,8 +10,9 @@ from time import perf_counter, time
 from typing import Any
 
 from rft_platform.errors import UserError
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.context_limit import is_too_long
-from rft_platform.rollout.endpoints import codec, events
+from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.endpoints.chat import ChatCall
 from rft_platform.rollout.endpoints.completions import CompletionCall
 from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint
@@ -63,7 +64,7 @@ class ModelCall:
     def _prepare(self, endpoint: str, content: bytes) -> None:
         """Make the engine's request out of the caller's."""
         try:
-            body = codec.parse_object(content)
+            body = json_codec.parse_object(content)
         except ValueError as error:
             raise UserError(f"the body must be a JSON object: {error}") from error
         history = self._history
@@ -71,11 +72,11 @@ class ModelCall:
         asked = body.get("model")
         road = history.policies.get(asked) if isinstance(asked, str) else None
         self._policy = None if road is None else asked
-        self.base_url = None if road is None else road.base_url  # None: the first policy, as for any other name
+        self.road = road  # None: the first policy, as for any other name
         model = history.model if road is None else road.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
         self.engine_path = self._form.engine_path
-        self.content = codec.dump(self._form.sent)
+        self.content = json_codec.dump(self._form.sent)
         self.streamed = bool(self._form.sent.get("stream"))
         self.tokens = self._weight()
 
@@ -95,10 +96,10 @@ class ModelCall:
 
     def answered(self, content: bytes, headers: Mapping[str, str]) -> bytes:
         """Record a whole answer; returns what the caller gets."""
-        answer = codec.parse_object(content)
+        answer = json_codec.parse_object(content)
         self._record(answer, headers)
         restored = self._form.restored(answer)
-        return content if restored is None else codec.dump(restored)
+        return content if restored is None else json_codec.dump(restored)
 
     def event_stream(self, headers: Mapping[str, str]) -> "RecordedEvents":
         """What reads the events of a streamed answer as they pass."""

@@ -12,8 +12,9 @@ import openai
 
 from rft_platform.errors import UserError
 from rft_platform.inference.replicas import Replicas
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import describe
-from rft_platform.rollout.endpoints import codec
+from rft_platform.inference.serving.api_keys import NO_KEY
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.recorder import ModelCall, recorded_path
 from rft_platform.rollout.routing import AsyncRouter, SyncRouter
@@ -22,7 +23,6 @@ from rft_platform.rollout.wire import ELSEWHERE, TOKENS, wire
 if TYPE_CHECKING:
     from rft_platform.rollout.gateway import RecordingGateway
 
-_API_KEY = "EMPTY"  # the client refuses to be without one
 _OK, _BAD_REQUEST = 200, 400
 
 
@@ -33,8 +33,12 @@ class RecordingClients:
     request goes to one of these, whatever host ``base_url`` names.
     """
 
-    def __init__(self, base_url: str, timeout_s: float, replicas: Replicas | None = None) -> None:
+    def __init__(
+        self, base_url: str, timeout_s: float, replicas: Replicas | None = None, api_key: str = NO_KEY
+    ) -> None:
+        """``api_key`` is what the API at ``base_url`` asks for; each of ``replicas`` has its own."""
         self._base_url = base_url
+        self._api_key = api_key
         self._replicas = replicas
         self._timeout_s = timeout_s
         self._tls = wire.create_ssl_context()  # reads the certificates: once, not for every client
@@ -47,19 +51,21 @@ class RecordingClients:
         http = openai.DefaultAsyncHttpxClient(
             transport=self.async_transport(history), trust_env=False, timeout=self._timeout_s
         )
-        return openai.AsyncOpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+        return openai.AsyncOpenAI(
+            base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s
+        )
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
         """A client whose model calls go into ``history``, for use off the event loop; ``close()`` when done."""
         connections: Any = wire.HTTPTransport(verify=self._tls)
-        transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history)
+        transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history, self._api_key)
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
-        return openai.OpenAI(base_url=self._base_url, api_key=_API_KEY, http_client=http, timeout=self._timeout_s)
+        return openai.OpenAI(base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s)
 
     def async_transport(self, history: RunHistory, connections: Any = None) -> Any:
         """A transport that records into ``history``, over ``connections``; by default over some of its own."""
         connections = connections or wire.AsyncHTTPTransport(verify=self._tls)
-        return AsyncRecorder(self._routed(AsyncRouter, connections), history)
+        return AsyncRecorder(self._routed(AsyncRouter, connections), history, self._api_key)
 
     @property
     def gateway(self) -> "RecordingGateway":
@@ -97,9 +103,11 @@ class RecordingClients:
 class AsyncRecorder(wire.AsyncBaseTransport):
     """Records the model calls that pass through ``inner``."""
 
-    def __init__(self, inner: Any, history: RunHistory) -> None:
+    def __init__(self, inner: Any, history: RunHistory, api_key: str = NO_KEY) -> None:
+        """``api_key`` replaces whatever key a request carries: agents may have been given another."""
         self._inner = inner
         self._history = history
+        self._api_key = api_key
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -110,12 +118,12 @@ class AsyncRecorder(wire.AsyncBaseTransport):
         endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
             if endpoint is None:
-                return await self._inner.handle_async_request(request)
+                return await self._inner.handle_async_request(_with_key(request, self._api_key))
             try:
                 call = ModelCall(endpoint, await request.aread(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
-            return await self._sent(call, _engine_request(request, endpoint, call))
+            return await self._sent(call, _engine_request(_with_key(request, self._api_key), endpoint, call))
         except wire.TransportError:
             self._history.connection_lost = True
             raise
@@ -138,9 +146,11 @@ class AsyncRecorder(wire.AsyncBaseTransport):
 class SyncRecorder(wire.BaseTransport):
     """The same for the blocking client."""
 
-    def __init__(self, inner: Any, history: RunHistory) -> None:
+    def __init__(self, inner: Any, history: RunHistory, api_key: str = NO_KEY) -> None:
+        """``api_key`` replaces whatever key a request carries: agents may have been given another."""
         self._inner = inner
         self._history = history
+        self._api_key = api_key
 
     def close(self) -> None:
         """Close the connections."""
@@ -151,12 +161,12 @@ class SyncRecorder(wire.BaseTransport):
         endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
             if endpoint is None:
-                return self._inner.handle_request(request)
+                return self._inner.handle_request(_with_key(request, self._api_key))
             try:
                 call = ModelCall(endpoint, request.read(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
-            return self._sent(call, _engine_request(request, endpoint, call))
+            return self._sent(call, _engine_request(_with_key(request, self._api_key), endpoint, call))
         except wire.TransportError:
             self._history.connection_lost = True
             raise
@@ -176,6 +186,11 @@ class SyncRecorder(wire.BaseTransport):
                 call.ended()
 
 
+def _with_key(request: Any, api_key: str) -> Any:
+    request.headers["authorization"] = f"Bearer {api_key}"
+    return request
+
+
 def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     headers = wire.Headers(request.headers)
     headers["content-length"] = str(len(call.content))
@@ -184,9 +199,10 @@ def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     if call.engine_path != endpoint:
         url = url.copy_with(path=url.path.removesuffix(endpoint) + call.engine_path)
     extensions = {**request.extensions, TOKENS: call.tokens}
-    if call.base_url is not None:  # a further policy, which has an engine of its own
-        url = wire.URL(call.base_url + call.engine_path)
+    if call.road is not None:  # a further policy, which has an engine of its own
+        url = wire.URL(call.road.base_url + call.engine_path)
         headers["host"] = url.netloc.decode()
+        headers["authorization"] = f"Bearer {call.road.api_key}"
         extensions[ELSEWHERE] = True
     stream = wire.ByteStream(call.content)
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
@@ -209,7 +225,7 @@ def _answer(response: Any, call: ModelCall, content: bytes) -> Any:
 
 def _refusal(error: UserError) -> Any:
     _, body = describe(error)
-    return wire.Response(_BAD_REQUEST, headers={"content-type": "application/json"}, content=codec.dump(body))
+    return wire.Response(_BAD_REQUEST, headers={"content-type": "application/json"}, content=json_codec.dump(body))
 
 
 def _streamed(response: Any, call: ModelCall) -> Any:

@@ -52,6 +52,7 @@ class _Trip:
         request, target = self._request, wire.URL(replica.url)
         headers = wire.Headers(request.headers)
         headers["host"] = target.netloc.decode()
+        headers["authorization"] = f"Bearer {replica.api_key}"
         return wire.Request(
             request.method,
             request.url.copy_with(host=target.host, port=target.port),

@@ -53,8 +53,8 @@ class Channel:
 class _Address:
     """A replica as a worker knows it."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, api_key: str) -> None:
+        self.url, self.api_key = url, api_key
 
 
 class WorkerReplicas(Replicas):
@@ -64,10 +64,10 @@ class WorkerReplicas(Replicas):
         super().__init__([], {})
         self._channel = channel
 
-    def set(self, addresses: Iterable[tuple[int, str]]) -> None:
+    def set(self, addresses: Iterable[tuple[int, str, str]]) -> None:
         """From now on these serve."""
         with self._lock:
-            self._serving = {number: Replica(number, cast(Any, _Address(url))) for number, url in addresses}
+            self._serving = {number: Replica(number, cast(Any, _Address(url, key))) for number, url, key in addresses}
             self._down = {}
             self.count = len(self._serving)
 
@@ -113,7 +113,7 @@ class Worker:
         }
         self._policies = {name: PolicyRoad(**road) for name, road in setup["policies"].items()}
         self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
-        self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas)
+        self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = worker_wire.sampling_from_json(setup["sampling"])
         self._loop = asyncio.Runner()  # one for all attempts: clients that libraries keep for later are bound to it
@@ -122,7 +122,7 @@ class Worker:
         """Make an attempt; what to tell the parent of it."""
         connection = Connection()
         if self._replicas is not None:
-            self._replicas.set((number, url) for number, url in asked["replicas"])
+            self._replicas.set(tuple(address) for address in asked["replicas"])
         try:
             result = self._loop.run(self._attempt(asked, connection))
             outcome = {"result": worker_wire.result_to_json(result)}

@@ -56,6 +56,7 @@ class WorkerPool:
             "auxiliary_models": _specs(auxiliary_models),
             "policies": {name: asdict(road) for name, road in further.roads.items()},
             "base_url": engine.base_url,
+            "api_key": engine.api_key,
             "replicated": self.replicas is not None,
             "timeout_s": limits.timeout_s,
             "model": status.model_path,
@@ -200,12 +201,12 @@ def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:
     return specs
 
 
-def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[int, str]]:
+def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[int, str, str]]:
     """Those that serve, ``home`` first."""
     if replicas is None:
         return []
     serving = sorted(replicas.serving(), key=lambda replica: replica is not home)
-    return [(replica.number, replica.url) for replica in serving]
+    return [(replica.number, replica.url, replica.api_key) for replica in serving]
 
 
 def _mark_down(replicas: Replicas | None, number: int, url: str, why: str) -> None:

@@ -83,8 +83,9 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
     specs = []
     for entry in entries:
         urls = [client.base_url for client in by_name[entry.known_as]] or [entry.base_url or ""]
+        keys = tuple(client.api_key for client in by_name[entry.known_as])
         model = entry.model or ("" if entry.base_url else by_name[entry.known_as][0].status().model_path)
-        specs.append(_spec(config, entry, urls[0], model, tuple(urls[1:])))
+        specs.append(_spec(config, entry, urls[0], model, tuple(urls[1:]), keys))
     with awake(clients):
         yield specs
 
@@ -109,7 +110,12 @@ def _connect(project: Project, entry: "Entry", number: int, first_gpu: int) -> "
 
 
 def _spec(
-    config: "RftConfig", entry: "Entry", base_url: str, model: str, other_urls: tuple[str, ...] = ()
+    config: "RftConfig",
+    entry: "Entry",
+    base_url: str,
+    model: str,
+    other_urls: tuple[str, ...] = (),
+    engine_keys: tuple[str, ...] = (),
 ) -> AuxiliarySpec:
     given = {"temperature": entry.temperature, "top_p": entry.top_p, "max_tokens": entry.max_response_tokens}
     defaults: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -123,6 +129,7 @@ def _spec(
         timeout_s=entry.timeout_s,
         max_concurrency=entry.max_concurrency or config.explorer.runner_per_model * (1 + len(other_urls)),
         other_urls=other_urls,
+        engine_keys=engine_keys,
         defaults=defaults,
         identity=entry.identity(model),
     )

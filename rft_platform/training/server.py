@@ -90,7 +90,7 @@ class CommandServer:
         self._server.server_close()
 
     def serve(self, connection: Connection) -> None:
-        """Check the caller's token, then serve its command; raises OSError or ValueError where the caller misbehaves."""
+        """Check the caller's token, then serve its command; raises OSError or ValueError if the caller misbehaves."""
         if not hmac.compare_digest(connection.receive_token().encode(), self._token.encode()):
             connection.send(error_message(TrainerError("wrong token: read it from the trainer's lease file")))
             return

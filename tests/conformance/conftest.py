@@ -147,8 +147,13 @@ def reference(tiny_model: Path) -> Reference:
 @pytest.fixture
 def client(engine: EngineClient) -> Iterator[openai.OpenAI]:
     """OpenAI's own client on the engine."""
-    with openai.OpenAI(base_url=engine.base_url, api_key="any", max_retries=0) as client:
+    with openai.OpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0) as client:
         yield client
+
+
+def bearer(engine: EngineClient) -> dict[str, str]:
+    """The header with the engine's API key."""
+    return {"Authorization": f"Bearer {engine.api_key}"}
 
 
 @pytest.fixture

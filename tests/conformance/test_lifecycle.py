@@ -33,7 +33,7 @@ def running(engine: EngineClient, pool: ThreadPoolExecutor) -> Any:
     begun = threading.Event()
 
     def ask() -> Any:
-        with openai.OpenAI(base_url=engine.base_url, api_key="any", max_retries=0) as client:
+        with openai.OpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0) as client:
             name = engine.status().model_path
             stream = client.chat.completions.create(
                 model=name, messages=[{"role": "user", "content": "go"}], n=16, seed=3, max_tokens=200, stream=True

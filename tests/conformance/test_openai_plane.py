@@ -10,7 +10,7 @@ import pytest
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 
-from .conftest import MAX_MODEL_LEN, close, same
+from .conftest import MAX_MODEL_LEN, bearer, close, same
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # the end of an answer that was cut within a character
 QUESTION = [{"role": "user", "content": "What is 12+7?"}]
@@ -135,7 +135,7 @@ def test_models_lists_the_name(client: Any, model_name: str) -> None:
 
 
 def test_version_is_on_every_answer(engine: EngineClient, model_name: str) -> None:
-    with httpx.Client(trust_env=False) as http:
+    with httpx.Client(trust_env=False, headers=bearer(engine)) as http:
         answers = [
             http.get(f"{engine.base_url}/models"),
             http.post(f"{engine.base_url}/chat/completions", json={"messages": QUESTION, "max_tokens": 1}),
@@ -149,7 +149,7 @@ def test_version_is_on_every_answer(engine: EngineClient, model_name: str) -> No
 
 
 async def test_64_concurrent_requests(engine: EngineClient, model_name: str) -> None:
-    async with openai.AsyncOpenAI(base_url=engine.base_url, api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=engine.base_url, api_key=engine.api_key, max_retries=0) as client:
         answers: list[Any] = await asyncio.gather(
             *(
                 client.chat.completions.create(
@@ -193,7 +193,7 @@ async def test_64_concurrent_requests(engine: EngineClient, model_name: str) -> 
     ],
 )
 def test_errors_are_openais(engine: EngineClient, body: dict[str, Any], status: int, code: str, words: str) -> None:
-    answer = httpx.post(f"{engine.base_url}/chat/completions", json=body, trust_env=False)
+    answer = httpx.post(f"{engine.base_url}/chat/completions", json=body, headers=bearer(engine), trust_env=False)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (status, code, "invalid_request_error")
     assert words in error["message"]
@@ -203,11 +203,11 @@ def test_a_body_that_is_not_json_and_an_unknown_route(engine: EngineClient) -> N
     broken = httpx.post(
         f"{engine.base_url}/chat/completions",
         content="{",
-        headers={"content-type": "application/json"},
+        headers={"content-type": "application/json", **bearer(engine)},
         trust_env=False,
     )
     assert broken.status_code == 400 and broken.json()["error"]["message"]
-    unknown = httpx.post(f"{engine.base_url}/embeddings", json={}, trust_env=False)
+    unknown = httpx.post(f"{engine.base_url}/embeddings", json={}, headers=bearer(engine), trust_env=False)
     assert unknown.status_code == 404 and unknown.json()["error"]["message"]
 
 

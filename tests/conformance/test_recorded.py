@@ -30,7 +30,7 @@ TURN: list[dict[str, Any]] = [
 def test_recorded_is_what_was_sampled(engine: EngineClient, endpoint: str, stream: bool) -> None:
     sampling = SamplingParams(8, temperature=0.8)
     history = RunHistory(engine.status().model_path, sampling, seed=5)
-    with RecordingClients(engine.base_url, timeout_s=60).sync_client(history) as client:
+    with RecordingClients(engine.base_url, timeout_s=60, api_key=engine.api_key).sync_client(history) as client:
         ask: Any
         given: dict[str, Any]
         if endpoint == "chat":

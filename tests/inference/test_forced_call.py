@@ -25,5 +25,6 @@ def test_a_forced_call_begins_in_the_prompt(policy_engine: PolicyEngine, choice:
         "max_tokens": 1,
         "return_token_ids": True,
     }
-    answer = httpx.post(f"{policy_engine.base_url}/chat/completions", json=body, trust_env=False).json()
+    key = {"Authorization": f"Bearer {policy_engine.api_key}"}
+    answer = httpx.post(f"{policy_engine.base_url}/chat/completions", json=body, headers=key, trust_env=False).json()
     assert policy_engine.decode([answer["prompt_token_ids"]])[0].endswith(beginning)

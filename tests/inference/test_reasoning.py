@@ -87,7 +87,13 @@ def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def ask(engine: PolicyEngine, **fields: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": "1+1="}], "max_tokens": 6, "seed": 3, **fields}
-    answer = httpx.post(f"{engine.base_url}/chat/completions", json=body, timeout=60, trust_env=False)
+    answer = httpx.post(
+        f"{engine.base_url}/chat/completions",
+        json=body,
+        headers={"Authorization": f"Bearer {engine.api_key}"},
+        timeout=60,
+        trust_env=False,
+    )
     answer.raise_for_status()
     found: dict[str, Any] = answer.json()
     return found
@@ -112,7 +118,7 @@ def test_a_stream_says_the_same(thinking: PolicyEngine) -> None:
     import openai
 
     whole = ask(thinking, return_token_ids=True)["choices"][0]
-    client = openai.OpenAI(base_url=thinking.base_url, api_key="EMPTY", max_retries=0)
+    client = openai.OpenAI(base_url=thinking.base_url, api_key=thinking.api_key, max_retries=0)
     messages: Any = [{"role": "user", "content": "1+1="}]
     with (
         client,

@@ -62,6 +62,7 @@ class FakeEngine:
         self.hold: threading.Event | None = None  # chat requests wait for it
         self.left = 0  # callers who went away meanwhile
         self.extra_routes: dict[str, Any] = {}  # path -> what a GET is answered with
+        self.authorizations: set[str] = set()  # headers of the chat requests
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self._port = 0
@@ -78,6 +79,10 @@ class FakeEngine:
     @property
     def base_url(self) -> str:
         return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def api_key(self) -> str:
+        return "fake-key"
 
     def status(self) -> EngineStatus:
         if self.dead:
@@ -149,6 +154,7 @@ class FakeEngine:
                 self.refuse_next -= 1
                 return JSONResponse({"error": "busy"}, 503, {"retry-after-ms": "1"})
             self.chat_requests.append(body)
+            self.authorizations.add(request.headers.get("authorization", ""))
             while self.hold is not None and not self.hold.is_set():
                 await asyncio.sleep(0.02)
                 if await request.is_disconnected():

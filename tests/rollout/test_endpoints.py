@@ -25,7 +25,7 @@ TOOLS: Any = [
 @pytest.fixture(scope="module")
 def clients(policy_engine: PolicyEngine) -> Iterator[RecordingClients]:
     """The roads to the real engine."""
-    made = RecordingClients(policy_engine.base_url, timeout_s=60)
+    made = RecordingClients(policy_engine.base_url, timeout_s=60, api_key=policy_engine.api_key)
     yield made
     made.close()
 

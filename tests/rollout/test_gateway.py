@@ -39,7 +39,7 @@ def new_history(key: str = "r0001-b0000/t00000/000") -> RunHistory:
 @pytest.fixture
 def clients(engine: FakeEngine) -> Iterator[RecordingClients]:
     """The roads to the fake engine."""
-    made = RecordingClients(engine.base_url, timeout_s=30)
+    made = RecordingClients(engine.base_url, timeout_s=30, api_key=engine.api_key)
     yield made
     made.close()
 
@@ -90,7 +90,7 @@ def test_a_program_with_an_openai_client_is_a_workflow(engine: FakeEngine) -> No
 def test_hundreds_of_agents_outside_do_not_mix(engine: FakeEngine, clients: RecordingClients, tmp_path: Path) -> None:
     histories = [new_history(f"r0001-b0000/t{number:05d}/000") for number in range(200)]
     keys = [clients.gateway.register(history) for history in histories]
-    assert keys == [history.key for history in histories]
+    assert [key.rpartition(".")[0] for key in keys] == [history.key for history in histories]
     (tmp_path / "agents").write_text("\n".join(f"{key}, agent {number}" for number, key in enumerate(keys)))
     command = [sys.executable, str(PROGRAM), "urllib", str(tmp_path / "agents")]
     subprocess.run(command, env=environment(clients.gateway.base_url), check=True, timeout=120)
@@ -124,14 +124,35 @@ def test_keys_that_name_no_run_are_refused(clients: RecordingClients, engine: Fa
     assert gateway.register(history) == key
     attempt = new_history()
     other = gateway.register(attempt)  # a second attempt at the same run
-    assert other != key and other.startswith(key)
+    name = history.key
+    assert other != key and other.startswith(name) and key.startswith(name)
+    forged = key[:-1] + ("A" if key[-1] != "A" else "B")
     clients.end(history)
-    refused = {given: post(gateway, given) for given in (key, "EMPTY", "r0001-b0000/t00009/000")}
+    unknown = ("EMPTY", "r0001-b0000/t00009/000", name, forged, f"{name}.", other.rpartition(".")[0])
+    refused = {given: post(gateway, given) for given in (key, *unknown)}
     assert {answer.status_code for answer in refused.values()} == {401}
     codes = {given: answer.json()["error"]["code"] for given, answer in refused.items()}
-    assert codes == {key: "run_ended", "EMPTY": "unknown_run", "r0001-b0000/t00009/000": "unknown_run"}
+    assert codes == {key: "run_ended", **dict.fromkeys(unknown, "unknown_run")}
+    secret = key.rpartition(".")[2]
+    assert len(secret) >= 32 and not any(secret in answer.text for answer in refused.values())
     assert post(gateway, other).status_code == 200 and len(attempt.calls()) == 1
+    assert engine.authorizations == {"Bearer fake-key"}  # the engine never sees the run's
     assert history.calls() == [] and len(engine.chat_requests) == 1
+
+
+def test_keys_are_not_guessable_and_appear_in_no_row(gateway: RecordingGateway) -> None:
+    histories = [new_history() for _ in range(3)]
+    keys = [gateway.register(history) for history in histories]
+    assert len({key.rpartition(".")[2] for key in keys}) == 3
+    post(gateway, keys[0])
+    (call,) = histories[0].calls()
+    assert keys[0].rpartition(".")[2] not in repr(call)
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_web_pages_are_refused(gateway: RecordingGateway, headers: dict[str, str]) -> None:
+    answer = post(gateway, gateway.register(new_history()), **headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
 
 
 def test_a_run_that_has_closed_is_refused_as_in_process(gateway: RecordingGateway, engine: FakeEngine) -> None:
@@ -184,7 +205,7 @@ def test_an_engine_that_is_gone_is_a_502_and_noted(gateway: RecordingGateway, en
 def lose_the_answer(gateway: RecordingGateway, key: str, content: bytes, history: RunHistory) -> None:
     """Send a call, wait until it is recorded, and go away without reading the answer."""
     with socket.create_connection(("127.0.0.1", httpx.URL(gateway.base_url).port or 0)) as connection:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {key}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\n"
         head += f"idempotency-key: k1\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
         connection.sendall(head.encode() + content)
         until(lambda: len(history.calls()) == 1)

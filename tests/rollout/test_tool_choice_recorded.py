@@ -14,7 +14,9 @@ from rft_platform.rollout.recording import RecordingClients
 async def test_recorded_tools_are_those_in_the_prompt(policy_engine: PolicyEngine, choice: str) -> None:
     messages: Any = [{"role": "user", "content": "12+34?"}]
     history = RunHistory(policy_engine.status().model_path, SamplingParams(max_tokens=4), seed=1)
-    async with RecordingClients(policy_engine.base_url, timeout_s=60).async_client(history) as client:
+    async with RecordingClients(policy_engine.base_url, timeout_s=60, api_key=policy_engine.api_key).async_client(
+        history
+    ) as client:
         create: Any = client.chat.completions.create
         await create(model="policy", messages=messages, tools=[CALCULATOR_TOOL], tool_choice=choice)
     (call,) = history.calls()

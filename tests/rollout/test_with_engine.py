@@ -60,7 +60,7 @@ async def test_recording_equals_the_engines_own_ids(policy_engine: PolicyEngine,
 
     arguments: Any = {"model": "gpt", "messages": messages, "n": 3, "stream": stream}
     answer: Any
-    clients = RecordingClients(policy_engine.base_url, timeout_s=60)
+    clients = RecordingClients(policy_engine.base_url, timeout_s=60, api_key=policy_engine.api_key)
     if blocking:
         with clients.sync_client(history) as client:
             create: Any = client.chat.completions.create

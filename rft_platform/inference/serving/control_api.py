@@ -4,8 +4,6 @@ Batches travel as columns of plain JSON, without validation models: thousands of
 """
 
 import asyncio
-import json
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.presence import VERSION_HEADER
 
@@ -77,27 +76,31 @@ class ServedEngine(Protocol):
         ...
 
 
-def install(app: FastAPI, engine: ServedEngine, token: str, stop: Callable[[], None]) -> None:
-    """Add the routes; ``stop`` ends the server."""
+def install(app: FastAPI, engine: ServedEngine, stop: Callable[[], None]) -> None:
+    """Add the routes, which ``ApiGuard`` must stand before; ``stop`` ends the server."""
     planes = ControlPlane(engine, stop)
     router = APIRouter(prefix="/engine")
     for name in ROUTES:
-        router.add_api_route(f"/{name}", _guarded(getattr(planes, name), token), methods=["POST"])
+        router.add_api_route(f"/{name}", _route(getattr(planes, name)), methods=["POST"])
     app.include_router(router)
 
 
-def _guarded(handler: Handler, token: str) -> Callable[[HttpRequest], Awaitable[Response]]:
+def _route(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def route(http: HttpRequest) -> Response:
-        given = http.headers.get("authorization", "").removeprefix("Bearer ")
-        if not secrets.compare_digest(given.encode(), token.encode()):
-            raise ApiError(401, "the control plane needs the bearer token of the engine's lease", "invalid_api_key")
-        body = json.loads(await http.body() or b"{}")
+        body = await _json_object(http)
         try:
             return await handler(body, http)
         except (KeyError, TypeError) as error:
             raise ApiError(400, f"{http.url.path}: the body does not fit: {error!r}", "invalid_value") from error
 
     return route
+
+
+async def _json_object(http: HttpRequest) -> dict[str, Any]:
+    try:
+        return json_codec.parse_object(await http.body() or b"{}")
+    except ValueError as error:
+        raise ApiError(400, f"{http.url.path}: the body must be a JSON object: {error}", "invalid_value") from error
 
 
 class ControlPlane:

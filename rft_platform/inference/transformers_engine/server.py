@@ -17,7 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from rft_platform.errors import UserError
 from rft_platform.inference.serving import api_errors, control_api
-from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
+from rft_platform.inference.serving.api_guard import ApiGuard
+from rft_platform.inference.serving.http_server import server_config
 from rft_platform.inference.serving.presence import (
     EXIT_USER_ERROR,
     HOST,
@@ -36,19 +37,19 @@ GRACE_S = 3  # for open connections, once the server is to stop
 
 def build_app(
     engine: TransformersEngine, presence: Presence, stop: Callable[[], None], lifespan: Any = None
-) -> FastAPI:
-    """Both planes, health, the version on every answer."""
+) -> ASGIApp:
+    """Both planes, health, the version on every answer; all but health behind the guard."""
     app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     api_errors.install(app)
     openai_api.install(app, engine)
-    control_api.install(app, TransformersPlane(engine), presence.token, stop)
+    control_api.install(app, TransformersPlane(engine), stop)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
     app.add_middleware(StampVersion, engine=engine, presence=presence)
-    return app
+    return ApiGuard(app, presence.token)
 
 
 class StampVersion:
@@ -104,14 +105,7 @@ def serve(settings: EngineSettings, presence: Presence) -> None:
         server.should_exit = True
 
     app = build_app(engine, presence, stop, lifespan)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app, GRACE_S, log_level="warning"))
     server.run(sockets=[listener])
 
 

@@ -20,6 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.api_guard import ApiGuard
+from rft_platform.inference.serving.bodies import read_body, replayed
+from rft_platform.inference.serving.http_server import TimedProtocol
 from rft_platform.inference.serving.presence import UNCOUNTED_PATHS, VERSION_HEADER, Presence
 from rft_platform.inference.vllm_engine.engine import VllmEngine
 from rft_platform.inference.vllm_engine.openai_wire import (
@@ -49,6 +52,7 @@ class EnginePlanes:
         self.presence = Presence("engine-vllm", Path(settings.lease), settings.model_digest, settings.idle_timeout_s)
         self.engine: VllmEngine | None = None
         self._control: FastAPI | None = None
+        self._guarded = ApiGuard(self._http, self.presence.token)
         self._tasks: set[asyncio.Task[None]] = set()
         configure("engine")
         hide(self.presence.token)
@@ -59,7 +63,7 @@ class EnginePlanes:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, self._starting(scope["app"], send))
         elif scope["type"] == "http":
-            await self._http(scope, receive, send)
+            await self._guarded(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
 
@@ -84,7 +88,7 @@ class EnginePlanes:
             await engine.warm_up()
             self._control = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
             api_errors.install(self._control)
-            control_api.install(self._control, engine, self.presence.token, self.stop)
+            control_api.install(self._control, engine, self.stop)
             self.engine = engine
             self.presence.publish(await _port(app))
         except Exception:
@@ -128,7 +132,7 @@ class EnginePlanes:
         """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
         try:
             options = self.settings.template_options
-            checked = checked_request(path, await _body(receive), engine.max_model_len, options)
+            checked = checked_request(path, await read_body(receive), engine.max_model_len, options)
         except Exception as error:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
             return
@@ -137,7 +141,7 @@ class EnginePlanes:
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
             headers.append((b"content-length", str(len(checked.body)).encode()))
             answer = _Answer(send, engine, checked.constrained)
-            await self.app({**scope, "headers": headers}, _replay(checked.body, receive), answer.stamp)
+            await self.app({**scope, "headers": headers}, replayed(checked.body, receive), answer.stamp)
 
 
 class _Answer:
@@ -189,33 +193,11 @@ async def _refuse(error: Exception, version: int, scope: Scope, receive: Receive
     await JSONResponse(body, status, headers={VERSION_HEADER: str(version)})(scope, receive, send)
 
 
-async def _body(receive: Receive) -> bytes:
-    parts = []
-    while True:
-        message = await receive()
-        parts.append(message.get("body", b""))
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return b"".join(parts)
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body``, then what comes after it: the caller going away."""
-    given = False
-
-    async def replayed() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return replayed
-
-
 async def _port(app: Any) -> int:
-    """The port that vLLM's server listens on, as soon as it does."""
+    """The port that vLLM's server listens on, as soon as it does; from then on its connections have time limits."""
     while True:
         server = getattr(app.state, "server", None)
         if server is not None and server.started:
+            server.config.http_protocol_class = TimedProtocol  # read at every connection
             return int(server.servers[0].sockets[0].getsockname()[1])
         await asyncio.sleep(START_POLL_S)

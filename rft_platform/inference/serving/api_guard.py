@@ -1,0 +1,140 @@
+"""Access control and containment of errors for the platform's API servers: the engines' and the recording gateway's.
+
+Loopback is no trust boundary: every local user and every web page that a local browser opens reach it.
+"""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rft_platform.inference.serving import json_codec
+from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.api_keys import api_key_of
+from rft_platform.inference.serving.bodies import read_body, replayed
+from rft_platform.web_guard.checks import (
+    Refused,
+    bearer_token,
+    check_host,
+    check_origin,
+    configured_hosts,
+    tokens_match,
+)
+
+LOG = logging.getLogger(__name__)
+PUBLIC_PATHS = ("/health", "/ping")
+CONTROL_PREFIX = "/engine/"
+MAX_CONTROL_BYTES = 1 << 30  # batches of token ids, from the holder of the control token only
+_STRANGERS_BYTES = 1 << 20  # of a refused caller's body: read and dropped, so that it reads the answer
+
+
+class ApiGuard:
+    """ASGI middleware of an engine: every request but a health check needs a key; bodies are read within limits.
+
+    ``/engine/*`` needs ``token`` itself, every other path takes ``api_key_of(token)`` or ``token``.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app = contained(app)
+        self._token = token
+        self._api_key = api_key_of(token)
+        self._hosts = configured_hosts()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI call."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._http(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        control = scope["path"].startswith(CONTROL_PREFIX)
+        try:
+            headers = headers_of(scope)
+            check_caller(scope["method"], headers, self._hosts)
+            if scope["path"] not in PUBLIC_PATHS or scope["method"] not in ("GET", "HEAD"):
+                self._check_key(bearer_token(headers), control)
+        except ApiError as error:
+            await refuse_stranger(error, receive, send)
+            return
+        try:
+            body = await (read_body(receive, MAX_CONTROL_BYTES) if control else read_body(receive))
+        except ApiError as error:
+            await send_error(error, send)
+            return
+        await self._app(scope, replayed(body, receive), send)
+
+    def _check_key(self, given: str | None, control: bool) -> None:
+        if tokens_match(given, self._token) or (not control and tokens_match(given, self._api_key)):
+            return
+        if control:
+            raise ApiError(401, "the control plane needs the bearer token of the engine's lease", "invalid_api_key")
+        raise ApiError(
+            401,
+            "this engine needs its API key (`Authorization: Bearer KEY`). The clients that a workflow gets send it; an "
+            "agent of its own calls the recording gateway (model.base_url, model.api_key)",
+            "invalid_api_key",
+        )
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """The headers of a request, by lower-case name."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
+    """Raise ApiError for a request under a foreign Host, or that a browser makes on behalf of another origin."""
+    try:
+        check_host(headers, hosts)
+        check_origin(method, headers, hosts)
+    except Refused as refusal:
+        raise ApiError(refusal.status, str(refusal), "forbidden") from refusal
+
+
+async def refuse_stranger(error: Exception, receive: Receive, send: Send) -> None:
+    """Answer with ``error`` and close the connection; of the body only a little is read."""
+    with suppress(ApiError):
+        await read_body(receive, _STRANGERS_BYTES, _STRANGERS_BYTES)
+    await send_error(error, send, close=True)
+
+
+async def send_error(error: Exception, send: Send, close: bool = False) -> None:
+    """A whole answer in OpenAI's form."""
+    status, body = describe(error)
+    content = json_codec.dump(body)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    headers += [(b"connection", b"close")] if close else []
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
+
+
+def contained(app: ASGIApp) -> ASGIApp:
+    """``app``, whose unexpected exceptions become an error answer on a connection that stays usable.
+
+    A server that sees an exception hangs up, although the answer has been sent: the caller's next request, on the same
+    connection, would be lost.
+    """
+
+    async def containing(scope: Scope, receive: Receive, send: Send) -> None:
+        begun = ended = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun, ended
+            begun = True
+            ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await app(scope, receive, watched)
+        except Exception as error:
+            if scope["type"] != "http" or (begun and not ended):
+                raise
+            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            if not begun:
+                await send_error(error, send)
+
+    return containing

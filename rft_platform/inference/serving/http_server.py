@@ -1,0 +1,74 @@
+"""How the platform's HTTP servers treat connections: time limits for requests, and long keep-alive."""
+
+import asyncio
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
+
+HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a further request, to the end of its headers
+BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
+
+_UvicornProtocol: Any = AutoHTTPProtocol  # the faster of those installed
+
+
+class TimedProtocol(_UvicornProtocol):
+    """uvicorn's HTTP protocol, which closes a connection whose request does not arrive in time.
+
+    uvicorn itself waits for ever, so that a client could hold any number of half-open requests.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _waits_for: str | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the clock."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Restart the clock where the request has come a step further, stop it where it is complete."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._set_timer(None)
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._set_timer("headers", HEADERS_TIMEOUT_S)
+        elif cycle.more_body:
+            self._set_timer("body", BODY_TIMEOUT_S)
+        else:
+            self._set_timer(None)
+
+    def _set_timer(self, waits_for: str | None, seconds: float = 0.0) -> None:
+        """Data that is not yet enough leaves the clock running: a drop every second must not hold a connection."""
+        if waits_for == self._waits_for and waits_for is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._waits_for = waits_for
+        self._timer = None if waits_for is None else self.loop.call_later(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+
+def server_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
+    """uvicorn's settings for a server of the platform; ``grace_s``: for open connections, once it is to stop."""
+    return uvicorn.Config(
+        app,
+        http=TimedProtocol,
+        ws="none",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+        **options,
+    )
