@@ -8,6 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rft_platform.experience.record import valid_text
+
+#: Levels of lists and dictionaries in a JSON value. Readers recurse: Python's stop below a thousand levels.
+DEEPEST_JSON = 200
+
 _NUMPY = {pa.int32(): np.int32, pa.float32(): np.float32, pa.bool_(): np.bool_}
 
 
@@ -35,7 +40,7 @@ def list_lengths(column: pa.ChunkedArray) -> np.ndarray:
 def maps_to_column(values: Sequence[dict[str, float]]) -> pa.MapArray:
     """One dictionary a row -> ``map<string, double>``."""
     offsets = _offsets(values)
-    keys = pa.array(list(chain.from_iterable(values)), type=pa.string())
+    keys = texts_to_column(list(chain.from_iterable(values)))
     items = chain.from_iterable(value.values() for value in values)
     numbers = np.fromiter(items, dtype=np.float64, count=int(offsets[-1]))
     return pa.MapArray.from_arrays(pa.array(offsets), keys, pa.array(numbers))
@@ -50,8 +55,16 @@ def column_to_maps(column: pa.ChunkedArray) -> list[dict[str, float]]:
     return rows
 
 
+def texts_to_column(values: Sequence[str | None]) -> pa.StringArray:
+    """One text a row -> string; what UTF-8 cannot hold is replaced (``valid_text``)."""
+    try:
+        return pa.array(values, type=pa.string())
+    except UnicodeEncodeError:
+        return pa.array([value if value is None else valid_text(value) for value in values], type=pa.string())
+
+
 def json_to_column(values: Iterable[Any]) -> pa.StringArray:
-    """One JSON value a row -> string; ``None`` stays null.
+    """One JSON value a row -> string; ``None`` stays null. ValueError for what is no JSON or is nested too deep.
 
     The runs of a group share their prompt's messages as one object, so an object seen before is not written anew.
     """
@@ -62,11 +75,32 @@ def json_to_column(values: Iterable[Any]) -> pa.StringArray:
             return None
         text = seen.get(id(value))
         if text is None:
-            text = seen[id(value)] = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text = seen[id(value)] = _json(value)
         return text
 
     kept = list(values)  # keeps every object alive, so that no id is used twice
-    return pa.array([encode(value) for value in kept], type=pa.string())
+    return texts_to_column([encode(value) for value in kept])
+
+
+def _json(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        too_deep = text.count("[") + text.count("{") > DEEPEST_JSON and _is_too_deep(value)
+    except RecursionError:
+        too_deep = True
+    if too_deep:
+        raise ValueError(f"a JSON value is nested more than {DEEPEST_JSON} levels deep")
+    return text
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST_JSON + 1):
+        inner = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inner for each in values if isinstance(each, dict | list | tuple)]
+        if not level:
+            return False
+    return True
 
 
 def column_to_json(column: pa.ChunkedArray) -> list[Any]:

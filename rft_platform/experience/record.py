@@ -7,6 +7,8 @@ from typing import Any
 ROLLOUT_SCHEMA_VERSION = 4  # 2: attempt; 3: env_state_hash; 4: policy, step_reward
 JUDGED_SCHEMA_VERSION = 1
 
+LARGEST_TOP_K = 2**31 - 1  #: the column's limit; more tokens than any vocabulary has, so the meaning stays
+
 #: Metric of a run's last row: the workflow's own reward for a further policy, whose name follows.
 POLICY_REWARD = "reward/"
 #: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
@@ -18,6 +20,14 @@ UNFINISHED_METRIC = "unfinished_calls"
 def row_id(run_id: str, step: int, choice: int = 0) -> str:
     """Identity of a model call: the same run, step and choice always give the same id, so re-runs are idempotent."""
     return hashlib.sha256(f"{run_id}/{step}/{choice}".encode()).hexdigest()[:32]
+
+
+def valid_text(text: str) -> str:
+    """``text`` with every half of a surrogate pair (of a cut emoji, say) replaced by U+FFFD: UTF-8 cannot hold it.
+
+    Two halves that stand side by side become the character that they are.
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 @dataclass(slots=True)

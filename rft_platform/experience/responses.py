@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from rft_platform.experience.record import valid_text
 from rft_platform.user_code import module_elsewhere
 
 _CLASS, _VALUE = "$class", "value"
@@ -30,7 +31,8 @@ def encode_response(value: Any) -> Any:
     """
     content = _content(value)
     try:
-        plain = json.loads(json.dumps(value if content is None else content, allow_nan=False))
+        text = json.dumps(value if content is None else content, allow_nan=False, ensure_ascii=False)
+        plain = json.loads(valid_text(text))
     except (TypeError, ValueError, RecursionError) as error:
         expected = "expected text, JSON values, a dataclass, a pydantic model or an object with to_dict()"
         raise TypeError(

@@ -6,6 +6,15 @@ import numpy as np
 import pyarrow as pa
 
 from rft_platform.experience.columns import list_lengths
+from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.schema import rows_to_table
+
+
+def check_storable(rows: Sequence[RolloutRow]) -> None:
+    """Raise ValueError where the store would refuse the rows of a run, so that the run fails and not its batch."""
+    table = rows_to_table(rows)
+    check_lengths(table)
+    check_unique(table)
 
 
 def check_lengths(table: pa.Table) -> None:

@@ -82,7 +82,7 @@ JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})
 
 
 def rows_to_table(rows: Sequence[RolloutRow]) -> pa.Table:
-    """Rollout rows as a table of ``ROLLOUT_SCHEMA``."""
+    """Rollout rows as a table of ``ROLLOUT_SCHEMA``. ValueError names the column that cannot hold a value."""
     return _to_table(rows, ROLLOUT_SCHEMA)
 
 
@@ -131,14 +131,20 @@ def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequen
 
 
 def _to_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_arrays(
-        [_encode(field, list(map(attrgetter(field.name), rows))) for field in schema], schema=schema
-    )
+    columns = [_column(field, list(map(attrgetter(field.name), rows))) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _from_table(table: pa.Table, schema: pa.Schema, record: Callable[..., Any]) -> list[Any]:
     values = [_decode(field, table.column(field.name)) for field in schema]
     return [record(**dict(zip(schema.names, row, strict=True))) for row in zip(*values, strict=True)]
+
+
+def _column(field: pa.Field, values: list[Any]) -> pa.Array:
+    try:
+        return _encode(field, values)
+    except (TypeError, ValueError, OverflowError, AttributeError, pa.ArrowException) as error:
+        raise ValueError(f"column {field.name} cannot hold what it is given: {error}") from error
 
 
 def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
@@ -148,6 +154,8 @@ def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
         return columns.maps_to_column(values)
     if pa.types.is_list(field.type):
         return columns.lists_to_column(values, field.type.value_type)
+    if pa.types.is_string(field.type):
+        return columns.texts_to_column(values)
     return pa.array(values, type=field.type)
 
 

@@ -10,7 +10,7 @@ from rft_platform.algorithms.advantages.registry import compute_advantages
 from rft_platform.config.buffer import MAX_ABS_REWARD
 from rft_platform.config.home import Home
 from rft_platform.errors import NAMED, StorageError, UserCodeError, UserError
-from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow
+from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.judged_run import judged_run
@@ -334,4 +334,4 @@ def _judgement(row: RolloutRow, verdict: Verdict) -> RunJudgement:
 
 
 def _failed(row: RolloutRow, error: str) -> RunJudgement:
-    return RunJudgement(row.run_id, row.task_id, math.nan, {}, error)
+    return RunJudgement(row.run_id, row.task_id, math.nan, {}, valid_text(error))

@@ -121,6 +121,6 @@ def _arguments(given: Any) -> tuple[Any, bool]:
         return ({} if given is None else given), isinstance(given, dict | None)
     try:
         value = json.loads(given) if given.strip() else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         return given, False
     return value, isinstance(value, dict)

@@ -1,22 +1,20 @@
 """Runs of a workflow that talks to the model itself: many at once, each on its own, each retried on its own."""
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.row_checks import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.attempt import Connection
 from rft_platform.rollout.calling import LOGGER, end_other_tasks
 from rft_platform.rollout.policies import NONE, FurtherPolicies
-from rft_platform.rollout.report import Tally, said
+from rft_platform.rollout.report import Tally
 from rft_platform.rollout.run import AgentLimits, Run, RunResult, rows_of_run
 from rft_platform.rollout.straggling import Deadlines, Enough
 from rft_platform.threads import DaemonThreads
-
-_ERROR_CHARACTERS = 200
 
 
 class Place(Protocol):
@@ -139,19 +137,14 @@ class AgentRunner:
                 with self._deadlines.attempt(deadline):
                     result = await place.attempt(run, run.seed(self._seed, attempt), connection)
             self._deadlines.succeeded(clock() - began)
-            return rows_of_run(run, result, self._status, attempt, self._further.statuses)
+            rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
+            check_storable(rows)
+            return rows
         except (Exception, SystemExit) as error:  # an agent that exits must not take the other runs along
-            self._note(run, attempt, self._deadlines.late() if deadline.expired() else error)
+            self.tally.add_failure(run, attempt, self._deadlines.late() if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries
         if connection.lost:
             await asyncio.to_thread(self._engine.status)  # raises EngineError when the engine itself is gone
             await asyncio.to_thread(self._further.check)
         return None
-
-    def _note(self, run: Run, attempt: int, error: BaseException) -> None:
-        message = said(error)[:_ERROR_CHARACTERS]
-        level = logging.DEBUG if message in self.tally.errors else logging.WARNING  # a kind of failure is told once
-        self.tally.errors[message] += 1
-        self.tally.last_error = error
-        LOGGER.log(level, "run %s, attempt %d failed: %s", run.run_id, attempt, message)

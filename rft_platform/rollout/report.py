@@ -1,14 +1,19 @@
 """What a batch of rollouts came to."""
 
+import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rft_platform.errors import UserCodeError
-from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow
+from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow, valid_text
 from rft_platform.faults import described
 from rft_platform.rollout.prefixes import shared_prefix_tokens
+from rft_platform.rollout.run import Run
+
+_log = logging.getLogger("rft_platform.rollout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class RolloutReport:
 
 
 _ERRORS_REPORTED = 20
+_ERROR_CHARACTERS = 200
 _SUMMED = [item.name for item in fields(RolloutReport) if item.type in (int, float)]
 
 
@@ -85,6 +91,14 @@ class Tally:
     client_retries: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     last_error: BaseException | None = None
+
+    def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
+        """Count a failed attempt. Of each kind of error the first is logged with the names of its run and task."""
+        message = said(error)[:_ERROR_CHARACTERS]
+        level = logging.DEBUG if message in self.errors else logging.WARNING
+        self.errors[message] += 1
+        self.last_error = error
+        _log.log(level, "run %s of task %s, attempt %d failed: %s", run.run_id, run.task.task_id, attempt, message)
 
     def counts(self) -> dict[str, Any]:
         """The fields of a report that it fills; of many kinds of error the most frequent."""
@@ -106,8 +120,8 @@ class RemoteFailure(UserCodeError):
 
 
 def said(error: BaseException) -> str:
-    """An attempt's error in one text, wherever it was made."""
-    return str(error) if isinstance(error, RemoteFailure) else described(error)
+    """An attempt's error in one text, wherever it was made; one that notes and logs can hold."""
+    return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
 
 
 @dataclass(slots=True)
@@ -132,6 +146,6 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
         "completion_tokens": sum(len(row.response_ids) for row in kept),
         "policy_versions": tuple(sorted({row.policy_version for row in kept if row.policy is None})),
         "context_truncated": sum(TRUNCATED_METRIC in row.metrics for row in kept),
-        "unfinished_calls": int(sum(row.metrics.get(UNFINISHED_METRIC, 0) for row in kept)),
+        "unfinished_calls": int(sum(filter(math.isfinite, (row.metrics.get(UNFINISHED_METRIC, 0) for row in kept)))),
         "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
     }

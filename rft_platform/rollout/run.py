@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.errors import EngineError
-from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, RolloutRow, row_id
+from rft_platform.experience.record import (
+    LARGEST_TOP_K,
+    POLICY_REWARD,
+    TRUNCATED_METRIC,
+    RolloutRow,
+    row_id,
+    valid_text,
+)
 from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.rollout.history import RecordedCall
@@ -159,7 +166,7 @@ class RunResult:
             raise ValueError(
                 f"the workflow returned rewards for {', '.join(unknown)}; the further policies are: {known}"
             )
-        metrics = {name: float(value) for name, value in (output.metrics or {}).items()}
+        metrics = {valid_text(str(name)): float(value) for name, value in (output.metrics or {}).items()}
         metrics |= {POLICY_REWARD + name: float(value) for name, value in rewards.items()}
         return cls(kept, reward, encode_response(output.response), metrics)
 
@@ -240,7 +247,7 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         loss_mask=[not call.constrained] * len(call.response_ids),
         temperature=call.temperature,
         top_p=call.top_p,
-        top_k=call.top_k,
+        top_k=min(call.top_k, LARGEST_TOP_K),
         finish_reason=call.finish_reason,
         truncated=call.finish_reason == "length",
         messages=call.messages,

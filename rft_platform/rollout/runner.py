@@ -122,10 +122,11 @@ def _run_all(
 ) -> tuple[list[RolloutRow], Tally]:
     """Rows of all runs that succeeded, in run order, and what went wrong with the others."""
     if isinstance(workflow, SingleTurnWorkflow):
-        rows, asked = run_single_turn(engine, status, workflow, batch), len(batch.tasks) * batch.repeat_times
+        tally, asked = Tally(), len(batch.tasks) * batch.repeat_times
+        rows = _storable(run_single_turn(engine, status, workflow, batch), batch, tally)
         if on_progress is not None:
             on_progress(asked, asked)
-        return rows, Tally()
+        return rows, tally
     from rft_platform.rollout.agents import AgentRunner
     from rft_platform.rollout.inprocess import InProcess  # imports openai
     from rft_platform.rollout.workers import WorkerPool
@@ -138,6 +139,21 @@ def _run_all(
         executor = InProcess(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
     done = runner.execute(runs, executor, on_progress)
     return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
+
+
+def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list[RolloutRow]:
+    """The rows of runs of one call without those that the store would refuse: their runs have failed."""
+    from rft_platform.experience.row_checks import check_storable  # imports pyarrow
+
+    try:
+        check_storable(rows)
+    except ValueError as error:
+        if len(rows) > 1:
+            return [row for each in rows for row in _storable([each], batch, tally)]
+        run = next(run for run in batch.runs() if run.run_id == rows[0].run_id)
+        tally.add_failure(run, 0, error)
+        return []
+    return rows
 
 
 def nothing_whole(

@@ -27,7 +27,7 @@ def line(message: Mapping[str, Any], what: str) -> bytes:
     """A message as it goes over the socket; UserError naming ``what`` for a value that is not JSON."""
     try:
         return json.dumps(message).encode() + b"\n"
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{what} cannot be handed to a worker process: {error}; worker processes take JSON values"
         ) from error

@@ -95,7 +95,7 @@ def _collect(
         columns.update(dict.fromkeys(row))
         if any(is_empty(row.get(key)) for key in keys):
             empty.append(number)
-        elif (identity := _task_id(row)) in kept:
+        elif (identity := _identity(path, number, row)) in kept:
             duplicates.append(number)
         else:
             kept[identity] = row
@@ -127,6 +127,17 @@ def _require(report: DatasetReport, keys: list[str], kept: int) -> None:
 def is_empty(value: Any) -> bool:
     """Whether a cell holds nothing that could be asked or learned."""
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _identity(path: str, number: int, row: dict[str, Any]) -> str:
+    try:
+        return _task_id(row)
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start : error.end])
+        raise UserError(
+            f"{path}, line {number}: holds {half}, half of a surrogate pair, which is no character; write the whole "
+            "pair, or U+FFFD in its place"
+        ) from None
 
 
 def _task_id(row: dict[str, Any]) -> str:

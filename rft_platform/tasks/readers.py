@@ -122,6 +122,8 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def _parse(path: Path, text: str, first_line: int) -> Any:
     try:
         return json.loads(text)
+    except RecursionError:
+        raise UserError(f"{path}, line {first_line}: not readable JSON: nested too deep") from None
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(f"{path}, line {line}: not valid JSON: {error.msg} at column {error.colno}") from None

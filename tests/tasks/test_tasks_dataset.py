@@ -194,3 +194,13 @@ def test_gsm8k_loads_from_its_folder(test_data: Path) -> None:
     held_out = load_tasks(str(test_data / "data" / "gsm8k"), split="test")
     assert (len(train.tasks), len(held_out.tasks)) == (7473, 1319)
     assert find_leaks(train.tasks, held_out.tasks) == []
+
+
+def test_half_a_surrogate_pair_and_deep_json_are_named_by_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"question": "a", "answer": "b"}\n{"question": "cut \\ud83d", "answer": "b"}\n')
+    with pytest.raises(UserError, match=r"tasks\.jsonl, line 2: holds '\\ud83d', half of a surrogate pair"):
+        load_tasks(str(file))
+    file.write_text('{"question": "a", "answer": ' + "[" * 100_000 + "}\n")
+    with pytest.raises(UserError, match=r"tasks\.jsonl, line 1: not readable JSON: nested too deep"):
+        load_tasks(str(file))
