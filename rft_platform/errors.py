@@ -146,6 +146,13 @@ class RegistryError(RftError):
     hint = f"{_REPEATED}; a checkpoint that was published is taken as it is and registered then"
 
 
+class RegistryLostError(RegistryError):
+    """MLflow does not know a model version that the project registered: its database was deleted or replaced."""
+
+    retryable = False
+    hint = "bring MLflow's database back or run `rft models rebuild`, then launch the job again"
+
+
 def some(names: Sequence[str]) -> str:
     """The first few of ``names`` for a message, and that there are more."""
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "") if names else "none"

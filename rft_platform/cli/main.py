@@ -11,6 +11,7 @@ from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.metrics import metrics
+from rft_platform.cli.commands.models import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.stop import stop
@@ -51,6 +52,7 @@ app.command()(rounds)
 app.command()(judge)
 app.command()(trace)
 app.add_typer(store, name="store")
+app.add_typer(models, name="models")
 app.command()(metrics)
 app.command()(stop)
 app.command()(chaos)

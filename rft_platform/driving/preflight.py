@@ -34,6 +34,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     ``dry``: also the plan of a mode that cannot be run yet, with a notice that says so.
     """
     from rft_platform.rounds.algorithm import chosen_algorithm
+    from rft_platform.rounds.model_versions import check_registry
     from rft_platform.rounds.project import Project
 
     if config.mode in _NOT_BUILT and not dry:
@@ -46,6 +47,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     problems += [] if dry else _missing_models(config)
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
+    check_registry(project)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
     unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rft_platform.checkpoint_files import checkpoint_damage, digest_once
-from rft_platform.errors import DamagedError, StorageError, UserError
-from rft_platform.registry.store import check_name, is_server, open_client
+from rft_platform.errors import DamagedError, RegistryLostError, StorageError, UserError
+from rft_platform.observability.secrets import redact
+from rft_platform.registry.store import check_name, database_file, is_server, open_client
 from rft_platform.registry.tracking import TrainingRun
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ CANDIDATE = "candidate"
 CHECKPOINT_TAG = "checkpoint"  # the folder, whatever MLflow holds as the source
 DIGEST_TAG = "weights_digest"
 PREVIOUS_TAG = "previous_champion"
+_SKIPPED = "skipped"  # source of a version that is made to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
 
@@ -42,18 +44,43 @@ class RegisteredModel:
         return f"models:/{self.name}/{self.version}"
 
 
+@dataclass(frozen=True, slots=True)
+class NotedVersion:
+    """A model version that a project was told when it registered a checkpoint, and the note that holds it."""
+
+    version: int
+    weights_digest: str
+    note: Path
+
+
+#: The newest version that the project has noted of one of its policies (None: the first); None where it has none.
+Noted: TypeAlias = Callable[[str | None], NotedVersion | None]
+
+
 class ModelRegistry:
     """A project's MLflow: one experiment, one registered model.
 
     ``tracking_uri`` is ``sqlite:///FILE`` or a server's URL; ``artifact_root`` the folder for artifacts (None: the
-    server's own). Nothing is imported or opened before the first call; instances may be shared between threads.
+    server's own). With ``noted`` every call raises RegistryLostError where MLflow lacks the version that it names:
+    a new database in place of a lost one would number the versions anew and have no champion. Nothing is imported or
+    opened before the first call; instances may be shared between threads.
     """
 
-    def __init__(self, tracking_uri: str, artifact_root: Path | None, project: str, model_name: str) -> None:
+    def __init__(
+        self,
+        tracking_uri: str,
+        artifact_root: Path | None,
+        project: str,
+        model_name: str,
+        noted: Noted | None = None,
+        policy: str | None = None,
+    ) -> None:
         self.tracking_uri = tracking_uri
         self.artifact_root = artifact_root
         self.project = check_name(project, "project")
         self.model_name = check_name(model_name, "model name")
+        self._noted = noted
+        self._policy = policy
         self._lock = threading.Lock()
         self._opened: tuple[MlflowClient, str] | None = None
         self._siblings: dict[str, ModelRegistry] = {}
@@ -62,8 +89,9 @@ class ModelRegistry:
         """The same for the model of another policy of the project, which is called as this one and ``policy``."""
         with self._lock:
             if policy not in self._siblings:
+                name = f"{self.model_name}-{policy}"
                 self._siblings[policy] = ModelRegistry(
-                    self.tracking_uri, self.artifact_root, self.project, f"{self.model_name}-{policy}"
+                    self.tracking_uri, self.artifact_root, self.project, name, self._noted, policy
                 )
             return self._siblings[policy]
 
@@ -94,13 +122,41 @@ class ModelRegistry:
             )
         folder = folder.absolute()
         client = self._open()[0]
-        version = self._find(folder, str(tags[DIGEST_TAG])) or self._create(
-            client, folder, policy_version, tags, run_id
-        )
+        version = self.find(folder, str(tags[DIGEST_TAG])) or self._create(client, folder, policy_version, tags, run_id)
         candidate = self._by_alias(self.model_name, CANDIDATE)
         if candidate is None or candidate.version < version:
             client.set_registered_model_alias(self.model_name, CANDIDATE, str(version))
         return version
+
+    def find(self, folder: Path, digest: str) -> int | None:
+        """The version that was registered of ``folder`` with these weights, if there is one."""
+        condition = f"name = '{self.model_name}' and tags.`{DIGEST_TAG}` = '{digest}'"
+        found = self._open()[0].search_model_versions(condition, max_results=1000)
+        return next((int(version.version) for version in found if _folder(version) == folder.absolute()), None)
+
+    def skip_version(self) -> int:
+        """Use up the next version number, and return it: MLflow numbers versions itself and never reuses a number."""
+        client = self._open()[0]
+        version = client.create_model_version(self.model_name, source=_SKIPPED, await_creation_for=0).version
+        client.delete_model_version(self.model_name, str(version))
+        return int(version)
+
+    def set_champion(self, version: int) -> None:
+        """Point the alias ``champion`` at a version that was promoted before; ``promote`` is for a new champion."""
+        self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
+
+    def model_tag(self, name: str) -> str | None:
+        """A tag of the registered model, as opposed to one of its versions."""
+        value = self._open()[0].get_registered_model(self.model_name).tags.get(name)
+        return None if value is None else str(value)
+
+    def set_model_tag(self, name: str, value: str | None) -> None:
+        """Set a tag of the registered model; None removes it."""
+        client = self._open()[0]
+        if value is not None:
+            client.set_registered_model_tag(self.model_name, name, value)
+        elif self.model_tag(name) is not None:
+            client.delete_registered_model_tag(self.model_name, name)
 
     def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
         """Add tags to a version, such as what its evaluation and its gate said."""
@@ -164,9 +220,33 @@ class ModelRegistry:
     def _open(self) -> tuple["MlflowClient", str]:
         with self._lock:
             if self._opened is None:
+                noted = None if self._noted is None else self._noted(self._policy)
+                if noted is not None:
+                    self._refuse_missing_file(noted)
                 client = open_client(self.tracking_uri)
+                if noted is not None:
+                    self._refuse_unknown(client, noted)
                 self._opened = client, self._make_project(client)
             return self._opened
+
+    def _refuse_missing_file(self, noted: NotedVersion) -> None:
+        """Before the database would be made anew."""
+        file = database_file(self.tracking_uri)
+        if file is not None and not file.exists():
+            raise lost(f"{file} does not exist", noted, self.model_name)
+
+    def _refuse_unknown(self, client: "MlflowClient", noted: NotedVersion) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            known = client.get_model_version(self.model_name, str(noted.version)).tags.get(DIGEST_TAG)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            known = None
+        if known != noted.weights_digest:
+            has = "does not know this version" if known is None else "has other weights under this version"
+            raise lost(f"MLflow {redact(self.tracking_uri)} {has}", noted, self.model_name)
 
     def _make_project(self, client: "MlflowClient") -> str:
         """The experiment's id; creates the experiment and the registered model where they are missing."""
@@ -209,11 +289,6 @@ class ModelRegistry:
             return f"runs:/{run_id}/checkpoints/{folder.name}"
         return str(folder)
 
-    def _find(self, folder: Path, digest: str) -> int | None:
-        condition = f"name = '{self.model_name}' and tags.`{DIGEST_TAG}` = '{digest}'"
-        found = self._open()[0].search_model_versions(condition, max_results=1000)
-        return next((int(version.version) for version in found if _folder(version) == folder), None)
-
     def _all_versions(self, name: str) -> list[RegisteredModel]:
         """Oldest first. A search leaves the aliases out, so they are asked for apart."""
         client = self._open()[0]
@@ -253,6 +328,14 @@ class ModelRegistry:
             return f"{name} has no versions"
         aliases = sorted(alias for found in known for alias in found.aliases)
         return f"{name} has versions {known[0].version}..{known[-1].version} and aliases {', '.join(aliases) or 'none'}"
+
+
+def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
+    """The error of a registry that lacks a version which a note names; ``what`` is wrong with it."""
+    return RegistryLostError(
+        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: bring MLflow's database back "
+        "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"
+    )
 
 
 def _registered(version: "ModelVersion", aliases: Sequence[str]) -> RegisteredModel:

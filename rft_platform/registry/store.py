@@ -64,10 +64,8 @@ def make_database(tracking_uri: str) -> None:
     The file appears complete or not at all: MLflow's migrations, cut short, leave tables that they stumble over for
     ever after. Raises ``UserError`` where its folder cannot be written.
     """
-    if not tracking_uri.startswith(_SQLITE):
-        return
-    file = Path(tracking_uri.removeprefix(_SQLITE))
-    if file.exists():
+    file = database_file(tracking_uri)
+    if file is None or file.exists():
         return
     with _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process made it meanwhile
@@ -77,6 +75,11 @@ def make_database(tracking_uri: str) -> None:
 
             with registry_errors(tracking_uri), atomic_path(file) as temp:
                 SqlAlchemyStore(f"{_SQLITE}{temp}", str(file.parent / "artifacts")).engine.dispose()
+
+
+def database_file(tracking_uri: str) -> Path | None:
+    """The SQLite file behind ``tracking_uri``; None for servers and other databases."""
+    return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
 
 
 def is_server(tracking_uri: str) -> bool:

@@ -1,13 +1,12 @@
 """Evaluation of a round: the engine takes the new weights, held-out tasks are run, the gate decides on promotion."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.comparison import Comparison
-from rft_platform.evaluation.gate import GateDecision
 from rft_platform.evaluation.plots import learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
@@ -130,8 +129,8 @@ def _evaluate(
         )
 
     written = write_report(store.round_folder(policy.round), page, png)
-    scores = {**first.summary(), **{name: value for each in differences for name, value in each.named().items()}}
-    _record(project, registry, policy, scores, decision, written)
+    scores = scores_of(first, differences)
+    record_evaluation(project, registry, policy, scores, decision.reason)
     if promote and promoted:
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
@@ -139,21 +138,23 @@ def _evaluate(
     return RoundEvaluation(decision.reason, promoted, results, page(data_uri(png)), picture, metrics, differences)
 
 
-def _record(
-    project: Project,
-    registry: "ModelRegistry",
-    policy: Policy,
-    scores: Mapping[str, float],
-    decision: GateDecision,
-    report: Path,
+def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
+    """The numbers of an evaluation that are plotted, by name."""
+    return {**result.summary(), **{name: value for each in differences for name, value in each.named().items()}}
+
+
+def record_evaluation(
+    project: Project, registry: "ModelRegistry", policy: Policy, scores: Mapping[str, float], gate: str
 ) -> None:
     """Leave the numbers and the report where people look for them: MLflow, TensorBoard, the model version."""
     run = registry.training_run(project.config.name)
     run.log_round(policy.round, scores, prefix="eval/")
     monitor_round(project, policy.round, scores, prefix="eval/")
-    for artifact in (report, report.with_name("learning_curve.png")):
-        run.log_artifact(artifact, f"round-{policy.round:04d}")
+    for name in ("report.md", "learning_curve.png"):
+        file = project.store.round_folder(policy.round) / name
+        if file.exists():
+            run.log_artifact(file, f"round-{policy.round:04d}")
     if policy.model_version is not None:
         passes = {name: scores.get(name) for name in ("sampled_pass", "greedy_pass")}
-        registry.annotate(int(policy.model_version), {"gate": decision.reason, **passes})
+        registry.annotate(int(policy.model_version), {"gate": gate, **passes})
     annotate_further(project, registry, policy.round, scores)

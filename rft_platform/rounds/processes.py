@@ -1,6 +1,5 @@
 """How a project reaches its engine, its trainer group and its registry: found where they run, else started."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -8,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.model_versions import configured_uri, local_uri, newest_noted
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 
@@ -160,22 +161,24 @@ def connect_trainer(project: Project) -> "TrainerClient":
     )
 
 
-def connect_registry(project: Project, tracking_uri: str | None = None) -> "ModelRegistry":
-    """The model registry: at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, as configured, or in SQLite below the home."""
-    home = project.home
-    uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or project.config.registry.tracking_uri
-    local = f"sqlite:///{home.mlflow / 'mlflow.db'}"
-    return _registry(
-        uri or local, None if uri else home.mlflow / "artifacts", project.config.project, project.model_name
-    )
+def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
+    """The model registry: at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, as configured, or in SQLite below the home.
+
+    Its first call raises RegistryLostError where MLflow does not know the newest version that the project has noted,
+    unless ``check`` is False.
+    """
+    home, given = project.home, tracking_uri or configured_uri(project)
+    artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
+    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds)
 
 
 @lru_cache(maxsize=8)
-def _registry(uri: str, artifacts: Path | None, project: str, model_name: str) -> "ModelRegistry":
+def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None) -> "ModelRegistry":
     """One registry a process: opening MLflow's store costs seconds, and it may be shared."""
     from rft_platform.registry.models import ModelRegistry
 
-    return ModelRegistry(uri, artifacts, project, model_name)
+    noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
+    return ModelRegistry(uri, artifacts, project, model_name, noted)
 
 
 def base_model_folder(project: Project) -> Path:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.registry.models import DIGEST_TAG
 from rft_platform.rounds.monitor import monitor_round, monitor_steps
 from rft_platform.rounds.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project import Project
@@ -12,6 +13,19 @@ from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry
+
+
+def run_name(project: Project, name: str | None) -> str:
+    """What the MLflow run of a policy's training is called; ``name``: which of several policies."""
+    return project.config.name if name is None else f"{project.config.name}-{name}"
+
+
+def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:
+    """A model version's tags: the plain values of its training's lineage."""
+    return {
+        **{name: value for name, value in lineage.items() if not isinstance(value, dict)},
+        DIGEST_TAG: weights_digest,
+    }
 
 
 def register(
@@ -32,8 +46,7 @@ def register(
     policy = published(project.store, round_number, name)
     assert policy is not None, "train publishes the policy"
     registry = registry if name is None else registry.sibling(name)
-    run_name = project.config.name if name is None else f"{project.config.name}-{name}"
-    run = registry.training_run(run_name, {"rft.config_digest": made_of["config_digest"]})
+    run = registry.training_run(run_name(project, name), {"rft.config_digest": made_of["config_digest"]})
     if name is None:
         judged = project.store.read_note(round_number, "judge") or {}
         run.log_round(round_number, judged, prefix="round/")
@@ -43,8 +56,7 @@ def register(
     else:
         run.log_steps(steps)
         monitor_steps(project, round_number, steps, name)
-        told = {name: value for name, value in made_of.items() if not isinstance(value, dict)}
-        tags = {**told, "weights_digest": result.weights_digest}
+        tags = version_tags(made_of, result.weights_digest)
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
         registered = replace(policy, model_version=str(version))
     publish(project.store, registered)

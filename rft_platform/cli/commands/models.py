@@ -1,0 +1,45 @@
+"""``rft models``: the registered versions of the project's model."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.rebuild_registry import Rebuilt
+
+models = typer.Typer(no_args_is_help=True, help="Manage the model versions that MLflow holds.")
+
+
+@models.callback()
+def _group() -> None:
+    """Makes a group of it, whatever the number of commands."""
+
+
+@models.command()
+def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Register all checkpoints again after MLflow's database was lost, with their version numbers and aliases."""
+    from rft_platform.config.home import Home
+    from rft_platform.driving.console import output, print_json
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.rebuild_registry import rebuild_registry
+
+    project = Project.open(Home.from_environment())
+    refuse_second_driver(project.home)
+    rebuilt = rebuild_registry(project, connect_registry(project, check=False))
+    if as_json:
+        print_json([report.to_json() for report in rebuilt])
+        return
+    console = output()
+    for report in rebuilt:
+        console.print(_line(report), markup=False, soft_wrap=True)
+
+
+def _line(report: "Rebuilt") -> str:
+    aliases = {"champion": report.champion, "candidate": report.candidate}
+    named = ", ".join(f"{alias}: version {version}" for alias, version in aliases.items() if version is not None)
+    plural = "" if len(report.registered) == 1 else "s"
+    done = f"{len(report.registered)} version{plural} registered again" if report.registered else "nothing was missing"
+    changed = ", ".join(f"{old} is now {new}" for old, new in report.renumbered.items())
+    return "; ".join(filter(None, [f"{report.model}: {done}", changed and f"renumbered: {changed}", named]))

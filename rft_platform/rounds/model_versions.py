@@ -1,0 +1,76 @@
+"""The model versions that the policy notes of a project name, and where they are registered."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rft_platform.config.home import Home
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.registry.models import NotedVersion, lost
+from rft_platform.registry.reading import read_versions
+from rft_platform.registry.store import database_file
+from rft_platform.rounds.policy import NOTE, Policy, note_of, published
+from rft_platform.rounds.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPolicy:
+    """A policy that was registered. Rounds without an optimiser step share the policy and version of the one before."""
+
+    policy: Policy
+    version: int
+    rounds: tuple[int, ...]  # ascending; the first has trained it
+
+
+def registered_policies(store: ExperienceStore, name: str | None = None) -> list[RegisteredPolicy]:
+    """Every registered policy that the notes name, in the order of their training; ``name``: of which policy."""
+    rounds: dict[str, list[int]] = {}
+    found: dict[str, Policy] = {}
+    for number in store.rounds():
+        policy = published(store, number, name)
+        if policy is not None and policy.model_version is not None:
+            rounds.setdefault(policy.folder, []).append(number)
+            found.setdefault(policy.folder, policy)
+    return [
+        RegisteredPolicy(policy, int(policy.model_version or 0), tuple(rounds[folder]))
+        for folder, policy in found.items()
+    ]
+
+
+def configured_uri(project: Project) -> str | None:
+    """MLflow's address as ``MLFLOW_TRACKING_URI`` or the configuration gives it; None: SQLite below the home."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or project.config.registry.tracking_uri or None
+
+
+def local_uri(home: Home) -> str:
+    """The address of the project's own SQLite registry."""
+    return f"sqlite:///{home.mlflow / 'mlflow.db'}"
+
+
+def newest_noted(store: ExperienceStore, name: str | None = None) -> NotedVersion | None:
+    """The version of the newest registered policy; None where nothing was registered yet. Reads one note or two."""
+    return next(_noted(store, name), None)
+
+
+def _noted(store: ExperienceStore, name: str | None) -> Iterator[NotedVersion]:
+    for number in reversed(store.rounds()):
+        policy = published(store, number, name)
+        if policy is not None and policy.model_version is not None:
+            note = store.round_folder(number) / f"{note_of(NOTE, name)}.json"
+            yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
+
+
+def check_registry(project: Project) -> None:
+    """Raise RegistryLostError where an SQLite registry lacks the newest noted version, before anything starts.
+
+    Reads the file itself, for importing MLflow takes seconds. A server is asked when it is connected to.
+    """
+    noted, uri = newest_noted(project.store), configured_uri(project) or local_uri(project.home)
+    file = database_file(uri)
+    if noted is None or file is None:
+        return
+    if not file.exists():
+        raise lost(f"{file} does not exist", noted, project.model_name)
+    versions = read_versions(uri, project.model_name)
+    if versions is not None and all(version.version != noted.version for version in versions):
+        raise lost(f"{file} does not know this version", noted, project.model_name)

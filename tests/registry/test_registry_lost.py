@@ -1,0 +1,201 @@
+"""A lost MLflow database is refused, and rebuilt from the checkpoints' manifests and the rounds' notes."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rft_platform.checkpoint_files import MANIFEST
+from rft_platform.config.home import Home
+from rft_platform.errors import RegistryLostError
+from rft_platform.files import write_json, write_text
+from rft_platform.registry.models import ModelRegistry
+from rft_platform.rounds.model_versions import check_registry
+from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.processes import connect_registry
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.rebuild_registry import rebuild_registry
+from rft_platform.rounds.register import register
+from rft_platform.training.protocol import StepEvent, TrainResult
+
+ROUNDS, NO_OP = 5, 3  # round 3 trains nothing; rounds 2 and 5 are promoted
+
+
+@pytest.fixture
+def project(tmp_path: Path, empty_store: Path) -> Project:
+    """A project of five rounds as they leave it: notes, checkpoints, and an MLflow that knows both."""
+    home = Home(tmp_path / "home")
+    model = {"model_path": str(tmp_path / "base")}
+    buffer = {"batch_size": 2, "explorer_input": {"taskset": {"path": str(tmp_path / "tasks.jsonl")}}}
+    write_text(home.config_file, yaml.safe_dump({"project": "paper", "name": "lost", "model": model, "buffer": buffer}))
+    home.mlflow.mkdir()
+    for database in (home.mlflow / "mlflow.db", home.root / "empty.db"):
+        shutil.copy(empty_store, database)
+    project = Project.open(home)
+    publish(project.store, Policy(str(tmp_path / "base"), 0, "digest-0", 0))
+    for number in range(1, ROUNDS + 1):
+        train_round(project, new_registry(project), number)
+    return project
+
+
+def new_registry(project: Project, check: bool = True) -> ModelRegistry:
+    """As a new process opens it."""
+    registry = connect_registry(project, check=check)
+    return ModelRegistry(
+        registry.tracking_uri, registry.artifact_root, registry.project, registry.model_name, registry._noted
+    )
+
+
+def train_round(project: Project, registry: ModelRegistry, number: int) -> None:
+    """What the phases of a round leave, without the weights."""
+    store, parent = project.store, published(project.store, number - 1)
+    lineage = {"round": number, "config_digest": "c", "judge_version": "j", "rollouts": {"a": "b"}}
+    steps = [] if number == NO_OP else [StepEvent(2 * number + index, {"loss": 0.5 / number}) for index in range(2)]
+    policy = Policy(parent.folder, parent.policy_version, parent.weights_digest, number)
+    if steps:
+        folder = project.checkpoints / f"global_step_{2 * number}"
+        policy = Policy(str(folder), 2 * number, f"digest-{number}", number)
+        identity = {"policy_version": 2 * number, "weights_digest": f"digest-{number}", "lineage": lineage}
+        write_json(folder / MANIFEST, {**identity, "parent": parent.folder, "parent_version": parent.policy_version})
+    result = TrainResult(policy.folder, policy.policy_version, policy.weights_digest, len(steps), {}, {}, 0.0)
+    store.write_note(number, "judge", {"mean_reward": 0.1 * number, "seconds": 1.0})
+    store.write_note(number, "train", {"step_events": [asdict(step) for step in steps]})
+    publish(store, policy)
+    registered = register(project, registry, number, result, steps, lineage)
+    promoted = number in (2, 5)
+    if promoted:
+        registry.promote(int(registered.model_version))
+    store.write_note(number, "evaluation", {"results": [], "gate": "", "promoted": promoted, "metrics": {}})
+
+
+def lose_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the project at an empty database of another name: MLflow keeps a deleted one open within a process."""
+    new = shutil.copy(project.home.root / "empty.db", project.home.root / "new.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{new}")
+
+
+def content(project: Project) -> tuple[object, ...]:
+    """Everything that the platform reads of MLflow."""
+    registry = new_registry(project)
+    run = registry.training_run("lost")
+    points = {
+        key: [(point.step, point.value) for point in run.client.get_metric_history(run.run_id, key)]
+        for key in sorted(run.client.get_run(run.run_id).data.metrics)
+    }
+    times = {"promoted_at"}
+    versions = [
+        (found.version, found.folder, found.aliases, {k: v for k, v in found.tags.items() if k not in times})
+        for found in registry.versions()
+    ]
+    return versions, points
+
+
+def test_a_lost_database_is_refused_and_not_made_anew(project: Project) -> None:
+    database = project.home.mlflow / "mlflow.db"
+    database.unlink()
+    for attempt in (lambda: check_registry(project), lambda: new_registry(project).prepare()):
+        with pytest.raises(RegistryLostError, match=rf"{database} does not exist.*r0005/policy.json names version 4"):
+            attempt()
+    assert not database.exists()
+
+
+def test_another_database_is_refused(project: Project, empty_store: Path) -> None:
+    shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
+    for attempt in (lambda: check_registry(project), lambda: new_registry(project).champion()):
+        with pytest.raises(RegistryLostError, match=r"does not know this version.*rft models rebuild"):
+            attempt()
+    new_registry(project, check=False).register_checkpoint(project.home.root, 1, {"weights_digest": "x"})
+    publish(project.store, replace(published(project.store, 5), model_version="1"))
+    with pytest.raises(RegistryLostError, match="has other weights under this version"):
+        new_registry(project).prepare()
+
+
+def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, notes = content(project), {number: published(project.store, number) for number in range(ROUNDS + 1)}
+    lose_database(project, monkeypatch)
+
+    (report,) = rebuild_registry(project, new_registry(project, check=False))
+    assert (report.registered, report.renumbered) == ([1, 2, 3, 4], {})
+    assert (report.champion, report.candidate) == (4, 4)
+    assert content(project) == before
+    assert {number: published(project.store, number) for number in range(ROUNDS + 1)} == notes
+    assert new_registry(project).rollback().version == 2
+
+    (again,) = rebuild_registry(project, new_registry(project, check=False))
+    assert again.registered == []
+    assert again.champion == 2, "a rebuilding that finds nothing to do leaves the champion alone"
+
+
+@pytest.mark.parametrize(("method", "call"), [("register_checkpoint", 3), ("training_run", 2), ("set_champion", 1)])
+def test_a_killed_rebuilding_is_completed(
+    project: Project, monkeypatch: pytest.MonkeyPatch, method: str, call: int
+) -> None:
+    before = content(project)
+    lose_database(project, monkeypatch)
+    real, calls = getattr(ModelRegistry, method), itertools.count(1)
+
+    def interrupted(self: ModelRegistry, *args: object, **more: object) -> object:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return real(self, *args, **more)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ModelRegistry, method, interrupted)
+        rebuild_registry(project, new_registry(project, check=False))
+    rebuild_registry(project, new_registry(project, check=False))
+    assert content(project) == before
+
+
+def test_numbers_that_are_taken_are_replaced_in_the_notes(project: Project, empty_store: Path) -> None:
+    """What an older version of the platform left: a database made anew, in which the newest round is version 1."""
+    shutil.copy(empty_store, project.home.mlflow / "mlflow.db")
+    newest = published(project.store, 5)
+    made_anew = new_registry(project, check=False)
+    made_anew.register_checkpoint(Path(newest.folder), 10, {"weights_digest": newest.weights_digest})
+    made_anew.promote(1)
+    publish(project.store, replace(newest, model_version="1"))
+
+    (report,) = rebuild_registry(project, new_registry(project, check=False))
+    assert report.renumbered == {1: 4}
+    named = [published(project.store, number).model_version for number in range(1, ROUNDS + 1)]
+    assert named == ["4", "2", "2", "3", "1"]
+    folders = {found.version: found.folder.name for found in new_registry(project).versions()}
+    assert folders == {1: "global_step_10", 2: "global_step_4", 3: "global_step_8", 4: "global_step_2"}
+    assert report.champion == 1
+
+
+def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note of a round is gone, its checkpoint is not; of another round both are."""
+    shutil.rmtree(project.store.round_folder(1))
+    shutil.rmtree(project.checkpoints / "global_step_8")
+    (project.store.round_folder(4) / "policy.json").unlink()
+    lose_database(project, monkeypatch)
+    (report,) = rebuild_registry(project, new_registry(project, check=False))
+    folders = {found.version: found.folder.name for found in new_registry(project).versions()}
+    assert folders == {1: "global_step_2", 2: "global_step_4", 4: "global_step_10"}
+    assert (report.registered, report.renumbered) == ([2, 4], {})
+
+
+@pytest.mark.slow
+def test_the_command_rebuilds(project: Project) -> None:
+    (project.home.mlflow / "mlflow.db").unlink()
+    refused = rft(project, "trace", "models:/paper-lost@champion")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "rft models rebuild" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    assert not (project.home.mlflow / "mlflow.db").exists()
+    done = rft(project, "models", "rebuild")
+    assert "paper-lost: 4 versions registered again; champion: version 4, candidate: version 4" in done.stdout
+    assert "nothing was missing" in rft(project, "models", "rebuild").stdout
+
+
+def rft(project: Project, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "RFT_HOME": str(project.home.root)}
+    call = [sys.executable, "-m", "rft_platform", *command]
+    return subprocess.run(call, env=environment, capture_output=True, text=True, timeout=120)
