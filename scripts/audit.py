@@ -1,0 +1,54 @@
+"""Ask the OSV database for known vulnerabilities of everything in the lock files; ``make audit`` runs this.
+
+Exit status: 0 when every locked package was looked up and none is vulnerable, 1 when one is vulnerable, 3 when some
+could not be looked up, for example because the database cannot be reached from here: a failure for CI too.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts.lock import DEVELOPMENT, REPOSITORY, RUNTIME, TORCH, VLLM
+
+VULNERABLE, NOT_AUDITED = 1, 3
+
+
+def main(files: list[Path]) -> int:
+    """Audit each file and print what was found; the exit status."""
+    results = [_audit(file) for file in files]
+    if NOT_AUDITED in results:
+        print("NOT AUDITED: some packages were not looked up. Run make audit where https://api.osv.dev is reachable.")
+    return VULNERABLE if VULNERABLE in results else max(results)
+
+
+def _audit(file: Path) -> int:
+    """Audit one requirements file; the exit status for it."""
+    options = ["--no-deps", "--disable-pip", "--vulnerability-service=osv", "--format=json", "--progress-spinner=off"]
+    command = [sys.executable, "-m", "pip_audit", "--requirement", str(file), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    name = file.relative_to(REPOSITORY) if file.is_relative_to(REPOSITORY) else file
+    try:
+        packages = json.loads(done.stdout)["dependencies"]
+    except ValueError:
+        reason = (done.stderr.strip().splitlines() or [f"pip-audit ended with exit status {done.returncode}"])[-1]
+        print(f"{name}: not audited: {reason}")
+        return NOT_AUDITED
+    skipped = [package for package in packages if "skip_reason" in package]
+    vulnerable = [package for package in packages if package.get("vulns")]
+    found = f"{len(vulnerable)} vulnerable, {len(skipped)} skipped"
+    print(f"{name}: {len(packages) - len(skipped)} packages looked up, {found}")
+    for package in skipped:
+        print(f"  {package['name']}: skipped: {package['skip_reason']}")
+    for package in vulnerable:
+        for advisory in package["vulns"]:
+            fixed = ", ".join(advisory["fix_versions"]) or "no release yet"
+            print(f"  {package['name']} {package['version']}: {advisory['id']}, fixed in {fixed}")
+    if vulnerable:
+        return VULNERABLE
+    return NOT_AUDITED if skipped or not packages else 0
+
+
+if __name__ == "__main__":
+    examples = sorted(REPOSITORY.glob("examples/*/lock*.txt"))
+    sys.exit(main([RUNTIME, DEVELOPMENT, TORCH, VLLM, *examples]))

