@@ -58,6 +58,7 @@ FREE = (
     "trainer.threads",
     "trainer.trainer_config",
     "trainer.idle_timeout_s",
+    "trainer.heartbeat_timeout_s",
     "trainer.total_steps",
     "synchronizer.sync_method",
     "synchronizer.sync_timeout",

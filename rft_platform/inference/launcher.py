@@ -17,7 +17,7 @@ from rft_platform.inference.serving.presence import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 from rft_platform.processes.lease import is_alive, locked, read_lease, remove_lease
-from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.processes.strays import end_strays, lease_environment
 
 LEASE_FILE = "engine.json"
@@ -183,7 +183,7 @@ def _find(wanted: _Start) -> EngineClient | None:
         if lease.model_digest == wanted.digest() and _answers(client):
             return client
         client.close()
-        stop_process(lease.pid, lease.create_time, STOP_TIMEOUT_S)
+        stop_holder(lease, STOP_TIMEOUT_S)
     remove_lease(wanted.lease, lease.pid)
     return None
 

@@ -145,19 +145,31 @@ def vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int = 0) 
 
 def connect_trainer(project: Project) -> "TrainerClient":
     """A trainer group that takes commands."""
-    from rft_platform.training.group import find_or_start_trainer
+    client = trainer_client(project)
+    client.ensure_running()
+    return client
+
+
+def trainer_client(project: Project) -> "TrainerClient":
+    """A client of the project's trainer group, which may run or not."""
+    from rft_platform.training.group import TrainerClient
+    from rft_platform.training.launch import TrainerSpec
     from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
 
     settings, home = project.config.trainer, project.home
-    return find_or_start_trainer(
-        home.leases,
-        home.logs,
-        nproc=settings.nproc,
-        threads=settings.threads,
-        dtype=settings.dtype,
-        idle_timeout_s=settings.idle_timeout_s,
-        layout=wanted_layout(project.config),
-        rendezvous=wanted_rendezvous(project.config),
+    return TrainerClient(
+        TrainerSpec(
+            home.leases,
+            home.logs,
+            nproc=settings.nproc,
+            threads=settings.threads,
+            dtype=settings.dtype,
+            device="auto",
+            idle_timeout_s=settings.idle_timeout_s,
+            layout=wanted_layout(project.config),
+            rendezvous=wanted_rendezvous(project.config),
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+        )
     )
 
 
