@@ -8,7 +8,7 @@ import queue
 import socketserver
 import threading
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -144,9 +144,5 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.settimeout(SEND_TIMEOUT_S)
-        connection = Connection(self.request)
-        with (
-            closing(connection),
-            suppress(OSError, ValueError),
-        ):  # the caller is gone, too slow, or sends something else
-            cast(_Server, self.server).commands.serve(connection)
+        with suppress(OSError, ValueError):  # the caller is gone, too slow, or sends something else
+            cast(_Server, self.server).commands.serve(Connection(self.request))

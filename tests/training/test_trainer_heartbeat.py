@@ -122,6 +122,7 @@ def test_a_caller_that_reads_nothing_is_given_up_and_its_connection_closed(monke
             job.send({"event": "step", "metrics": {"x" * 1000: 0.0}})
         for _ in connection:  # what was sent before; then the connection ends, and the caller asks again
             pass
+        job.connection.close()
     finally:
         connection.close()
         server.close()
