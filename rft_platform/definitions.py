@@ -15,6 +15,7 @@ from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
+from rft_platform.user_code import drop_safe_path
 
 project = ProjectResource()
 
@@ -51,3 +52,4 @@ defs = dg.Definitions(
 
 if multiprocessing.parent_process() is not None:  # a run of Dagster, which has loaded nothing of the user's yet
     keep_imports()
+    drop_safe_path()

@@ -6,6 +6,7 @@ can reach (a lambda, a function of a notebook) is kept in its memory and called 
 
 import importlib
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ from rft_platform.files import digest_json
 
 _FILE_MODULE = "rft_user_"  # how the modules of loaded files are called
 _LIVE = "live"
+#: Keeps the working folder off ``sys.path`` of a Python process. Processes of the platform set it to a value by which
+#: ``drop_safe_path`` recognises their own setting.
+SAFE_PATH, OWN_SAFE_PATH = "PYTHONSAFEPATH", "rft_platform"
 _live_objects: dict[str, Any] = {}
 _being_loaded: list[str] = []
 
@@ -28,6 +32,7 @@ def load_object(reference: str, what: str) -> Any:
         return _live(attribute, what)
     if not (separator and module_name and attribute):
         raise UserError(f"{what} {reference!r}: expected package.module:attribute or path/to/file.py:attribute")
+    find_working_folder()
     try:
         module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     except ImportError as error:
@@ -45,6 +50,23 @@ def load_object(reference: str, what: str) -> Any:
         except AttributeError as error:
             raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}") from error
     return value
+
+
+def find_working_folder() -> None:
+    """Let modules of the working folder be imported, after all others.
+
+    Files such as ``gql.py`` or ``datasets.py`` there must not shadow libraries. The platform's processes start without
+    the working folder on their path (``python -P``).
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def drop_safe_path() -> None:
+    """Keep the platform's own ``PYTHONSAFEPATH`` from programs that user code starts in this process."""
+    if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:
+        del os.environ[SAFE_PATH]
 
 
 def reference_of(value: Any) -> str:
@@ -136,7 +158,7 @@ def _load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: its dataclasses look themselves up
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # its neighbours, as for a script that is run
+        sys.path.append(str(path.parent))  # its neighbours; after the libraries, which they must not shadow
     _being_loaded.append(str(path))
     try:
         spec.loader.exec_module(module)

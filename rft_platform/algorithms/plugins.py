@@ -14,6 +14,7 @@ from rft_platform.algorithms.registry import REGISTRIES
 from rft_platform.errors import UserError
 from rft_platform.faults import user_place
 from rft_platform.files import digest_file, digest_json
+from rft_platform.user_code import find_working_folder
 
 _imported: dict[str, str] = {}  # digest of each plugin's files when it was imported
 
@@ -28,6 +29,7 @@ def import_plugins(names: Iterable[str]) -> None:
         if module is not None and _imported.setdefault(name, _digest(module)) == _digest(module):
             continue
         _forget(name)
+        find_working_folder()
         try:
             importlib.invalidate_caches()  # a module that was just written may not be among those known
             module = importlib.import_module(name)

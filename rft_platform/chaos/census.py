@@ -15,11 +15,11 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("trainer", ("rft_platform.training.worker",)),
     ("driver", ("rft_platform", "run", "--config")),
     ("daemon", ("rft_platform.jobs.daemon", "run")),
-    ("webserver", ("dagster_webserver",)),
+    ("webserver", ("rft_platform.servers.dagster_server",)),
     ("run_worker", ("dagster", "api", "execute_run")),
     ("run_worker", ("--multiprocessing-fork",)),  # the code server starts runs so
     ("code_server", ("dagster", "api", "grpc")),
-    ("mlflow", ("mlflow", "server")),
+    ("mlflow", ("rft_platform.servers.mlflow_server",)),
 )
 
 

@@ -20,6 +20,7 @@ from rft_platform.rounds.state import Plan
 from rft_platform.servers.interface import ui_servers
 from rft_platform.servers.sensors import start_sensors
 from rft_platform.servers.supervise import Children, Server, serving
+from rft_platform.web_guard.token import access_token
 
 _TICK_S = "1"  # the sensors' interval
 _LOOK_S = 1.0  # how often the plan is asked whether the project is finished
@@ -49,7 +50,7 @@ class DaemonMode:
         if self._children is None:
             self._instance = self._stack.enter_context(open_instance(self.home))
             self._children = self._stack.enter_context(serving(self._servers(), self.home.logs))
-            start_sensors(self._url)
+            start_sensors(self._url, access_token(self.home.web_token))
 
     def tend(self) -> None:
         """Start dead servers again, and launch by hand what the plan has given up."""
@@ -63,7 +64,7 @@ class DaemonMode:
         if time.monotonic() - self._planned_at > _LOOK_S:
             project = Project.open(self.home)
             self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
-            if self._plan.failed and relaunch_last_failed(self._instance, self._url):
+            if self._plan.failed and self._relaunch():
                 self._note("plan", 1, self._plan.failed)
 
     def finished(self) -> bool:
@@ -84,10 +85,18 @@ class DaemonMode:
         port, mlflow_port = free_port(), free_port()
         self._url = f"http://127.0.0.1:{port}"
         tracking = f"http://127.0.0.1:{mlflow_port}"
-        own = environment(self.home.root, RFT_SENSOR_INTERVAL_S=_TICK_S, MLFLOW_TRACKING_URI=tracking)
+        own = environment(
+            self.home.root,
+            RFT_SENSOR_INTERVAL_S=_TICK_S,
+            MLFLOW_TRACKING_URI=tracking,
+            MLFLOW_TRACKING_TOKEN=access_token(self.home.web_token),
+        )
         servers = ui_servers(self.home, port, mlflow_port, daemon=True)
         changed = partial(replace, restarts=_WITHOUT_BOUND)
         return [changed(server, env={**server.env, **own}) for server in servers]
+
+    def _relaunch(self) -> bool:
+        return relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))
 
     def _note(self, role: str, code: int, message: str) -> None:
         self.ended.append(Ended(role, code, message, round(time.monotonic() - self._began, 2)))

@@ -14,7 +14,7 @@ _PARTITION_TAG = "dagster/partition"
 _TIMEOUT_S = 30.0
 
 
-def relaunch_last_failed(instance: dg.DagsterInstance, url: str) -> bool:
+def relaunch_last_failed(instance: dg.DagsterInstance, url: str, token: str) -> bool:
     """Launch the job and partition of the newest failed run through the webserver at ``url``; whether it took it."""
     records = instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)
     if not records:
@@ -22,9 +22,10 @@ def relaunch_last_failed(instance: dg.DagsterInstance, url: str) -> bool:
     run = records[0].dagster_run
     partition = run.tags.get(_PARTITION_TAG)
     tags = [{"key": _PARTITION_TAG, "value": partition}] if partition else []
+    headers = {"Authorization": f"Bearer {token}"}
     body = {"query": _LAUNCH, "variables": {"job": run.job_name, "tags": tags}}
     try:
-        answer = httpx.post(f"{url}/graphql", json=body, timeout=_TIMEOUT_S, trust_env=False).json()
+        answer = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False).json()
         return str(answer["data"]["launchPipelineExecution"]["__typename"]) == "LaunchRunSuccess"
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
         return False  # the webserver was killed: the next look launches it

@@ -53,6 +53,11 @@ class Home:
         return self.root / "logs"
 
     @property
+    def web_token(self) -> Path:
+        """The access token of the project's web servers, for its owner only."""
+        return self.root / "web_token"
+
+    @property
     def alerts(self) -> Path:
         """One small file a failed run that people were told of."""
         return self.root / "alerts"
@@ -66,11 +71,6 @@ class Home:
     def checkpoints(self) -> Path:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"
-
-    @property
-    def holds_results(self) -> bool:
-        """Whether a phase has left anything: until then the folder is free for another project or other settings."""
-        return any(self.rounds.glob("*/*.json"))
 
     def make_private(self) -> str | None:
         """Take the permissions of other users away from a project's folder; a line about it if they had any.

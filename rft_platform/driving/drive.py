@@ -1,7 +1,6 @@
 """Driving a project to the end of its plan from the command line: progress, interruption, and tidying up."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from rft_platform.observability.masked_output import masked
 from rft_platform.processes.collector import importing
 from rft_platform.processes.signals import terminable, undisturbed
 from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
+from rft_platform.user_code import find_working_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,8 +59,7 @@ def use_home(home: Home) -> None:
     """Point everything that is imported or started from here on at ``home``, and find user code in this folder."""
     os.environ["RFT_HOME"] = str(home.root)
     os.environ["DAGSTER_HOME"] = str(home.dagster)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    find_working_folder()
 
 
 @contextmanager
@@ -90,14 +89,12 @@ def prints_go_to(log: Path) -> Iterator[None]:
 
 
 def _cancel_training(project: "Project") -> None:
-    """Cancel the training that the interrupted drive asked for; a trainer that stays holds its parent's state again.
+    """A trainer that stays gives up what the interrupted drive asked of it; its state is its parent's again."""
+    from rft_platform.rounds.processes import connect_trainer
 
-    A trainer that does not answer within seconds is left to ``started_processes_end``.
-    """
-    from rft_platform.rounds.processes import trainer_client
-
-    with suppress(RftError):
-        trainer_client(project).cancel()
+    if any(held.alive for held in leases_of(project.home) if held.path.stem == "trainer"):
+        with suppress(RftError):
+            connect_trainer(project).cancel()
 
 
 def _failure(result: "DriveResult") -> RftError:

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 from rft_platform.rollout import worker_wire
+from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
 _LINE_BYTES = 2**30  # of one message: a run of many long calls
 _ENDING_S = 5.0
@@ -114,7 +115,7 @@ def worker_environment(python: str | None, folder: Path) -> dict[str, str]:
 
     ``folder`` gets a link to the package: the folder that the package lies in may hold this environment's libraries.
     """
-    env = dict(os.environ)
+    env = os.environ | {SAFE_PATH: OWN_SAFE_PATH}
     if python is not None:
         link = folder / "rft_platform"
         if not link.exists():

@@ -24,6 +24,7 @@ from rft_platform.rollout.run import RunResult
 from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
 from rft_platform.tasks.task import Task
 from rft_platform.threads import DaemonThreads
+from rft_platform.user_code import drop_safe_path
 
 
 class Channel:
@@ -104,6 +105,7 @@ class Worker:
 
     def __init__(self, channel: Channel, setup: Mapping[str, Any]) -> None:
         """Raises UserError where the workflow cannot be loaded, ImportError where the environment lacks something."""
+        drop_safe_path()
         sys.path += [folder for folder in setup["sys_path"] if folder not in sys.path]
         from rft_platform.rollout.recording import RecordingClients  # imports openai
 

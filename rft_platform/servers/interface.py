@@ -7,18 +7,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 import rft_platform
 from rft_platform.config.home import Home
+from rft_platform.errors import RftError
+from rft_platform.files import write_text
 from rft_platform.observability.logs import wants_json
 from rft_platform.observability.secrets import redact
+from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.supervise import Server
+from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
+from rft_platform.web_guard.sign_in import sign_in_url
+from rft_platform.web_guard.token import access_token
 
 if TYPE_CHECKING:
     import dagster as dg
 
 _HOST = "127.0.0.1"
 _RESTARTS = 3
-_WORKSPACE = ["-w", str(Path(rft_platform.__file__).parent / "jobs" / "workspace.yaml")]
+_PACKAGE = Path(rft_platform.__file__).parent
 
 
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
@@ -27,15 +35,17 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to it
-    python, env = [sys.executable, "-m"], _environment(home, port)
+    python, env = [sys.executable, "-P", "-m"], _environment(home, port)
+    token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
+    url = f"http://{_HOST}:{port}"
     servers = [
         Server(
             name="Dagster",
-            command=[*python, "dagster_webserver", *_WORKSPACE, "-h", _HOST, "-p", str(port), *_log_format()],
+            command=[*python, dagster_server.__name__, *workspace, "-h", _HOST, "-p", str(port), *_log_format()],
             env=env,
             port=port,
-            url=f"http://{_HOST}:{port}",
-            is_ready=answers(f"http://{_HOST}:{port}/server_info"),
+            url=sign_in_url(url, token),
+            is_ready=serves_guarded(url, dagster_server.HEALTH),
             restarts=_RESTARTS,
         )
     ]
@@ -43,9 +53,9 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     if tracking_uri.startswith(("http://", "https://")):
         servers.append(Server(name="MLflow", command=[], env=env, url=redact(tracking_uri), is_ready=lambda: True))
     else:
-        servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env))
+        servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env, token))
     if daemon:
-        command = [*python, "rft_platform.jobs.daemon", "run", *_WORKSPACE, *_log_format()]
+        command = [*python, "rft_platform.jobs.daemon", "run", *workspace, *_log_format()]
         servers.append(
             Server(
                 name="daemon",
@@ -61,6 +71,19 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     return servers
 
 
+def _workspace(home: Home) -> Path:
+    """The shipped workspace, with the package's folder as its working directory.
+
+    By default Dagster puts the folder that it was started in before all others while it loads the definitions, and
+    files of the user there would shadow libraries.
+    """
+    workspace = yaml.safe_load((_PACKAGE / "jobs" / "workspace.yaml").read_text(encoding="utf-8"))
+    workspace["load_from"][0]["python_module"]["working_directory"] = str(_PACKAGE.parent)
+    file = home.dagster / "workspace.yaml"
+    write_text(file, yaml.safe_dump(workspace))
+    return file
+
+
 def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
     command, url = [*python, "rft_platform", "metrics", "--port", str(port)], f"http://{_HOST}:{port}"
     return Server(
@@ -69,7 +92,7 @@ def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
         env=env,
         port=port,
         url=f"{url}/metrics",
-        is_ready=answers(f"{url}/healthz"),
+        is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
         restarts=_RESTARTS,
     )
 
@@ -79,25 +102,19 @@ def _log_format() -> list[str]:
     return ["--log-format", "json"] if wants_json() else []
 
 
-def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str]) -> Server:
+def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str], token: str) -> Server:
     from rft_platform.registry.store import make_database
 
     make_database(tracking_uri)  # here, where a kill leaves no half of it
-    options = {
-        "--default-artifact-root": str(home.mlflow / "artifacts"),
-        "--host": _HOST,
-        "--port": str(port),
-        "--workers": "1",
-    }
-    command = [*python, "mlflow", "server", *(part for option in options.items() for part in option)]
-    url = f"http://{_HOST}:{port}"
+    folder, url = str(home.mlflow / "artifacts"), f"http://{_HOST}:{port}"
+    command = [*python, mlflow_server.__name__, "--host", _HOST, "--port", str(port), "--artifact-root", folder]
     return Server(
         name="MLflow",
         command=command,
-        env={**env, "MLFLOW_BACKEND_STORE_URI": tracking_uri},  # it may hold a password: no argument that `ps` shows
+        env={**env, mlflow_server.BACKEND: tracking_uri},  # it may hold a password: no argument that `ps` shows
         port=port,
-        url=url,
-        is_ready=answers(f"{url}/health"),
+        url=sign_in_url(url, token),
+        is_ready=serves_guarded(url, mlflow_server.HEALTH),
         restarts=_RESTARTS,
     )
 
@@ -115,9 +132,24 @@ def _environment(home: Home, port: int) -> dict[str, str]:
         **os.environ,
         "RFT_HOME": str(home.root),
         "DAGSTER_HOME": str(home.dagster),
+        SAFE_PATH: OWN_SAFE_PATH,
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of MLflow's own: idle processes here
     }
+
+
+def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bool]:
+    """A test whether the server at ``url`` is healthy. It raises RftError where ``guarded`` needs no token."""
+    is_healthy, is_open = answers(url + health), answers(url + guarded)
+
+    def is_ready() -> bool:
+        if not is_healthy():
+            return False
+        if is_open():
+            raise RftError(f"{url}{guarded} needs no access token: install the pinned versions of its packages")
+        return True
+
+    return is_ready
 
 
 def answers(url: str) -> Callable[[], bool]:

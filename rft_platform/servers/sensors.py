@@ -15,16 +15,16 @@ _TIMEOUT_S = 60.0
 _POLL_S = 0.5
 
 
-def start_sensors(url: str) -> None:
-    """Turn on the sensors that close rounds. Raises RftError where the interface at ``url`` does not do so in time."""
+def start_sensors(url: str, token: str) -> None:
+    """Turn on the sensors that close rounds. Raises RftError if the interface at ``url`` does not do so in time."""
     import httpx
 
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline, headers = time.monotonic() + _TIMEOUT_S, {"Authorization": f"Bearer {token}"}
     for name in SENSORS:
         body = {"query": _START, "variables": {"sensor": {**_REPOSITORY, "sensorName": name}}}
         while True:  # the interface answers before it has loaded the code location
             try:
-                said = httpx.post(f"{url}/graphql", json=body, timeout=30.0, trust_env=False).json()
+                said = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=30.0, trust_env=False).json()
                 answer = (said.get("data") or {}).get("startSensor") or {}
             except (httpx.HTTPError, ValueError) as error:
                 said, answer = {"error": str(error)}, {}

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import re
 import shlex
-import sys
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
@@ -15,6 +14,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from rft_platform.cli.main import app
+from rft_platform.servers import dagster_server, mlflow_server
 from tests.deploy.files import DEPLOY, MANIFESTS, REPOSITORY, containers, documents, text_of_all
 
 
@@ -27,7 +27,7 @@ def commands() -> Iterator[list[str]]:
         yield service.get("healthcheck", {}).get("test", ["CMD"])[1:]
     for document in (document for file in MANIFESTS for document in documents(file)):
         for container in containers(document):
-            yield container.get("command", [])
+            yield [*container.get("command", []), *container.get("args", [])]
             for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
                 yield container.get(probe, {}).get("exec", {}).get("command", [])
 
@@ -42,13 +42,28 @@ def test_every_command_exists_and_knows_its_options() -> None:
         if program == "python":
             if arguments[0] == "-m":
                 assert importlib.util.find_spec(arguments[1]) is not None, command
+                if arguments[1] in OPTIONS:
+                    options = [argument.split("=")[0] for argument in arguments[2:] if argument.startswith("-")]
+                    assert OPTIONS[arguments[1]]() >= set(options), shlex.join(command)
             else:
                 compile(arguments[1], "healthcheck", "exec")
             continue
         options = [argument.split("=")[0] for argument in arguments if argument.startswith("-")]
         names = [argument for argument in arguments if re.fullmatch(r"[a-z][a-z-]*", argument)]
         assert _known_options(program, names) >= set(options), shlex.join(command)
-    assert seen == {"dagster", "dagster-webserver", "dagster-daemon", "mlflow", "rft", "python", "pg_isready"}
+    assert seen == {"dagster", "dagster-daemon", "rft", "python", "pg_isready"}
+
+
+def _webserver_options() -> set[str]:
+    from dagster_webserver.cli import dagster_webserver
+
+    return {option for parameter in dagster_webserver.params for option in parameter.opts}
+
+
+OPTIONS = {
+    dagster_server.__name__: _webserver_options,
+    mlflow_server.__name__: lambda: set(mlflow_server.options_parser()._option_string_actions),
+}
 
 
 def _known_options(program: str, names: list[str]) -> set[str]:
@@ -68,8 +83,7 @@ def _entry_point(program: str) -> Any:
         found = entry.load()
     if hasattr(found, "params"):
         return found
-    module = sys.modules[entry.module]
-    return module.dagster_webserver if program == "dagster-webserver" else _group_behind(program)
+    return _group_behind(program)
 
 
 def _group_behind(program: str) -> Any:

@@ -20,17 +20,24 @@ class ProjectFolder:
 
     home: Path
     config: Path
+    cwd: Path | None = None  # of its processes; the test's own where it is None
 
     @property
     def environment(self) -> dict[str, str]:
         """The command's environment: its own home, the test's judges importable, one thread."""
-        own = {"RFT_HOME": str(self.home), "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        own = {"RFT_HOME": str(self.home), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
         return {**os.environ, **own}
 
     def rft(self, *arguments: str, check: bool = True, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """Run ``rft`` to its end."""
         done = subprocess.run(
-            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=timeout
+            self.command(*arguments),
+            env=self.environment,
+            cwd=self.cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
         )
         if check and done.returncode:
             pytest.fail(f"rft {' '.join(arguments)} ended with {done.returncode}\n{done.stdout}\n{done.stderr}")
@@ -38,7 +45,7 @@ class ProjectFolder:
 
     def command(self, *arguments: str) -> list[str]:
         """The command line, for a process that a test starts itself."""
-        return [sys.executable, "-m", "rft_platform", *arguments]
+        return [sys.executable, "-P", "-m", "rft_platform", *arguments]  # as the script `rft`: without its folder
 
     def json(self, *arguments: str) -> Any:
         """What ``rft ... --json`` prints."""

@@ -76,14 +76,17 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> 
 
 @dataclass
 class Ui:
-    """A running interface: its address and its process."""
+    """A running interface: its addresses, its access token and its process."""
 
     url: str
+    mlflow_url: str
+    token: str
     process: "subprocess.Popen[str]"
 
     def ask(self, query: str, **variables: Any) -> Any:
         """One GraphQL request."""
-        answer = httpx.post(f"{self.url}/graphql", json={"query": query, "variables": variables}, timeout=60).json()
+        body, headers = {"query": query, "variables": variables}, {"Authorization": f"Bearer {self.token}"}
+        answer = httpx.post(f"{self.url}/graphql", json=body, headers=headers, timeout=60).json()
         assert "errors" not in answer, answer
         return answer["data"]
 
@@ -165,11 +168,11 @@ def running_ui(project: Any, *options: str) -> Iterator[Ui]:
     """``rft ui`` on a project, from its first word to the end of everything it started."""
     project.home.mkdir(parents=True, exist_ok=True)
     (project.home / "rft.yaml").write_text(project.config.read_text())
-    port = free_port()
+    port, mlflow_port = free_port(), free_port()
     process = subprocess.Popen(
-        project.command("ui", "--port", str(port), "--mlflow-port", str(free_port()), *options),
+        project.command("ui", "--port", str(port), "--mlflow-port", str(mlflow_port), *options),
         env=project.environment | {"RFT_SENSOR_INTERVAL_S": "1", "RFT_RETRY_DELAY_S": "1"},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=project.cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     said = []
@@ -177,9 +180,10 @@ def running_ui(project: Any, *options: str) -> Iterator[Ui]:
         said.append(line)
         if "Ctrl-C" in line:
             break
-    assert process.poll() is None, "".join(said)
+    assert said and "Ctrl-C" in said[-1], "".join(said)
     try:
-        yield Ui(f"http://127.0.0.1:{port}", process)
+        token = (project.home / "web_token").read_text().strip()
+        yield Ui(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{mlflow_port}", token, process)
     finally:
         children = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)

@@ -11,6 +11,7 @@ from rft_platform.processes.spawn import free_port
 from rft_platform.rounds.project import Project
 from rft_platform.servers.interface import ui_servers
 from rft_platform.servers.supervise import serving
+from rft_platform.web_guard.token import access_token
 
 
 def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +24,12 @@ def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeyp
         assert servers[name].command[-2:] == ["--log-format", "json"]
     with serving([servers["metrics"]], project.home.logs):
         assert servers["metrics"].url == f"http://127.0.0.1:{port}/metrics"
-        text = httpx.get(servers["metrics"].url, trust_env=False, timeout=60.0).text
+        for headers in ({}, {"authorization": "Bearer wrong"}):
+            assert httpx.get(servers["metrics"].url, headers=headers, trust_env=False).status_code == 401
+        bearer = {"authorization": f"Bearer {access_token(project.home.web_token)}"}
+        for foreign in ({"host": "evil.example"}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            assert httpx.get(servers["metrics"].url, headers=bearer | foreign, trust_env=False).status_code == 403
+        text = httpx.get(servers["metrics"].url, headers=bearer, trust_env=False, timeout=60.0).text
     assert "rft_rounds_budget 1000.0" in text
 
 

@@ -111,11 +111,21 @@ def test_graphql_runs_nothing_that_comes_by_get(served: Served) -> None:
     assert served.client.get("/graphql", headers=BEARER | {"accept": "text/html"}).text == "served"
 
 
-@pytest.mark.parametrize("headers", [{}, BEARER | {"origin": "http://evil.example"}, BEARER | {"host": "evil.example"}])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"host": "127.0.0.1:3000"},
+        BEARER | {"host": "127.0.0.1:3000", "origin": "http://evil.example"},
+        BEARER | {"host": "evil.example"},
+    ],
+)
 def test_websockets_are_guarded_too(served: Served, headers: dict[str, Any]) -> None:
     with pytest.raises(WebSocketDisconnect), served.client.websocket_connect("/graphql", headers=headers):
         pass
     assert not served.reached
-    with served.client.websocket_connect("/graphql", headers=BEARER | {"origin": "http://127.0.0.1:3000"}):
+    with served.client.websocket_connect(
+        "/graphql", headers=BEARER | {"host": "127.0.0.1:3000", "origin": "http://127.0.0.1:3000"}
+    ):
         pass
     assert served.reached == ["websocket"]

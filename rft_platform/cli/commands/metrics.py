@@ -10,8 +10,14 @@ def metrics(
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine only behind a proxy.")
     ] = "127.0.0.1",
+    no_token: Annotated[
+        bool, typer.Option("--no-token", help="Serve everybody who reaches the port, without the access token.")
+    ] = False,
 ) -> None:
-    """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C."""
+    """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C.
+
+    Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, else the content of RFT_HOME/web_token.
+    """
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output
     from rft_platform.driving.drive import use_home
@@ -19,13 +25,15 @@ def metrics(
     from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
     from rft_platform.processes.signals import terminable
+    from rft_platform.web_guard.token import access_token
 
     home = Home.from_environment()
     use_home(home)
+    token = None if no_token else access_token(home.web_token)
     output().print(f"metrics    http://{host}:{port}/metrics", markup=False, soft_wrap=True)
     try:
         with terminable(), configured("metrics"):
-            serve_metrics(home, host, port)
+            serve_metrics(home, host, port, token)
     except KeyboardInterrupt:
         output().print("stopped")
     except OSError as error:

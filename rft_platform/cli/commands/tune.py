@@ -138,16 +138,12 @@ def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[st
 
 def _function(reference: str, what: str) -> Callable[..., Any]:
     """The function that a reference names; UserError where its parameters are not those of such a function."""
-    import sys
-
     from rft_platform.errors import UserError
     from rft_platform.judging.metric_base import is_metric
     from rft_platform.judging.types import check_judge_function
     from rft_platform.rollout.workflow import check_workflow_function
     from rft_platform.user_code import load_object
 
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
     function: Callable[..., Any] = load_object(reference, what)
     try:
         if what == "workflow":

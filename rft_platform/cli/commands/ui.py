@@ -62,6 +62,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     from rft_platform.servers.leases import leases_of
     from rft_platform.servers.sensors import start_sensors
     from rft_platform.servers.supervise import serving, wait_for_end
+    from rft_platform.web_guard.token import access_token
 
     console = output()
     notes().print(f"starting {', '.join(server.name for server in servers)} ...", markup=False)
@@ -71,7 +72,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
                 where = server.url or "running"
                 console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
             if sensors_of is not None:
-                start_sensors(sensors_of)
+                start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
             console.print("Ctrl-C stops them", style="dim")
             wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))

@@ -1,0 +1,55 @@
+"""Dagster's webserver behind the web guard: ``python -m rft_platform.servers.dagster_server -w workspace.yaml``.
+
+It takes the options of ``dagster-webserver``. That command serves everybody who reaches its port, executes GraphQL
+mutations that come by GET, and has no option for a middleware: its function that makes the application is replaced.
+"""
+
+import sys
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, UserError
+from rft_platform.web_guard.asgi import WebGuard
+from rft_platform.web_guard.token import access_token
+
+#: Answers with versions only; probes of containers ask it.
+HEALTH = "/server_info"
+_MAKE_APP = "create_app_from_workspace_process_context"
+
+
+def main() -> None:
+    """Serve until interrupted; exit code 2 for an unusable token."""
+    from dagster_webserver import cli
+
+    try:
+        guard_application(cli, access_token(Home.from_environment().web_token))
+    except RftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+    cli.main()
+
+
+def guard_application(cli: ModuleType, token: str) -> None:
+    """Let ``dagster_webserver.cli`` serve a guarded application.
+
+    Raises RftError where this version of Dagster makes its application elsewhere: nothing is served unguarded.
+    """
+    make_app = getattr(cli, _MAKE_APP, None)
+    if make_app is None:
+        raise RftError(
+            f"dagster_webserver.cli has no {_MAKE_APP}: this version of dagster-webserver is not supported; install "
+            "the pinned version"
+        )
+
+    @wraps(make_app)
+    def make_guarded_app(context: Any, path_prefix: str = "", *arguments: Any, **options: Any) -> WebGuard:
+        app = make_app(context, path_prefix, *arguments, **options)
+        return WebGuard(app, token, public={f"{path_prefix}{HEALTH}"}, graphql=f"{path_prefix}/graphql")
+
+    setattr(cli, _MAKE_APP, make_guarded_app)
+
+
+if __name__ == "__main__":
+    main()

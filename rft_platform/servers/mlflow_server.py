@@ -1,0 +1,71 @@
+"""MLflow's tracking server behind the web guard, in one process.
+
+``python -m rft_platform.servers.mlflow_server --port 5000 --artifact-root FOLDER`` with the database in
+``MLFLOW_BACKEND_STORE_URI``. MLflow's own command checks Host and Origin, but lets every local user read and change
+everything; it takes another application only from an installed plugin.
+"""
+
+import argparse
+import os
+import sys
+
+from rft_platform.config.home import Home
+from rft_platform.errors import RftError, UserError
+from rft_platform.web_guard.asgi import WebGuard
+from rft_platform.web_guard.token import access_token
+
+HEALTH = "/health"
+BACKEND = "MLFLOW_BACKEND_STORE_URI"
+
+
+def main() -> None:
+    """Serve until interrupted; exit code 2 for bad options."""
+    options = options_parser().parse_args()
+    try:
+        app = guarded_application(options, access_token(Home.from_environment().web_token))
+    except RftError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+    import uvicorn
+
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning", access_log=False)
+
+
+def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
+    """MLflow's application, set up as ``mlflow server`` sets up its workers, with the guard before it."""
+    backend = os.environ.get(BACKEND)
+    if not backend:
+        raise UserError(f"{BACKEND} is not set: set it to the database's URL, such as sqlite:////srv/mlflow.db")
+    from mlflow.server import constants
+    from mlflow.server.handlers import initialize_backend_stores
+
+    root = options.artifact_root or "mlflow-artifacts:/"
+    os.environ |= {
+        constants.BACKEND_STORE_URI_ENV_VAR: backend,
+        constants.REGISTRY_STORE_URI_ENV_VAR: backend,
+        constants.ARTIFACT_ROOT_ENV_VAR: root,
+        constants.SERVE_ARTIFACTS_ENV_VAR: "true",
+        "_MLFLOW_SGI_NAME": "uvicorn",
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard checks the Host, by the platform's own list
+    }
+    if options.artifacts_destination:
+        os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = options.artifacts_destination
+    initialize_backend_stores(backend, backend, root)
+    from mlflow.server.fastapi_app import app  # reads the environment at import
+
+    return WebGuard(app, token, public={HEALTH})
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    parser = argparse.ArgumentParser(prog="python -m rft_platform.servers.mlflow_server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=5000, help="port to listen on")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--artifact-root", help="folder or URL that clients write artifacts to themselves")
+    where.add_argument("--artifacts-destination", help="folder or URL that the server keeps uploaded artifacts in")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Who reaches what `rft ui` serves: its user, from a real browser; a hostile page in that browser; another local user.
+
+It runs in a folder whose files bear the names of libraries, as a user's folder may.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from browser import Tab, browser
+from dagster_graphql import DagsterGraphQLClient
+from interface import Ui, running_ui
+
+from rft_platform.processes.spawn import free_port
+
+pytestmark = pytest.mark.slow
+
+#: What a careless user may call a file: modules of the standard library and of ours, imported early or late.
+SHADOWS = ("gql", "types", "datasets", "httpx", "duckdb", "statistics", "yaml", "queue", "tokenizers")
+JUDGE = "def length(task, response) -> float:\n    return float(len(response) > 1)\n"
+MUTATION = (
+    'mutation{addDynamicPartition(repositorySelector:{repositoryLocationName:"rft_platform",'
+    'repositoryName:"__repository__"},partitionsDefName:"rft_round",partitionKey:"KEY"){__typename}}'
+)
+PARTITIONS = (
+    'query{assetNodeOrError(assetKey:{path:["policy_snapshot"]}){... on AssetNode{'
+    "partitionKeysByDimension{partitionKeys}}}}"
+)
+#: Every way in which a page can send something to another origin without its consent.
+HOSTILE_PAGE = """<!doctype html><title>hostile</title><body><script>
+const [ui, mlflow, metrics] = TARGETS;
+const mutation = key => `MUTATION`.replace('KEY', key);
+const body = key => JSON.stringify({query: mutation(key)});
+const experiment = JSON.stringify({name: 'hostile'});
+const ended = promise => promise.then(answer => 'read: ' + answer).catch(() => 'refused');
+const loaded = (tag, url) => new Promise((resolve, reject) => {
+  const element = document.createElement(tag);
+  element.onload = () => resolve('loaded'); element.onerror = reject; element.src = url; document.body.append(element);
+});
+const submitted = (url, name, value) => new Promise(resolve => {
+  const frame = document.createElement('iframe'); frame.name = name; document.body.append(frame);
+  const form = document.createElement('form');
+  form.action = url; form.method = 'POST'; form.enctype = 'text/plain'; form.target = name;
+  const field = document.createElement('input'); field.name = value; form.append(field); document.body.append(form);
+  frame.onload = () => resolve('sent'); form.submit(); setTimeout(() => resolve('sent'), 3000);
+});
+const get = key => `${ui}/graphql?query=${encodeURIComponent(mutation(key))}`;
+const text = {'content-type': 'text/plain'}, json = {'content-type': 'application/json'};
+const post = (url, mode, headers, body) => fetch(url, {method: 'POST', mode, headers, body, credentials: 'include'});
+const experiments = mlflow + '/api/2.0/mlflow/experiments/create';
+window.attack = () => Promise.all([
+  ended(loaded('img', get('r0901'))),
+  ended(loaded('script', get('r0902'))),
+  submitted(`${ui}/graphql`, 'form', body('r0903')),
+  submitted(get('r0904'), 'query', ''),
+  ended(post(`${ui}/graphql`, 'no-cors', text, body('r0905')).then(() => Promise.reject())),
+  ended(post(`${ui}/graphql`, 'cors', json, body('r0906')).then(answer => answer.text())),
+  ended(post(`${ui}/report_asset_materialization/base_model`, 'no-cors', text, '').then(() => Promise.reject())),
+  ended(fetch(`${ui}/graphql?query={version}`, {credentials: 'include'}).then(answer => answer.text())),
+  ended(fetch(`${metrics}/metrics`, {credentials: 'include'}).then(answer => answer.text())),
+  ended(post(experiments, 'no-cors', text, experiment).then(() => Promise.reject())),
+  ended(post(experiments, 'cors', json, experiment).then(answer => answer.text())),
+  ended(new Promise((resolve, reject) => {
+    const socket = new WebSocket(ui.replace('http', 'ws') + '/graphql', 'graphql-ws');
+    socket.onopen = () => resolve('websocket'); socket.onerror = reject;
+  })),
+]);
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def project(make_project: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A project in a folder of its user's, who has a judge there and files that bear the names of libraries."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in SHADOWS:
+        (folder / f"{name}.py").write_text(f"raise ImportError('the file {name}.py of the user was imported')\n")
+    (folder / "my_judge.py").write_text(JUDGE)
+    made = make_project("access", explorer={"workers": {"count": 1}})
+    made.config.write_text(made.config.read_text().replace("judge_by_digits:digit_share", "my_judge:length"))
+    made.cwd = folder
+    return made
+
+
+@pytest.fixture(scope="module")
+def metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def ui(project: Any, metrics_port: int) -> Iterator[Ui]:
+    with running_ui(project, "--metrics-port", str(metrics_port)) as interface:
+        interface.add_round("r0001")
+        yield interface
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    """A browser in which every name below evil.example is this machine, as after DNS rebinding."""
+    folder = tmp_path_factory.mktemp("browser")
+    with browser(folder, "--host-resolver-rules=MAP *.example 127.0.0.1") as page:
+        yield page
+
+
+@pytest.fixture(scope="module")
+def signed_in(ui: Ui, tab: Tab) -> Tab:
+    """The browser after its user has opened both links that `rft ui` printed."""
+    for url in (ui.url, ui.mlflow_url):
+        tab.open(f"{url}/?token={ui.token}")
+    return tab
+
+
+def partitions(ui: Ui) -> list[str]:
+    node = ui.ask(PARTITIONS)["assetNodeOrError"]
+    return list(node["partitionKeysByDimension"][0]["partitionKeys"])
+
+
+def experiments(ui: Ui) -> list[str]:
+    headers = {"Authorization": f"Bearer {ui.token}"}
+    url = f"{ui.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=100"
+    return [found["name"] for found in httpx.get(url, headers=headers).json()["experiments"]]
+
+
+@contextmanager
+def site(folder: Path, page: str) -> Iterator[int]:
+    """A web server of somebody else on a loopback port, which serves ``page``."""
+    (folder / "index.html").write_text(page)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def test_another_local_user_reaches_nothing(ui: Ui) -> None:
+    children = psutil.Process(ui.process.pid).children(recursive=True)
+    listening = {
+        connection.laddr.port
+        for process in children
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) >= 3
+    for port in listening:
+        url = f"http://127.0.0.1:{port}"
+        for path in ("/", "/graphql?query={version}", "/api/2.0/mlflow/experiments/search", "/metrics", "/logs/x/out"):
+            assert httpx.get(url + path, trust_env=False).status_code in (401, 404, 405), (port, path)
+        for headers in ({}, {"authorization": "Bearer 0123456789abcdef"}, {"host": "evil.example"}):
+            answer = httpx.post(f"{url}/graphql", json={"query": MUTATION}, headers=headers, trust_env=False)
+            assert answer.status_code in (401, 403, 404), (port, headers)
+    assert partitions(ui) == ["r0001"]
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1"], ids=["another site", "another port"])
+def test_a_hostile_page_changes_and_reads_nothing(
+    ui: Ui, signed_in: Tab, metrics_port: int, tmp_path: Path, host: str
+) -> None:
+    targets = str([ui.url, ui.mlflow_url, f"http://127.0.0.1:{metrics_port}"])
+    with site(tmp_path, HOSTILE_PAGE.replace("TARGETS", targets).replace("MUTATION", MUTATION)) as port:
+        signed_in.open(f"http://{host}:{port}/")
+        outcome = signed_in.run("window.attack()")
+    assert len(outcome) == 12
+    assert set(outcome) <= {"refused", "sent"}, outcome
+    assert partitions(ui) == ["r0001"]
+    assert "hostile" not in experiments(ui)
+
+
+def test_a_page_that_rebinds_its_name_to_this_machine_gets_nothing(ui: Ui, signed_in: Tab, metrics_port: int) -> None:
+    for url, path in ((ui.url, "/graphql"), (ui.mlflow_url, "/"), (f"http://127.0.0.1:{metrics_port}", "/metrics")):
+        signed_in.open(url.replace("127.0.0.1", "rebound.example") + path)
+        assert "rebound.example" in signed_in.run("document.body.innerText")
+        body = "{method: 'POST', headers: {'content-type': 'application/json'}, body: '{}'}"
+        assert signed_in.run(f"fetch('{path}', {body}).then(answer => answer.status)") == 403
+
+
+def test_the_user_works_in_the_browser(ui: Ui, signed_in: Tab) -> None:
+    signed_in.statuses.clear()
+    signed_in.open(f"{ui.url}/overview/activity/timeline?token={ui.token}")
+    assert signed_in.run("location.href") == f"{ui.url}/overview/activity/timeline"
+    assert signed_in.run("document.cookie") == ""  # out of reach of scripts
+    signed_in.wait_for("document.body.innerText.includes('Timeline')")
+    signed_in.open(f"{ui.url}/jobs")
+    signed_in.wait_for("document.body.innerText.includes('sync_round_job')")
+    assert {url: status for url, status in signed_in.statuses.items() if status >= 400} == {}
+    opened = "new Promise((yes, no) => { const s = new WebSocket(`ws://${location.host}/graphql`, 'graphql-ws');"
+    assert signed_in.run(f"{opened} s.onopen = () => yes('open'); s.onerror = () => no('failed'); }})") == "open"
+    signed_in.open(ui.mlflow_url)
+    signed_in.wait_for("document.body.innerText.includes('Experiments')")
+
+
+@pytest.mark.filterwarnings("ignore:Using variable_values:DeprecationWarning")  # by Dagster's client
+def test_scripts_launch_runs_and_the_users_modules_are_found(ui: Ui, project: Any) -> None:
+    host, port = ui.url.removeprefix("http://").split(":")
+    headers = {"Authorization": f"Bearer {ui.token}"}
+    client = DagsterGraphQLClient(host, port_number=int(port), headers=headers)
+    run = client.submit_job_execution("warm_start_job")
+    assert ui.end_of(run) == "SUCCESS", ui.tags(run)
+
+
+def test_files_of_the_user_shadow_no_library_of_engine_trainer_and_workers(project: Any) -> None:
+    project.rft("run", "--config", str(project.config), "--rounds", "1")
+    assert project.note(1, "explore")["rows"]
