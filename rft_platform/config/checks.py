@@ -8,8 +8,10 @@ from rft_platform.config.checks_auxiliary import auxiliary_problems
 from rft_platform.config.checks_data import data_problems
 from rft_platform.config.checks_explorer import explorer_problems
 from rft_platform.config.checks_local import local_problems
+from rft_platform.config.checks_names import name_problems
 from rft_platform.config.checks_policies import policies_problems
 from rft_platform.config.checks_secrets import secret_problems
+from rft_platform.config.checks_sizes import gate_problems, size_problems
 from rft_platform.config.checks_sync import sync_problems
 from rft_platform.config.evaluation import PAIRED_METRICS
 from rft_platform.config.offline import offline_kind, offline_problems
@@ -31,6 +33,9 @@ def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_
     """
     problems = [
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
+        *name_problems(config),
+        *size_problems(config, preset),
+        *gate_problems(config),
         *secret_problems(config),
         *auxiliary_problems(config),
         *_evaluation_problems(config),
@@ -184,9 +189,12 @@ def _schedule_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
                 f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
                 f"{key}.total_steps, trainer.total_steps or buffer.total_steps"
             )
-        end = optimizer.total_steps or steps
-        if end is not None and optimizer.lr_warmup_steps > end:
-            yield f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} is beyond the {end} steps of the run"
+        decays = optimizer.lr_scheduler_type != "constant"
+        if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+            yield (
+                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
+                f"{optimizer.total_steps}: lower it, or raise that"
+            )
 
 
 def _unbuilt_problems(config: RftConfig) -> Iterator[str]:

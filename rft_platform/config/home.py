@@ -72,6 +72,11 @@ class Home:
         """The default ``checkpoint_root_dir``."""
         return self.root / "checkpoints"
 
+    @property
+    def holds_results(self) -> bool:
+        """Whether a phase has left anything: until then the folder is free for another project or other settings."""
+        return any(self.rounds.glob("*/*.json"))
+
     def make_private(self) -> str | None:
         """Take the permissions of other users away from a project's folder; a line about it if they had any.
 

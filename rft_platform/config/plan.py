@@ -1,6 +1,7 @@
 """What a run will do, worked out before it starts: processes, devices, batch arithmetic, what waits for what."""
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rft_platform.config.batches import BatchPlan, PresetFacts, batch_plan
@@ -38,12 +39,13 @@ def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, tas
     exploring, offline = config.mode in ("both", "explore", "colocate"), offline_kind(config, preset)
     serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
+    batches = batch_plan(config, preset, task_count) if exploring else None
     return RunPlan(
         title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
         processes=tuple(_processes(config, gpu_count, serves)),
-        batches=batch_plan(config, preset, task_count) if exploring else None,
+        batches=batches,
         waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
-        notices=tuple(config_notices(config, gpu_count)),
+        notices=(*config_notices(config, gpu_count), *_length_notices(config, preset, batches, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
     )
 
@@ -61,6 +63,25 @@ def render_plan(plan: RunPlan) -> str:
     if plan.notices:
         lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
     return "\n".join(lines) + "\n"
+
+
+def _length_notices(
+    config: RftConfig, preset: PresetFacts, batches: BatchPlan | None, task_count: int | None
+) -> Iterator[str]:
+    """One line for each length of the run that is sound, but perhaps not meant."""
+    if batches is None:
+        return
+    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
+    if preset.critic:
+        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
+    for key, steps in warm_ups.items():
+        if batches.total_steps is not None and steps >= batches.total_steps:
+            yield (
+                f"{key}.lr_warmup_steps {steps} does not end before the {batches.total_steps} steps of the run: the "
+                "learning rate rises to its end"
+            )
+    if task_count is not None and batches.batch_size > task_count:
+        yield f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
 
 
 def _tasksets(config: RftConfig) -> list[str]:

@@ -58,6 +58,7 @@ FREE = (
     "trainer.threads",
     "trainer.trainer_config",
     "trainer.idle_timeout_s",
+    "trainer.heartbeat_timeout_s",
     "trainer.total_steps",
     "synchronizer.sync_method",
     "synchronizer.sync_timeout",
@@ -78,8 +79,9 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
     if fixed:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
         raise UserError(
-            f"project {old.project}/{old.name} was started with other settings; set them back, or give the run another "
-            "name:\n" + "\n".join(lines)
+            f"project {old.project}/{old.name} was started with other settings: restore the previous values, or start "
+            "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one):\n"
+            + "\n".join(lines)
         )
 
 

@@ -133,6 +133,9 @@ class Trainer(Section):
     """CPU threads a worker."""
     idle_timeout_s: PositiveFloat = 900.0
     """Seconds without a request after which the group ends."""
+    heartbeat_timeout_s: float = Field(default=120.0, ge=10.0)
+    """Seconds without a heartbeat (one every 2 s, also during a long step) after which the group is ended and the phase
+    repeated."""
 
 
 class WarmStart(Section):

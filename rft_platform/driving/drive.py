@@ -89,12 +89,14 @@ def prints_go_to(log: Path) -> Iterator[None]:
 
 
 def _cancel_training(project: "Project") -> None:
-    """A trainer that stays gives up what the interrupted drive asked of it; its state is its parent's again."""
-    from rft_platform.rounds.processes import connect_trainer
+    """Cancel the training that the interrupted drive asked for; a trainer that stays holds its parent's state again.
 
-    if any(held.alive for held in leases_of(project.home) if held.path.stem == "trainer"):
-        with suppress(RftError):
-            connect_trainer(project).cancel()
+    A trainer that does not answer within seconds is left to ``started_processes_end``.
+    """
+    from rft_platform.rounds.processes import trainer_client
+
+    with suppress(RftError):
+        trainer_client(project).cancel()
 
 
 def _failure(result: "DriveResult") -> RftError:

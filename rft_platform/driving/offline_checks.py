@@ -85,6 +85,6 @@ def _length_problems(project: "Project") -> Iterator[str]:
     if trained["steps"] not in (0, wanted):
         yield (
             f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings now "
-            f"ask for {wanted}: set them back, or start a project of another name with model_path "
-            f"models:/{project.model_name}@candidate"
+            f"ask for {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
+            f"model.model_path models:/{project.model_name}@candidate"
         )

@@ -13,6 +13,7 @@ from rft_platform.config.plan import RunPlan, resolved_plan
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.machine import cpu_count, gpu_count
 from rft_platform.driving.offline_checks import offline_notices, offline_problems
+from rft_platform.driving.prompt_lengths import check_prompt_lengths, task_lines
 from rft_platform.driving.starting import check_may_start
 from rft_platform.errors import UserError
 
@@ -51,7 +52,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
     unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
-    return replace(plan, home=str(home.root), notices=(*unbuilt, *plan.notices, *_data_notices(project)))
+    notices = (*unbuilt, *(_unfetched_models(config) if dry else ()), *plan.notices, *_data_notices(project))
+    return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
 
 
 def check_writable(home: Home) -> None:
@@ -95,6 +97,7 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.rounds.auxiliary import check_keys
     from rft_platform.rounds.judge import check_judge
     from rft_platform.rounds.operators import check_operators
+    from rft_platform.rounds.processes import check_engines
     from rft_platform.rounds.task_selection import check_selector
     from rft_platform.rounds.workflows import check_workflow
 
@@ -105,7 +108,10 @@ def _problems(project: "Project") -> Iterator[str]:
     yield from _attempt(check_may_start, home, config)
     yield from _attempt(check_keys, config)
     yield from _attempt(check_writable, home)
-    yield from _attempt(check_room, home, model)
+    if no_room := list(_attempt(check_room, home, model if _writes_checkpoints(config) else None)):
+        yield from () if is_finished(project) else no_room
+    if _serves(project):
+        yield from _attempt(check_engines, config)
     if model.is_dir():
         yield from _attempt(check_model_folder, model)
     if inputs.taskset is not None:
@@ -116,18 +122,52 @@ def _problems(project: "Project") -> Iterator[str]:
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         yield from _attempt(check_workflow, project, taskset)
         yield from _attempt(check_judge, project, taskset)
+        yield from _attempt(check_prompt_lengths, project, taskset)
+
+
+def is_finished(project: "Project") -> bool:
+    """Whether nothing is left to do in the project's folder."""
+    from rft_platform.rounds.observe import Launches, observe
+    from rft_platform.rounds.plan import plan_next
+
+    return project.home.holds_results and plan_next(observe(project, Launches())).finished
+
+
+def _writes_checkpoints(config: RftConfig) -> bool:
+    return config.mode in ("both", "train", "colocate") and not config.model.lora_configs
+
+
+def _serves(project: "Project") -> bool:
+    """Whether the run needs an engine: an offline training does for its evaluation."""
+    return project.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
 
 
 def _missing_models(config: RftConfig) -> list[str]:
     """A line for each model that would not be found when its engine starts; the hub is asked for those of its names."""
     from rft_platform.rounds.processes import check_model
 
+    return [line for key, name in _models(config).items() for line in _attempt(check_model, name, key)]
+
+
+def _unfetched_models(config: RftConfig) -> list[str]:
+    """A notice for each model of the hub that a run would have to fetch first; no network is asked."""
+    from rft_platform.rounds.processes import is_hub_name, was_fetched
+
+    return [
+        f"{key} {name}: no such folder here and not in the cache of the Hugging Face hub; a run fetches it first, over "
+        "the network"
+        for key, name in _models(config).items()
+        if is_hub_name(name) and not was_fetched(name)
+    ]
+
+
+def _models(config: RftConfig) -> dict[str, str]:
+    """The model that each key names, for which an engine starts."""
     models = {"model.model_path": config.model.model_path}
     for entry in config.explorer.auxiliary_models:
         if not entry.base_url:
             models[f"explorer.auxiliary_models ({entry.known_as}).model_path"] = entry.model_path
-    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
-    return [problem for key, name in models.items() for problem in _attempt(check_model, name, key)]
+    return models | {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
 
 
 def _data_notices(project: "Project") -> Iterator[str]:

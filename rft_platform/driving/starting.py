@@ -19,8 +19,8 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
 
 
 def check_may_start(home: Home, config: RftConfig) -> None:
-    """Raise UserError where the folder holds another project, or this one begun with other settings."""
-    if not home.config_file.exists():
+    """Raise UserError where the folder holds results of another project, or of this one with other settings."""
+    if not home.config_file.exists() or not home.holds_results:
         return
     old = load_config(home.config_file)
     if (old.project, old.name) != (config.project, config.name):

@@ -13,8 +13,8 @@ from rft_platform.errors import EngineError, RftError, UserError, WeightMismatch
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.api_keys import api_key_of
 from rft_platform.observability.context import context_headers
-from rft_platform.processes.lease import Lease, find_process
-from rft_platform.processes.spawn import stop_process, wait_until_ended
+from rft_platform.processes.lease import Lease, holder
+from rft_platform.processes.spawn import stop_holder, wait_until_ended
 
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
@@ -98,11 +98,11 @@ class EngineClient:
 
     def shutdown(self) -> None:
         """End the server process and remove its lease."""
-        process = find_process(self.lease.pid, self.lease.create_time) if self.lease else None
+        process = holder(self.lease) if self.lease else None
         self._post("shutdown")
         if self.lease and process:
             wait_until_ended([process], SHUTDOWN_TIMEOUT_S)
-            stop_process(self.lease.pid, self.lease.create_time)
+            stop_holder(self.lease)
 
     def close(self) -> None:
         """Close the connections; the engine goes on."""

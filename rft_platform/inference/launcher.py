@@ -17,7 +17,7 @@ from rft_platform.inference.serving.presence import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 from rft_platform.processes.lease import is_alive, locked, read_lease, remove_lease
-from rft_platform.processes.spawn import StartError, start_detached, stop_process, wait_for_lease
+from rft_platform.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.processes.strays import end_strays, lease_environment
 
 LEASE_FILE = "engine.json"
@@ -69,7 +69,7 @@ def find_or_start_engine(
     Raises UserError for a folder or a setting that cannot be served, EngineError where the engine does not come up.
     """
     check_model_folder(model_path)
-    python = str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
+    python = engine_python(python)
     engine: dict[str, Any] = {
         "dtype": dtype,
         "threads": threads,
@@ -79,13 +79,11 @@ def find_or_start_engine(
         "enable_thinking": enable_thinking,
         "reasoning_parser": reasoning_parser,
     }
-    if resolve_kind(kind, device, python) == "vllm":
-        package, options = VLLM_PACKAGE, vllm or VllmOptions()
-        options.check()
-        required_in(python)
+    options = vllm or VllmOptions()
+    if check_engine(kind, device, python, tool_call_parser, reasoning_parser, options) == "vllm":
+        package = VLLM_PACKAGE
         engine |= {"tool_call_parser": tool_call_parser, "options": asdict(options)}
     else:
-        _check_parsers(tool_call_parser, reasoning_parser)
         package, python = TRANSFORMERS_PACKAGE, sys.executable
         engine |= {"device": device, "max_batch_tokens": max_batch_tokens}
     stem = replica_name(replica, name)
@@ -95,6 +93,29 @@ def find_or_start_engine(
         return _find(start) or _start(start, start_timeout_s)
 
 
+def engine_python(python: str | None) -> str:
+    """The interpreter that has vLLM: ``RFT_VLLM_PYTHON``, else ``python``, else this one."""
+    return str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
+
+
+def check_engine(
+    kind: Kind,
+    device: str,
+    python: str,
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
+    vllm: VllmOptions,
+) -> Literal["transformers", "vllm"]:
+    """The kind of engine that would start; UserError where it is not installed or does not know a parser."""
+    chosen = resolve_kind(kind, device, python)
+    if chosen == "vllm":
+        vllm.check()
+        required_in(python)
+    else:
+        _check_parsers(tool_call_parser, reasoning_parser)
+    return chosen
+
+
 def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -> None:
     """Raise UserError for a parser that the transformers engine does not have."""
     for key, given, known in (
@@ -102,7 +123,10 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
         ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
     ):
         if given not in (None, *known):
-            raise UserError(f"{key} {given!r}: this engine knows {', '.join(known)}")
+            raise UserError(
+                f"explorer.rollout_model.{key} {given!r}: the transformers engine knows {', '.join(known)}; use one of "
+                "them, leave it out, or set engine.kind: vllm"
+            )
 
 
 def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:
@@ -183,7 +207,7 @@ def _find(wanted: _Start) -> EngineClient | None:
         if lease.model_digest == wanted.digest() and _answers(client):
             return client
         client.close()
-        stop_process(lease.pid, lease.create_time, STOP_TIMEOUT_S)
+        stop_holder(lease, STOP_TIMEOUT_S)
     remove_lease(wanted.lease, lease.pid)
     return None
 

@@ -11,7 +11,7 @@ from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launcher import STOP_TIMEOUT_S, replica_name
 from rft_platform.inference.pool import EnginePool
 from rft_platform.processes.lease import locked, read_lease, remove_lease
-from rft_platform.processes.spawn import stop_process
+from rft_platform.processes.spawn import stop_holder
 
 LOGGER = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def end_surplus(home_leases: Path, count: int) -> None:
         with locked(path):
             lease = read_lease(path)
             if lease is not None:
-                stop_process(lease.pid, lease.create_time, STOP_TIMEOUT_S)
+                stop_holder(lease, STOP_TIMEOUT_S)
                 remove_lease(path, lease.pid)
 
 

@@ -1,23 +1,31 @@
 """Lease files: how a long-lived process is found again by whoever needs it next.
 
-A server writes its lease when it is ready to serve and removes it when it ends. A lease left behind by a crash names a
-process that is gone (pid and creation time together tell), and is then simply replaced.
+A server writes its lease when it is ready to serve and removes it when it ends. A lease names the process (pid and
+start time) and the folder that the lease was written in. It counts only where both agree: the folder is still the one
+it was written in (the lease in a copy of a home is another home's), and the process was started for this lease (a pid
+may have been given to another program). Any other lease is ignored, and replaced by the next start.
 """
 
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
+from rft_platform.errors import TransientError
 from rft_platform.files import atomic_path, read_json
 
 CREATE_TIME_TOLERANCE_S = 1.0  # the kernel's boot time, from which creation times derive, moves when the clock is set
+LEASE_VARIABLE = "RFT_LEASE"  # environment variable of a process that was started for a lease: the lease's path
+LOCK_TIMEOUT_S = 120.0
+_LOCK_POLL_S = 0.01
 
 
 @dataclass
@@ -33,22 +41,39 @@ class Lease:
     model_digest: str
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
+    start_ticks: int | None = field(default=None, compare=False)  # since the boot: setting the clock does not move it
+    file: Path | None = field(default=None, compare=False)  # where it was written; None: it was not read from a file
 
 
 def read_lease(path: Path) -> Lease | None:
-    """The lease at ``path``, or None where there is none (or where it is not one of this version's)."""
+    """The lease at ``path``; None where there is none, it is not well formed, or it belongs to another folder."""
     try:
-        return Lease(**read_json(path))
-    except (FileNotFoundError, ValueError, TypeError):
+        document = read_json(path)
+        written_in = document.pop("folder", None) if isinstance(document, dict) else None
+        lease = _parse(document)
+        if written_in is not None and _identity(path.parent) != (written_in["device"], written_in["inode"]):
+            return None
+        lease.file = path.absolute() if written_in is None else Path(written_in["path"]) / path.name
+    except (FileNotFoundError, ValueError, TypeError, KeyError, RecursionError):
         return None
+    return lease
 
 
 def write_lease(path: Path, lease: Lease) -> None:
-    """Publish ``lease`` atomically, readable by its owner only from the first byte on."""
+    """Publish ``lease`` atomically, readable by its owner only from the first byte on.
+
+    The folder's path, device and inode are added, and the start ticks of the process.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    device, inode = _identity(path.parent)
+    folder = {"path": str(path.parent.absolute()), "device": device, "inode": inode}
+    values = {item.name: getattr(lease, item.name) for item in fields(lease) if item.name != "file"}
+    if lease.start_ticks is None and find_process(lease.pid, lease.create_time) is not None:
+        values["start_ticks"] = _start_ticks(lease.pid)
     with atomic_path(path) as temp:
         handle = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(asdict(lease), stream)
+            json.dump({**values, "folder": folder}, stream)
 
 
 def remove_lease(path: Path, pid: int) -> None:
@@ -68,18 +93,104 @@ def find_process(pid: int, create_time: float) -> psutil.Process | None:
         return None
 
 
+def holder(lease: Lease) -> psutil.Process | None:
+    """The living process that wrote ``lease``; None where it has ended, or where the pid is another program's.
+
+    A lease that was read from a file is checked against the process itself: its environment or its command line must
+    name that file.
+    """
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(lease.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        ticks = None if lease.start_ticks is None else _start_ticks(lease.pid)
+        if ticks is None:
+            same = abs(process.create_time() - lease.create_time) <= CREATE_TIME_TOLERANCE_S
+        else:
+            same = ticks == lease.start_ticks
+        if same and (lease.file is None or names_lease(process, lease.file)):
+            return process
+    return None
+
+
 def is_alive(lease: Lease) -> bool:
     """Whether the process that wrote ``lease`` still runs."""
-    return find_process(lease.pid, lease.create_time) is not None
+    return holder(lease) is not None
+
+
+def names_lease(process: psutil.Process, file: Path) -> bool:
+    """Whether ``process`` was started for the lease ``file``, by its environment or its command line."""
+    wanted = {str(file), str(file.resolve())}
+    with suppress(psutil.AccessDenied):
+        started_for = process.environ().get(LEASE_VARIABLE)
+        if started_for and (started_for in wanted or str(Path(started_for).resolve()) in wanted):
+            return True
+    with suppress(psutil.AccessDenied):
+        for argument in process.cmdline():
+            if any(path in argument for path in wanted):
+                return True
+            if argument.endswith(file.name) and (Path(process.cwd()) / argument).resolve() == file.resolve():
+                return True
+    return False
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the exclusive lock beside ``path``, so that two callers never start two servers for one lease.
 
-    The kernel releases the lock when its holder ends, however it ends; the lock file itself stays.
+    The kernel releases the lock when its holder ends, however it ends; the lock file itself stays. Raises
+    TransientError naming the holder where the lock is not free within ``timeout_s``: a stopped process keeps its locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    with path.with_name(path.name + ".lock").open("a+", encoding="utf-8") as stream:
+        _acquire(stream, timeout_s)
+        with suppress(OSError):  # the name of the holder is for messages only: a full disk must not prevent the lock
+            os.ftruncate(stream.fileno(), 0)
+            os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
         yield
+
+
+def _acquire(stream: IO[str], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                stream.seek(0)
+                held_by = stream.read(20).strip()
+                raise TransientError(
+                    f"{stream.name} was held by process {held_by or '(unknown)'} for {timeout_s:.0f} s: see whether "
+                    "that process is stopped or hangs, and end it"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
+
+
+def _parse(document: Any) -> Lease:
+    """The lease of a JSON document; raises TypeError, ValueError or KeyError for values that no lease holds."""
+    lease = Lease(**document)
+    texts, numbers = (lease.kind, lease.host, lease.token, lease.model_digest), (lease.create_time, lease.started_at)
+    integers = (lease.pid, lease.port, *(() if lease.start_ticks is None else (lease.start_ticks,)))
+    if not all(isinstance(value, str) for value in texts) or not isinstance(lease.details, Mapping):
+        raise TypeError("a lease's kind, host, token and model_digest are text, its details a mapping")
+    if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 < lease.port < 2**16:
+        raise ValueError("a lease's pid and port are positive integers")
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
+        raise ValueError("a lease's times are finite numbers")
+    return lease
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    """What tells a folder from its copy."""
+    stat = folder.stat()
+    return stat.st_dev, stat.st_ino
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Ticks between the boot and the start of a process; None where there is no such process, or no /proc."""
+    with suppress(OSError, IndexError, ValueError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    return None

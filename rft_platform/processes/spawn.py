@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from rft_platform.errors import RftError
-from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S, Lease, find_process, is_alive, read_lease
+from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S, Lease, find_process, holder, is_alive, read_lease
 
 POLL_S = 0.02
 LOG_LINES_SHOWN = 20
@@ -50,9 +50,9 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
 def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
     """End a process, its process group and its descendants: SIGTERM, and SIGKILL for what is left after ``timeout_s``.
 
-    Descendants in groups of their own (an engine that a run has started) are told once the group has ended, so that
-    those that use them may say good-bye. A process that is gone already, or a pid that now belongs to another process,
-    is left alone.
+    A stopped process is continued, so that it can act on the SIGTERM. Descendants in groups of their own (an engine
+    that a run has started) are signalled once the group has ended, so that their users can close their connections
+    first. A process that has ended already, or a pid that now belongs to another process, is left alone.
     """
     process = find_process(pid, create_time)
     if process is None:
@@ -62,12 +62,38 @@ def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
         family += process.children(recursive=True)
     group = {member.pid for member in family if _group_of(member.pid) == _group_of(pid)}
     _signal_group(pid, signal.SIGTERM)
+    _signal_group(pid, signal.SIGCONT)
     _kill_after([member for member in family if member.pid in group], timeout_s)
     apart = [member for member in family if member.pid not in group and _runs(member)]
     for member in apart:
         with suppress(psutil.NoSuchProcess):
             member.terminate()
+            member.resume()
     _kill_after(apart, timeout_s)
+
+
+def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
+    """End the process that wrote ``lease``, its launcher and all that they started; False where it has ended already.
+
+    A process that was not started for this lease is left alone, whatever pid the lease names.
+    """
+    root = lease_root(lease)
+    if root is None:
+        return False
+    with suppress(psutil.NoSuchProcess):
+        stop_process(root.pid, root.create_time(), timeout_s)
+    return True
+
+
+def lease_root(lease: Lease) -> psutil.Process | None:
+    """The living process that all processes of ``lease`` descend from: its launcher if there is one, or the holder."""
+    process = holder(lease)
+    launcher = lease.details.get("launcher")
+    if process is not None and launcher is not None:
+        with suppress(psutil.NoSuchProcess):
+            if process.ppid() == launcher:
+                return psutil.Process(launcher)
+    return process
 
 
 def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:

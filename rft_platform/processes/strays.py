@@ -10,9 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from rft_platform.processes.lease import LEASE_VARIABLE
 from rft_platform.processes.spawn import stop_process
-
-LEASE_VARIABLE = "RFT_LEASE"
 
 
 def lease_environment(lease: Path) -> dict[str, str]:

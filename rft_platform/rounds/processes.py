@@ -16,6 +16,7 @@ from rft_platform.rounds.project import Project
 if TYPE_CHECKING:
     from rft_platform.config.explorer import Engine, RolloutModel
     from rft_platform.config.policies import FurtherPolicy
+    from rft_platform.config.schema import RftConfig
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.vllm_engine.settings import VllmOptions
     from rft_platform.registry.models import ModelRegistry
@@ -143,21 +144,49 @@ def vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int = 0) 
     )
 
 
+def check_engines(config: "RftConfig") -> None:
+    """Raise UserError where the engine of the policy or of an auxiliary model could not start here."""
+    from rft_platform.inference.launcher import check_engine, engine_python
+
+    engine, served = config.engine, [model for model in config.explorer.auxiliary_models if not model.base_url]
+    for serving in [config.explorer.rollout_model, *served]:
+        check_engine(
+            engine.kind,
+            engine.device,
+            engine_python(engine.python),
+            serving.tool_call_parser,
+            serving.reasoning_parser,
+            vllm_options(engine, serving),
+        )
+
+
 def connect_trainer(project: Project) -> "TrainerClient":
     """A trainer group that takes commands."""
-    from rft_platform.training.group import find_or_start_trainer
+    client = trainer_client(project)
+    client.ensure_running()
+    return client
+
+
+def trainer_client(project: Project) -> "TrainerClient":
+    """A client of the project's trainer group, which may run or not."""
+    from rft_platform.training.group import TrainerClient
+    from rft_platform.training.launch import TrainerSpec
     from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
 
     settings, home = project.config.trainer, project.home
-    return find_or_start_trainer(
-        home.leases,
-        home.logs,
-        nproc=settings.nproc,
-        threads=settings.threads,
-        dtype=settings.dtype,
-        idle_timeout_s=settings.idle_timeout_s,
-        layout=wanted_layout(project.config),
-        rendezvous=wanted_rendezvous(project.config),
+    return TrainerClient(
+        TrainerSpec(
+            home.leases,
+            home.logs,
+            nproc=settings.nproc,
+            threads=settings.threads,
+            dtype=settings.dtype,
+            device="auto",
+            idle_timeout_s=settings.idle_timeout_s,
+            layout=wanted_layout(project.config),
+            rendezvous=wanted_rendezvous(project.config),
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+        )
     )
 
 
@@ -202,8 +231,25 @@ def model_folder(project: Project, name: str, key: str, *, verify: bool = True) 
 
 def check_model(name: str, key: str) -> None:
     """Raise UserError for a model that is no folder and that the hub has not, or cannot be asked for; quick."""
-    if not name.startswith("models:/") and not Path(name).is_dir():
+    if is_hub_name(name):
         _from_hub(name, key, ["config.json"])
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a model is named as one of the Hugging Face hub: neither a folder nor one of the registry."""
+    return not name.startswith("models:/") and not Path(name).is_dir()
+
+
+def was_fetched(name: str) -> bool:
+    """Whether a model of the hub is in the local cache; asks no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(name, allow_patterns=["config.json"], local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return False
+    return True
 
 
 def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:

@@ -220,7 +220,10 @@ def critic_spec(project: Project) -> CriticSpec:
 
 
 def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
-    """AdamW as configured; a decay ends with the run where the configuration names no other end."""
+    """AdamW as configured; a decay ends with the run where the configuration names no other end.
+
+    A run that ends before its warm-up has no decay: its rates are those that a longer run begins with.
+    """
     return OptimizerSpec(
         lr=settings.lr,
         betas=settings.betas,
@@ -229,7 +232,7 @@ def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None 
         clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
         lr_scheduler_type=settings.lr_scheduler_type,
         lr_warmup_steps=settings.lr_warmup_steps,
-        total_steps=settings.total_steps or run_steps,
+        total_steps=settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1),
     )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 
 from rft_platform.config.home import Home
-from rft_platform.processes.lease import Lease, find_process, is_alive, locked, read_lease, remove_lease
-from rft_platform.processes.spawn import stop_process
+from rft_platform.processes.lease import Lease, is_alive, locked, read_lease, remove_lease
+from rft_platform.processes.spawn import lease_root, stop_holder
 from rft_platform.processes.strays import end_strays, leases_started_below
 
 
@@ -46,12 +46,10 @@ def wait_for_starts(home: Home) -> None:
 
 def stop(held: Held) -> bool:
     """End a lease's processes and remove the lease; returns whether they were alive."""
-    root = _root(held)
-    if root is not None:
-        stop_process(root.pid, root.create_time())
+    alive = stop_holder(held.lease)
     end_strays(held.path)
     remove_lease(held.path, held.lease.pid)
-    return root is not None
+    return alive
 
 
 def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int]:
@@ -69,17 +67,8 @@ def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int
 
 def processor_seconds(held: Held) -> float:
     """Processor time that a lease's processes have used since their start."""
-    root = _root(held)
+    root = lease_root(held.lease)
     return 0.0 if root is None else sum(map(_used, [root, *root.children(recursive=True)]))
-
-
-def _root(held: Held) -> psutil.Process | None:
-    """The process that all of a lease's processes descend from: a launcher where there is one."""
-    process = find_process(*held.identity)
-    if process is None:
-        return None
-    launcher = held.lease.details.get("launcher")
-    return psutil.Process(launcher) if launcher and psutil.pid_exists(launcher) else process
 
 
 def _used(process: psutil.Process) -> float:

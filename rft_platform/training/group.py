@@ -1,4 +1,8 @@
-"""The trainer group as its callers see it: found through its lease or started, and spoken to. No torch here."""
+"""Client of the trainer group: finds it through its lease or starts it, sends commands, receives events. No torch here.
+
+While a command waits or runs, the group sends heartbeats. A group that sends nothing for ``heartbeat_timeout_s`` (it is
+stopped, or hangs) is ended, and the command fails with a retryable TrainerError.
+"""
 
 import os
 import socket
@@ -13,10 +17,11 @@ import psutil
 import rft_platform
 from rft_platform.errors import TrainerError
 from rft_platform.observability.context import current
-from rft_platform.processes.lease import Lease, is_alive, locked, read_lease
+from rft_platform.processes.lease import Lease, is_alive, locked, read_lease, remove_lease
 from rft_platform.processes.spawn import (
     StartError,
     start_detached,
+    stop_holder,
     stop_process,
     wait_for_lease,
     wait_until_ended,
@@ -24,12 +29,16 @@ from rft_platform.processes.spawn import (
 from rft_platform.processes.strays import end_strays, lease_environment
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
 from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_TIMEOUT_S, StepEvent, TrainRequest, TrainResult
 from rft_platform.training.wire import Connection, Message, raise_error
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
 STOP_TIMEOUT_S = 10.0
+SILENT_STOP_TIMEOUT_S = 3.0  # a group that hangs is not expected to end by itself
+START_LOCK_TIMEOUT_S = 60.0  # beyond the time that another caller may need to start the group
 CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 10.0  # for what is answered at once, whatever runs: status and cancel
+_AT_ONCE = ("status", "cancel")
 LOG_LINES_SHOWN = 20
 
 
@@ -44,15 +53,17 @@ def find_or_start_trainer(
     device: str = "auto",
     layout: Layout | None = None,
     rendezvous: Rendezvous | None = None,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> "TrainerClient":
     """A trainer group of ``nproc`` ranks a node that takes commands; one that runs with other settings is replaced.
 
     ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` ``auto``, ``cpu`` or
     ``cuda``. Raises TrainerError with the log's last lines where it does not start.
     """
+    layout, rendezvous = layout or Layout(), rendezvous or Rendezvous()
     client = TrainerClient(
         TrainerSpec(
-            leases, logs, nproc, threads, dtype, device, idle_timeout_s, layout or Layout(), rendezvous or Rendezvous()
+            leases, logs, nproc, threads, dtype, device, idle_timeout_s, layout, rendezvous, heartbeat_timeout_s
         )
     )
     client.ensure_running()
@@ -69,7 +80,8 @@ class TrainerClient:
         """Train and publish; ``on_step`` is called after every optimiser step.
 
         A group that is found dead is started again first. Raises the error the training ended with, or TrainerError
-        where the group dies on the way (the same request can be made again: it starts from its parent).
+        where the group dies on the way, or was ended for want of a heartbeat (the same request can be made again: it
+        starts from its parent).
         """
         message = {"command": "train", "request": asdict(request)}
         try:
@@ -98,21 +110,24 @@ class TrainerClient:
         return bool(self._converse({"command": "cancel"})["cancelled"])
 
     def shutdown(self) -> None:
-        """End the group after the command it is at; nothing happens where none runs."""
+        """End the group after the command that it runs; nothing happens where none runs.
+
+        A group that sends no heartbeat is ended at once.
+        """
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
             return
         with suppress(TrainerError):
             self._converse({"command": "shutdown"})
             _wait(lease)
-        stop_process(lease.pid, lease.create_time)
+        stop_holder(lease)
 
     def ensure_running(self, refused: Lease | None = None) -> None:
         """Start the group unless it runs as wanted; one that ``refused`` a command is about to end.
 
         Raises TrainerError where it does not start.
         """
-        with locked(self._spec.lease):
+        with locked(self._spec.lease, START_LOCK_TIMEOUT_S + self._spec.start_timeout_s):
             lease = read_lease(self._spec.lease)
             if lease is not None and is_alive(lease):
                 if lease != refused and self._fits(lease):
@@ -155,24 +170,46 @@ class TrainerClient:
         return last
 
     def _events(self, message: Message) -> Iterator[Message]:
-        """Send a command and yield its events up to the last; TrainerError where the group dies before that."""
+        """Send a command and yield its events up to the last, heartbeats left out.
+
+        Raises TrainerError where the group dies before that, or sends nothing in time.
+        """
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
             raise _NotAccepted("no trainer group is running: train first, or call find_or_start_trainer", lease)
+        at_once = message["command"] in _AT_ONCE
+        limit = ANSWER_TIMEOUT_S if at_once else self._spec.heartbeat_timeout_s
         heard, cause = False, None
         try:
-            with closing(_connect(lease)) as connection:
+            with closing(_connect(lease, limit)) as connection:
                 connection.send_token(lease.token)
                 connection.send(message | {"context": asdict(current())})
                 for event in connection:
                     heard = True
+                    if event["event"] == HEARTBEAT:
+                        continue
                     yield event
                     if event["event"] in ("done", "error"):
                         return
+        except TimeoutError as error:
+            if at_once:
+                text = f"the trainer group (pid {lease.pid}) did not answer {message['command']!r} within {limit:g} s"
+                raise TrainerError(text) from error
+            self._end_silent(lease)
+            text = (
+                f"the trainer group (pid {lease.pid}) sent no heartbeat for {limit:g} s during {message['command']!r} "
+                "(it was stopped, or hangs) and was ended; make the same request again"
+            )
+            raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from error
         except OSError as error:
             cause = error
         text = f"the trainer group ended during {message['command']!r}; make the same request again. {self._log()}"
         raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from cause
+
+    def _end_silent(self, lease: Lease) -> None:
+        """End a group that hangs, and remove its lease. Not under the lock: ``ensure_running`` may hold it."""
+        stop_holder(lease, SILENT_STOP_TIMEOUT_S)
+        remove_lease(self._spec.lease, lease.pid)
 
     def _log(self) -> str:
         log, lines = self._spec.log, list[str]()
@@ -195,9 +232,10 @@ def _code_changed_at() -> float:
     return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
 
 
-def _connect(lease: Lease) -> Connection:
-    connected = socket.create_connection((lease.host, lease.port), timeout=CONNECT_TIMEOUT_S)
-    connected.settimeout(None)  # a training takes as long as it takes; a dead group closes the connection
+def _connect(lease: Lease, timeout_s: float) -> Connection:
+    """A connection whose reads and writes raise TimeoutError after ``timeout_s``."""
+    connected = socket.create_connection((lease.host, lease.port), timeout=min(CONNECT_TIMEOUT_S, timeout_s))
+    connected.settimeout(timeout_s)
     return Connection(connected)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rft_platform.errors import UserError
 from rft_platform.training.layout import Layout
+from rft_platform.training.protocol import HEARTBEAT_TIMEOUT_S
 
 START_TIMEOUT_S = 180.0
 _WORKER = "rft_platform.training.worker"
@@ -46,6 +47,7 @@ class TrainerSpec:
     idle_timeout_s: float
     layout: Layout = field(default_factory=Layout)
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # without a heartbeat for so long it is ended
 
     @property
     def lease(self) -> Path:

@@ -1,7 +1,14 @@
-"""What is said between the platform and the trainer group: commands in, events out, one JSON object a line."""
+"""Messages between the platform and the trainer group: commands in, events out, one JSON object a line."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+#: Event that the trainer sends while a command waits or runs, from a thread of its own: a long step, or a long
+#: compilation, is told from a process that is stopped.
+HEARTBEAT = "heartbeat"
+HEARTBEAT_S = 2.0
+#: How long a caller waits for the next event of a command before it ends the trainer, unless it is configured.
+HEARTBEAT_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The trainer group's ear: takes commands on a loopback port, one at a time, and lets a caller look in or cancel.
+"""Trainer RPC server: runs one command at a time on a loopback port; supports status and cancel meanwhile.
 
-Threads only receive and answer; the work itself is done by whoever calls ``next_job``.
+Threads only receive, answer and send heartbeats; the work itself is done by the caller of ``next_job``.
 """
 
 import hmac
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from rft_platform.errors import TrainerError
+from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_S
 from rft_platform.training.wire import Connection, Message, error_message
 
 SEND_TIMEOUT_S = 30.0  # a caller that does not read for so long is given up; its command goes on
@@ -28,15 +29,17 @@ class Job:
     connection: Connection
     listening: bool = True
     done: threading.Event = field(default_factory=threading.Event)
+    _sending: threading.Lock = field(default_factory=threading.Lock)  # events and heartbeats come from two threads
 
     def send(self, message: Message) -> None:
-        """Send an event; a caller who has gone is no reason to stop."""
-        if not self.listening:
-            return
-        try:
-            self.connection.send(message)
-        except OSError:
-            self.listening = False
+        """Send an event; the job goes on when the caller has gone."""
+        with self._sending:
+            if not self.listening:
+                return
+            try:
+                self.connection.send(message)
+            except OSError:
+                self.listening = False
 
 
 class CommandServer:
@@ -45,7 +48,9 @@ class CommandServer:
     ``train``, ``score`` and ``shutdown`` are queued; ``status`` and ``cancel`` are answered even while a job runs.
     """
 
-    def __init__(self, token: str, status: Callable[[], Message]) -> None:
+    def __init__(self, token: str, status: Callable[[], Message], beats: Callable[[], bool] = lambda: True) -> None:
+        """``beats`` says whether the group can go on with its work; while it cannot, no heartbeat is sent."""
+        self._beats = beats
         self.cancelled = threading.Event()
         self._token = token
         self._status = status
@@ -123,7 +128,11 @@ class CommandServer:
                 return  # the connection ends without "accepted": the caller starts a new group
             job.send({"event": "accepted"})
             self._jobs.put(job)
-        job.done.wait()
+        # No limit: this thread ends with the job, with the process, or when the caller has gone. Closing the connection
+        # then tells a caller that could not read for long (a driver that was stopped) to make the request again.
+        while job.listening and not job.done.wait(HEARTBEAT_S):
+            if self._beats():
+                job.send({"event": HEARTBEAT})
 
 
 class _Server(socketserver.ThreadingTCPServer):

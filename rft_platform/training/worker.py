@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
     """Rank 0: publish the lease, take commands, repeat them to the other ranks."""
     family = _family()
     hide(token := secrets.token_hex(16))
-    server = CommandServer(token, lambda: _status(session, family))
+    server = CommandServer(token, lambda: _status(session, family), lambda: _none_is_stopped(family))
     _publish_lease(options, server.port, token, session.ranks.world_size, session.ranks.layout)
     LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
     try:
@@ -164,6 +165,15 @@ def _family() -> list[psutil.Process]:
     """The processes of the group on this host: the ranks, and the launcher where there is one."""
     launcher = psutil.Process(pid) if (pid := _launcher()) else None
     return [psutil.Process()] if launcher is None else [launcher, *launcher.children()]
+
+
+def _none_is_stopped(family: list[psutil.Process]) -> bool:
+    """Whether no rank of this host is stopped (SIGSTOP): the others would wait for it in the next collective."""
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                return False
+    return True
 
 
 def _launcher() -> int | None:

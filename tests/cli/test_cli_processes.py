@@ -1,6 +1,7 @@
 """Engine and trainer from outside: what they cost, stopping them, and doctor's look at them."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
 from rft_platform.processes.lease import Lease, locked, write_lease
+from rft_platform.processes.strays import lease_environment
 from rft_platform.servers.leases import leases_of, processor_seconds
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"
@@ -24,7 +26,13 @@ _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\n
 @pytest.fixture
 def engine(home: Home) -> Iterator[subprocess.Popen[str]]:
     """A process that has used 0.2 s of a processor, with a lease that calls it an engine; it answers nobody."""
-    process = subprocess.Popen([sys.executable, "-c", _BUSY], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BUSY],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | lease_environment(home.leases / "engine.json"),
+    )
     assert process.stdout is not None
     process.stdout.readline()
     created = psutil.Process(process.pid).create_time()

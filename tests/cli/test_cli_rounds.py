@@ -12,12 +12,12 @@ import pytest
 from dagster import DagsterRunStatus
 from typer.testing import Result
 
-from rft_platform.cli.commands.demo import is_finished
 from rft_platform.cli.summary import summary_of, write_summary
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.driving.ledger import recorded_cost
+from rft_platform.driving.preflight import is_finished
 from rft_platform.driving.round_lines import EQUAL, nothing_trained, round_lines
 from rft_platform.driving.round_news import RoundNews, describe_round
 from rft_platform.driving.starting import put_in_force

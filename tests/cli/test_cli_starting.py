@@ -9,8 +9,16 @@ from typer.testing import Result
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.config.schema import RftConfig
 from rft_platform.driving.starting import check_may_start, put_in_force, with_rounds
 from rft_platform.errors import UserError
+from rft_platform.files import write_json
+
+
+def begin(home: Home, config: RftConfig) -> None:
+    """A project that a phase has left something of."""
+    put_in_force(home, config)
+    write_json(home.rounds / "r0000" / "policy.json", {})
 
 
 def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:
@@ -23,14 +31,14 @@ def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callabl
 
 
 def test_another_project_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
-    put_in_force(home, load_config(write_config()))
+    begin(home, load_config(write_config()))
 
     with pytest.raises(UserError, match="holds the project sums/one, not sums/two: point RFT_HOME"):
         check_may_start(home, load_config(write_config(name="two")))
 
 
 def test_changed_settings_are_named(home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]) -> None:
-    put_in_force(home, load_config(write_config()))
+    begin(home, load_config(write_config()))
 
     result = rft("run", "--config", write_config(seed=7, algorithm={"repeat_times": 2}))
 
@@ -56,7 +64,7 @@ def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Call
     config = load_config(write_config(continue_from_checkpoint=False))
     put_in_force(home, config)
     check_may_start(home, config)
-    home.rounds.mkdir()
+    begin(home, config)
 
     with pytest.raises(UserError, match="continue_from_checkpoint is false"):
         check_may_start(home, config)

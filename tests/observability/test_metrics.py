@@ -109,13 +109,24 @@ def test_runs_are_counted_by_job_and_fault_and_running_phases_are_seen(project: 
     assert found["rft_plan_state"][("running",)] == 1
 
 
-def test_engine_and_trainer_are_asked_through_their_leases(project: Project, policy_engine: PolicyEngine) -> None:
-    """One engine that serves, one whose process is gone."""
+@pytest.fixture
+def leases_of_engine(project: Project, policy_engine: PolicyEngine) -> Iterator[None]:
+    """The home's leases: one of an engine that serves, one of an engine and one of a trainer that have ended."""
     lease = policy_engine.lease
-    project.home.leases.mkdir(parents=True)
-    write_lease(project.home.leases / "engine.json", lease)
-    write_lease(project.home.leases / "engine-1.json", replace(lease, create_time=1.0))
-    write_lease(project.home.leases / "trainer.json", replace(lease, kind="trainer", create_time=1.0))
+    assert lease is not None and lease.file is not None
+    project.home.root.mkdir(parents=True, exist_ok=True)
+    project.home.leases.symlink_to(lease.file.parent)
+    gone = [project.home.leases / "engine-1.json", project.home.leases / "trainer.json"]
+    for path in gone:
+        write_lease(path, replace(lease, kind=path.stem, pid=2**22 + 1))
+    yield
+    for path in gone:
+        path.unlink()
+
+
+def test_engine_and_trainer_are_asked_through_their_leases(
+    project: Project, policy_engine: PolicyEngine, leases_of_engine: None
+) -> None:
     publish_round(project, 0)
     publish_round(project, 3)
     found = scrape(project)

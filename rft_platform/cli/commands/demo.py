@@ -33,7 +33,7 @@ def demo(
     from rft_platform.config.home import Home
     from rft_platform.driving.console import notes, output
     from rft_platform.driving.drive import drive_project, use_home
-    from rft_platform.driving.preflight import check_room, check_run, check_writable, refuse_bad_target
+    from rft_platform.driving.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
     from rft_platform.driving.starting import put_in_force, with_rounds
     from rft_platform.rounds.project import Project
 
@@ -41,7 +41,8 @@ def demo(
     use_home(home)
     refuse_bad_target(json_file)
     check_writable(home)
-    check_room(home)
+    if fresh or not home.config_file.exists():
+        check_room(home)
     if fresh and (moved := move_aside(home)):
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
@@ -129,14 +130,6 @@ def move_aside(home: "Home") -> Path | None:
     moved = Home(home.root.rename(target))
     follow_move(moved, home.root)
     return moved.root
-
-
-def is_finished(project: "Project") -> bool:
-    """Whether nothing is left to do."""
-    from rft_platform.rounds.observe import Launches, observe
-    from rft_platform.rounds.plan import plan_next
-
-    return plan_next(observe(project, Launches())).finished
 
 
 def _opening(project: "Project") -> str:

@@ -1,0 +1,128 @@
+"""The dry run finds what a run would stumble over later, and says what it read."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import Result
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.driving import preflight
+from rft_platform.driving.starting import check_may_start, put_in_force
+from rft_platform.errors import UserError
+from rft_platform.files import write_json, write_text
+
+WriteConfig = Callable[..., Path]
+Rft = Callable[..., Result]
+
+
+def refused(result: Result, home: Home) -> str:
+    """The lines of a dry run that refused the configuration, having made nothing."""
+    assert result.exit_code == 2, result.output
+    assert not home.root.exists()
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"name": "../../etc"}, "name '../../etc': has the character '/'"),
+        ({"engine": {"kind": "vllm"}}, "has no vLLM"),
+        (
+            {"explorer": {"rollout_model": {"tool_call_parser": "llama3_json"}}},
+            "tool_call_parser 'llama3_json': the transformers engine knows hermes",
+        ),
+        (
+            {"explorer": {"rollout_model": {"reasoning_parser": "olmo3"}}},
+            "reasoning_parser 'olmo3': the transformers engine knows deepseek_r1, qwen3",
+        ),
+    ],
+)
+def test_what_cannot_start_is_refused(
+    home: Home,
+    write_config: WriteConfig,
+    rft: Rft,
+    monkeypatch: pytest.MonkeyPatch,
+    sections: dict[str, Any],
+    expected: str,
+) -> None:
+    monkeypatch.delenv("RFT_VLLM_PYTHON", raising=False)
+
+    assert expected in refused(rft("run", "--config", write_config(**sections), "--dry-run"), home)
+
+
+def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
+    home: Home, write_config: WriteConfig, rft: Rft, tmp_path: Path, tiny_model: Path
+) -> None:
+    file = write_config(model={"model_path": "model", "max_model_len": 64})
+    shutil.rmtree(tmp_path / "model")
+    shutil.copytree(tiny_model, tmp_path / "model")
+    rows = [{"question": "12+" * count, "answer": "1"} for count in (2, 40, 50)]
+    write_text(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+    planned = rft("run", "--config", file, "--dry-run")
+    assert planned.exit_code == 0, planned.output
+    assert "train.jsonl: 3 rows, 3 tasks; longest prompt 150 tokens in a context of 64, 2 prompts do not fit" in (
+        planned.stdout
+    )
+    assert "buffer.batch_size 8 is more than the 3 tasks: a batch repeats tasks" in planned.stdout
+
+    write_text(tmp_path / "train.jsonl", "".join(json.dumps(row) + "\n" for row in rows[1:]))
+    assert "no prompt fits: the shortest have 120 tokens, and the context is 64" in refused(
+        rft("run", "--config", file, "--dry-run"), home
+    )
+
+
+def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
+    home: Home, write_config: WriteConfig, rft: Rft, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    taskset = {"path": "train.jsonl", "limit": 3}
+    file = write_config(
+        model={"model_path": "owner/model"},
+        buffer={"batch_size": 2, "total_steps": 1, "explorer_input": {"taskset": taskset}},
+    )
+
+    planned = rft("run", "--config", file, "--dry-run")
+
+    assert planned.exit_code == 0, planned.output
+    assert "16 rows, 3 tasks (limit 3); longest prompt about" in planned.stdout
+    assert "model.model_path owner/model: no such folder here and not in the cache" in planned.stdout
+
+
+def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:
+    put_in_force(home, load_config(write_config(name="first")))
+
+    check_may_start(home, load_config(write_config(name="second", seed=7)))
+    write_json(home.rounds / "r0000" / "policy.json", {})
+    with pytest.raises(UserError, match="holds the project sums/first, not sums/second"):
+        check_may_start(home, load_config(write_config(name="second")))
+    with pytest.raises(UserError, match=r"restore the previous values.*another RFT_HOME"):
+        check_may_start(home, load_config(write_config(name="first", seed=7)))
+
+
+def test_a_finished_project_needs_no_room(
+    home: Home, write_config: WriteConfig, rft: Rft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "_LEAST_FREE", 10**18)
+    file = write_config()
+    assert "no space" in refused(rft("run", "--config", file, "--dry-run"), home)
+
+    monkeypatch.setattr(preflight, "is_finished", lambda project: True)
+    assert rft("run", "--config", file, "--dry-run").exit_code == 0
+
+
+def test_a_run_that_ends_within_its_warm_up_is_planned_with_a_notice(
+    home: Home, write_config: WriteConfig, rft: Rft
+) -> None:
+    optimizer = {"lr_scheduler_type": "linear", "lr_warmup_steps": 10}
+    file = write_config(algorithm={"algorithm_type": "grpo", "repeat_times": 4, "optimizer": optimizer})
+
+    planned = rft("run", "--config", file, "--dry-run", "--rounds", "1")
+
+    assert planned.exit_code == 0, planned.output
+    assert "algorithm.optimizer.lr_warmup_steps 10 does not end before the 1 steps of the run" in planned.stdout

@@ -1,0 +1,128 @@
+"""A trainer that is stopped, not dead: it is noticed by its missing heartbeat, ended, and the request made again."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.numpy import load_file
+
+from rft_platform.errors import TrainerError
+from rft_platform.processes.lease import find_process, read_lease
+from rft_platform.training import server as trainer_server
+from rft_platform.training.group import TrainerClient, find_or_start_trainer
+from rft_platform.training.protocol import HEARTBEAT
+from rft_platform.training.server import CommandServer
+from rft_platform.training.wire import Connection
+
+LIMIT_S = 6.0  # three heartbeats: a stopped trainer is found soon
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def client(home: Path) -> Iterator[TrainerClient]:
+    client = find_or_start_trainer(
+        home / "leases", home / "logs", dtype="float32", device="cpu", idle_timeout_s=300, heartbeat_timeout_s=LIMIT_S
+    )
+    yield client
+    client.shutdown()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_stopped_is_ended_and_the_same_request_gives_the_same_weights(
+    client, home, session, round_request, tmp_path
+) -> None:
+    request = round_request(seed=3)
+    pid = client.status()["pid"]
+    created = psutil.Process(pid).create_time()
+
+    def stop(event) -> None:
+        if event.step == 1:
+            os.kill(pid, signal.SIGSTOP)
+
+    began = time.monotonic()
+    with pytest.raises(TrainerError, match=f"pid {pid}.* sent no heartbeat for 6 s during 'train'") as failure:
+        client.train(request, stop)
+    assert failure.value.retryable
+    assert time.monotonic() - began < 60
+    assert find_process(pid, created) is None
+    assert read_lease(home / "leases" / "trainer.json") is None
+    repeated = client.train(request)
+    straight = session.train(
+        round_request(seed=3, output=str(tmp_path / "straight")), lambda event: None, lambda: False
+    )
+    assert repeated.weights_digest == straight.weights_digest
+    assert load_file(Path(repeated.checkpoint) / "model.safetensors").keys()
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_stopped_before_the_request_is_replaced_at_once(client, round_request) -> None:
+    pid = client.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert client.train(round_request(seed=4)).steps > 0
+    assert client.status()["pid"] != pid
+
+
+@pytest.mark.slow
+def test_a_stopped_trainer_does_not_hold_up_status_cancel_and_shutdown(client) -> None:
+    pid = client.status()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(TrainerError, match="did not answer 'cancel' within 10 s"):
+        client.cancel()
+    client.shutdown()
+    assert time.monotonic() - began < 45
+    assert not psutil.pid_exists(pid)
+
+
+def test_heartbeats_come_while_a_command_waits_and_while_it_runs(monkeypatch) -> None:
+    monkeypatch.setattr(trainer_server, "HEARTBEAT_S", 0.05)
+    beats = threading.Event()
+    beats.set()
+    server = CommandServer("secret", dict, beats.is_set)
+    connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=2))
+    try:
+        connection.send_token("secret")
+        connection.send({"command": "train"})
+        events = iter(connection)
+        assert next(events) == {"event": "accepted"}
+        assert next(events) == {"event": HEARTBEAT}  # it waits for its turn
+        job = server.next_job(10)
+        assert job is not None
+        assert next(events) == {"event": HEARTBEAT}  # it runs
+        beats.clear()  # another rank is stopped: nothing goes on
+        with pytest.raises(TimeoutError):
+            while next(events) == {"event": HEARTBEAT}:
+                pass
+    finally:
+        connection.close()
+        server.close()
+
+
+def test_a_caller_that_reads_nothing_is_given_up_and_its_connection_closed(monkeypatch) -> None:
+    monkeypatch.setattr(trainer_server, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(trainer_server, "SEND_TIMEOUT_S", 0.2)
+    server = CommandServer("secret", dict)
+    connection = Connection(socket.create_connection(("127.0.0.1", server.port), timeout=10))
+    try:
+        connection.send_token("secret")
+        connection.send({"command": "train"})
+        job = server.next_job(10)
+        assert job is not None
+        while job.listening:
+            job.send({"event": "step", "metrics": {"x" * 1000: 0.0}})
+        for _ in connection:  # what was sent before; then the connection ends, and the caller asks again
+            pass
+        job.connection.close()
+    finally:
+        connection.close()
+        server.close()
