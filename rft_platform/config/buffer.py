@@ -113,7 +113,7 @@ class Taskset(Section):
     """What a class-style workflow, which rewards itself, finds as ``task.reward_fn_args``; no judge gets it."""
     judge_timeout_s: PositiveFloat | None = 600.0
     """Seconds that a judge function of yours may take for a run (or a group) before it counts as failed; null: no
-    limit. The judges that come with the platform have time-outs of their own."""
+    limit. It bounds the rules math and code too, beside time-outs of their own; models that judge have their own."""
     max_abs_reward: PositiveFloat | None = MAX_ABS_REWARD
     """A run whose reward is further from 0 than this counts as one that its judge failed on: it is left out, reported
     and never passes. null: any finite reward counts."""

@@ -99,7 +99,7 @@ class _Judging:
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
         verdicts = [Verdict() for _ in runs]
-        session = JudgeSession(state, self._auxiliary_models)
+        session = JudgeSession(state, self._auxiliary_models, self._judge.timeout_s)
         groups: dict[str, list[int]] = {}
         for number, run in enumerate(runs):
             groups.setdefault(run.group_id, []).append(number)
@@ -156,7 +156,7 @@ class _Judging:
                     verdict.fail(error)
 
     async def _call(self, part: JudgePart, given: dict[str, Any], session: JudgeSession) -> Any:
-        """What a part says. Rules run in the loop: they are quick or wait without blocking, and keep their own time."""
+        """What a part says. Rules run in the loop: they are quick, or wait for a process that ends at a limit."""
         offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
             offered["session"] = session

@@ -51,7 +51,8 @@ class JudgeState:
 class JudgeSession:
     """One judging. It belongs to the event loop and the thread that it was made in."""
 
-    def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any]) -> None:
+    def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any], timeout_s: float | None = None) -> None:
+        self.timeout_s = timeout_s  #: for a rule and one run; None: no limit beside the rule's own
         self.project = state.project
         self.usage = state.usage
         self._folder = state.folder

@@ -4,6 +4,7 @@ import asyncio
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,40 @@ def test_programs_that_read_and_print() -> None:
     )
     assert (right.reward, fenced.reward, wrong.reward, broken.reward) == (1.0, 1.0, 0.5, 0.0)
     assert wrong.parts == {"code": 0.5, "code/passed": 0.5, "code/timed_out": 0.0}
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        f"```python\n{ADD}\n```\nIt prints:\n```\n3\n```",
+        f"```py\n{ADD}\n```\nRun it:\n```bash\npython add.py\n```",
+        f"```\nprint('a draft')\n```\n```\n{ADD}\n```\n```text\n3\n```",
+        f"```Python title=add\n{ADD}\n```",
+        f"First a mistake:\n```python\nprint(1)\n```\nBetter:\n```python3\n{ADD}\n```\n",
+        f"1. So:\n   ```python\n{ADD}\n   ```",
+    ],
+)
+def test_the_program_is_the_last_block_of_python(response: str) -> None:
+    (run,) = judged([response], SUMS)
+    assert run.reward == 1.0
+
+
+def test_tests_stop_at_the_first_failure_or_time_out() -> None:
+    started = time.monotonic()
+    wrong, endless = judged(["print(0)", "while True:\n    pass"], SUMS * 20, timeout_s=1.0)
+    assert (wrong.reward, endless.reward, endless.parts["code/timed_out"]) == (0.0, 0.0, 1 / 40)
+    slow = "import time\na, b = map(int, input().split())\nif a == 2:\n    time.sleep(30)\nprint(a + b)"
+    (part,) = judged([slow], [SUMS[0], SUMS[1], *SUMS * 20], partial=True, timeout_s=1.0)
+    assert part.parts == {"code": 1 / 42, "code/passed": 1 / 42, "code/timed_out": 1 / 42}
+    assert time.monotonic() - started < 60
+
+
+def test_the_tests_of_a_run_have_a_time_limit_in_all() -> None:
+    tasks = {"t": Task("t", "tasks", "?", "", {"question": "?", "tests": [{"output": "1"}] * 50})}
+    spec = replace(build_judge("code"), timeout_s=1.5)
+    wrong, slow = judge_runs(run_rows(["print(2)", "import time\ntime.sleep(1)\nprint(1)"]), tasks, spec)
+    assert wrong.reward == 0.0
+    assert "TimeoutError: the tests took longer than 1.5 s (judge_timeout_s)" in str(slow.error)
 
 
 def test_functions_under_test_and_programs_that_end_before_their_test() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from rft_platform.judging.session import JudgeSession
 from rft_platform.judging.text import response_text
 from rft_platform.judging.types import JudgeOutput
 
-_FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("python", "python3", "py")
 
 
 async def code(
@@ -28,7 +30,8 @@ async def code(
 ) -> JudgeOutput:
     """1.0 when the program passes every test, else 0.0; with ``partial`` the share of tests that pass.
 
-    The program is the response's last fenced block, else all of its text. The column ``tests_key`` holds
+    The program is the response's last fenced block marked as Python, else the last one without a language, else all of
+    the text. The column ``tests_key`` holds
 
     - a list (or its JSON text) of ``{input, output}``: the program reads the one and must print the other; white space
       at the ends of lines and of the text does not count; or
@@ -36,7 +39,10 @@ async def code(
       program, whose names it has: see ``sandbox.peers``.
 
     Each test has a process of its own with ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
-    space, files of ``file_mb`` and ``output_kb`` of output. The metrics ``passed`` and ``timed_out`` are shares.
+    space, files of ``file_mb`` and ``output_kb`` of output. Without ``partial`` the first test that fails is the last;
+    with it the first one that is out of time. The metrics ``passed`` and ``timed_out`` are shares of all tests, where
+    tests that were not run count as not passed. Raises TimeoutError where the tests of a run take longer than its
+    ``judge_timeout_s`` in all.
     """
     tests, source = _tests(task, tests_key), extract_code(response_text(response))
     limits = Limits(
@@ -46,12 +52,18 @@ async def code(
         file_mb=file_mb,
         output_bytes=output_kb * 1024,
     )
-    passed = late = 0
+    passed, late, spent_s = 0, 0, 0.0
     for test in tests:
         async with session.limit("sandbox", os.cpu_count() or 1):
+            started = time.monotonic()
             good, outcome = await _try(source, test, limits)
+            spent_s += time.monotonic() - started
         passed += good
         late += outcome.timed_out
+        if outcome.timed_out or not (good or partial):
+            break
+        if session.timeout_s is not None and spent_s > session.timeout_s:
+            raise TimeoutError(f"the tests took longer than {session.timeout_s:g} s (judge_timeout_s)")
     share = passed / len(tests)
     return JudgeOutput(
         share if partial else float(passed == len(tests)), {"passed": share, "timed_out": late / len(tests)}
@@ -59,9 +71,11 @@ async def code(
 
 
 def extract_code(text: str) -> str:
-    """The last fenced block of Python (or of no language) in a text, else the whole text."""
+    """The last fenced block marked as Python, else the last one without a language, else the whole text."""
     blocks = _FENCE.findall(text)
-    return blocks[-1] if blocks else text
+    marked = [block for language, block in blocks if language.lower() in _PYTHON]
+    unmarked = [block for language, block in blocks if not language]
+    return (marked or unmarked or [text])[-1]
 
 
 async def _try(source: str, test: Any, limits: Limits) -> tuple[bool, Outcome]:

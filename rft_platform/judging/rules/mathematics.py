@@ -1,55 +1,113 @@
 """The judge for mathematical answers: equal in value, however written (through the library math-verify)."""
 
-import threading
+import logging
+import os
+import re
 from functools import lru_cache
 from typing import Any
 
+from rft_platform.judging.bounded import LimitExceededError, call_bounded
 from rft_platform.judging.reference import reference_text
+from rft_platform.judging.rules.notation import plain_notation
+from rft_platform.judging.session import JudgeSession
 from rft_platform.judging.text import response_text
 
+_IMPORTS = ("math_verify", "latex2sympy2_extended", "sympy")
+_log = logging.getLogger(__name__)
 
-def math(task: dict[str, Any], response: Any, *, answer_key: str = "answer", timeout_s: int = 5) -> float:
+
+async def math(
+    task: dict[str, Any],
+    response: Any,
+    session: JudgeSession,
+    *,
+    answer_key: str = "answer",
+    timeout_s: float = 5,
+) -> float:
     """1.0 when the final answer of the response equals the reference as a mathematical object, else 0.0.
 
-    The reference may be LaTeX, with or without ``$``, or a solution that ends in ``####`` or ``\\boxed{}``.
-    ``timeout_s`` bounds the parsing and the comparison, each; an answer that needs longer counts as wrong. The library
-    keeps it by a signal, which the main thread alone can have: in another thread there is no bound.
+    The reference may be LaTeX, with or without ``$``, or a solution that ends in ``####`` or ``\\boxed{}``. Both are
+    parsed and compared in a worker process; an answer that needs more than ``timeout_s`` seconds of its processor time,
+    or more memory than ``bounded.MEMORY_MB``, counts as wrong.
     """
+    reference, text = reference_text(task, answer_key).rpartition("####")[2].strip(), response_text(response)
+    limit_s = min(timeout_s, session.timeout_s or timeout_s)
+    async with session.limit("math", os.cpu_count() or 1):
+        try:
+            equal = await call_bounded(are_equal, reference, text, cpu_s=limit_s, imports=_IMPORTS)
+        except LimitExceededError as error:
+            _log.debug("math: an answer counts as wrong, it needed %s", error)
+            equal = False if await _is_expression(reference, limit_s) else None
+    if equal is None:
+        raise ValueError(f"the reference answer {reference[:80]!r} is not a mathematical expression")
+    return float(equal)
+
+
+async def _is_expression(reference: str, limit_s: float) -> bool:
+    try:
+        return await call_bounded(are_equal, reference, "", cpu_s=limit_s, imports=_IMPORTS) is not None
+    except LimitExceededError as error:
+        raise ValueError(f"the reference answer {reference[:80]!r} needed {error}") from error
+
+
+def are_equal(reference: str, text: str) -> bool | None:
+    """Whether the final answer in ``text`` equals the reference; None where the reference is no expression."""
     import math_verify
 
-    limit = timeout_s if threading.current_thread() is threading.main_thread() else None
-    reference = reference_text(task, answer_key).rpartition("####")[2].strip()
-    expected = _parsed(_as_latex(reference), limit)
+    expected = _parsed(_as_latex(plain_notation(reference)))
     if not expected:
-        raise ValueError(f"the reference answer {reference[:80]!r} is not a mathematical expression")
-    text = response_text(response)
-    answer = _as_latex(text.rpartition("####")[2].strip()) if "####" in text else text
-    given = _parsed(answer, limit)
-    return float(math_verify.verify(expected, given, timeout_seconds=limit))
-
-
-class _NothingFoundError(ValueError):
-    """No expression in the text, or none in time."""
-
-
-def _parsed(text: str, limit: int | None) -> list[Any]:
-    try:
-        return _parse_once(text, limit)
-    except _NothingFoundError:
-        return []
+        return None
+    return bool(math_verify.verify(expected, _parsed(final_answer(text)), timeout_seconds=None))
 
 
 @lru_cache(maxsize=4096)
-def _parse_once(text: str, limit: int | None) -> list[Any]:
-    """Parsed once for all runs of a task; nothing found is not kept, for it may have been a matter of time."""
+def _parsed(text: str) -> list[Any]:
+    """What the library reads in a text, most likely answer first; parsed once for all runs of a task."""
     import math_verify
 
-    found: list[Any] = math_verify.parse(text, parsing_timeout=limit)
-    if not found:
-        raise _NothingFoundError(text)
+    found: list[Any] = math_verify.parse(text, parsing_timeout=None)
     return found
+
+
+def final_answer(text: str) -> str:
+    """The part of a response that holds its answer, marked up for the library.
+
+    That is what follows ``####``, stands in the last ``<answer>``, or follows ``A:``. LaTeX without ``$``, and a bare
+    tuple or interval, gets the dollars without which the library reads single numbers from it.
+    """
+    text = _MONEY.sub("", plain_notation(text))
+    if "####" in text:
+        return _alone(text.rpartition("####")[2].strip())
+    if tagged := _TAGGED.findall(text):
+        return _alone(tagged[-1].strip())
+    text = _A.sub("The answer is ", _LEAD.sub("", text))
+    if _is_marked(text):
+        return text
+    tail = _INTRODUCTION.split(text)[-1].strip().splitlines()[-1:]
+    bare = _WORDS.sub("", tail[0]).strip().removesuffix(".") if tail else ""
+    return f"${bare}$" if _LATEX.search(bare) or _BRACKETED.fullmatch(bare) else text
+
+
+def _alone(answer: str) -> str:
+    """An answer without its explanation, as one expression unless there are words in it (``18 eggs``)."""
+    return f"The answer is {answer}" if _WORD.search(answer) and not _is_marked(answer) else _as_latex(answer)
 
 
 def _as_latex(text: str) -> str:
     """The text with the marks that make the library read all of it as one expression."""
-    return text if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text else f"${text}$"
+    return text if _is_marked(text) else f"${text}$"
+
+
+def _is_marked(text: str) -> bool:
+    return any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
+
+
+_MONEY = re.compile(r"\\\$(?=\s*-?[\d.])")
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_A = re.compile(r"^\s*A\s*:\s*(?=[-$\\(\[.\d])", re.MULTILINE)
+_WORD = re.compile(r"(?<![\\A-Za-z{])[A-Za-z]{2,}")
+_LEAD = re.compile(r"\\text\s*\{[^{}]*(?:\bis\b|\bare\b|:)\s*\}")  # words before the answer in its box
+_INTRODUCTION = re.compile(r"(?:answer|result)(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
+_WORDS = re.compile(r"^\s*(?:[A-Za-z]{2,}[,:]?\s+)+")
+_LATEX = re.compile(r"\\(?!text|mathrm|,|;|:|!| )[A-Za-z]+")
+_BRACKETED = re.compile(r"[(\[][^A-Za-z]*,[^A-Za-z]*[)\]]")

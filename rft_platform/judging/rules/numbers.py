@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from rft_platform.judging.reference import reference_text
+from rft_platform.judging.rules.notation import plain_notation
 from rft_platform.judging.text import response_text
 
 _NUMBER = re.compile(
@@ -16,9 +17,14 @@ _NUMBER = re.compile(
             (?:[ ]?/[ ]?(?P<divisor>\d+(?![\d/,.])))? )""",
     re.VERBOSE,
 )
+_POWER = re.compile(r"(?<![\w.^])(\d+)(?:\^\{(\d+)\}|\^(\d+)|\*\*(\d+))(?![\d*])")
+_MARK = re.compile(  # an exponent or an index of a symbol; ``**`` before and after a number is Markdown
+    r"(?<=[A-Za-z)\]}])(?:(?:\^|_)(?:\{[^{}]*\}|[-+]?\d+(?:\.\d+)?)|\*\*\d+(?![\d*]))"
+)
 _HASHES = re.compile(r"####\s*([^\n]*)")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _ANSWER = re.compile(r"(?<![A-Za-z])(?:(?:A|Answer|ANSWER)\s*[:：]|answer is\s*[:：]?)\s*([^\n]*)")
+_TAIL = 500  # characters in which the last number mostly stands
 _MOST_DIGITS = 100  # a longer run of digits is no answer, and costly to compare
 
 
@@ -26,8 +32,8 @@ def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", 
     """1.0 when the final number of the response equals that of the reference, else 0.0.
 
     The final number stands after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, or last in the text; the
-    first of these that there is counts, and its last occurrence. Signs, thousands separators, currency, units and
-    fractions are understood. ``tolerance`` is absolute.
+    first of these that there is counts, and its last occurrence. Signs, thousands separators (also spaces), currency,
+    units (``5 m^2`` is 5), fractions, ``1e3``, ``2 × 10^3`` and ``10^3`` are understood. ``tolerance`` is absolute.
     """
     expected = _reference(task, answer_key, final_number)
     given = final_number(response_text(response))
@@ -51,8 +57,11 @@ def final_number(text: str) -> Fraction | None:
         tails = marker.findall(text)
         if tails:
             return _first_number(tails[-1])
-    numbers = [_value(match) for match in _NUMBER.finditer(text)]
-    return numbers[-1] if numbers else None
+    for part in (text[-_TAIL:], text):
+        numbers = list(_NUMBER.finditer(_simplified(part)))
+        if len(numbers) > 1 or part == text:  # the first number of a tail may be the rest of one
+            return _value(numbers[-1]) if numbers else None
+    return None
 
 
 def hash_number(text: str) -> Fraction | None:
@@ -61,9 +70,20 @@ def hash_number(text: str) -> Fraction | None:
     return _first_number(tails[-1]) if tails else None
 
 
+def _simplified(text: str) -> str:
+    """One spelling for each number; powers of numbers are worked out, exponents and indices of symbols left out."""
+    return _MARK.sub("", _POWER.sub(_power, plain_notation(text)))
+
+
+def _power(match: re.Match[str]) -> str:
+    base, exponent = match[1], next(filter(None, match.groups()[1:]))
+    fits = len(exponent) <= 3 and len(base) * int(exponent) <= _MOST_DIGITS
+    return str(int(base) ** int(exponent)) if fits else ""
+
+
 def _first_number(tail: str) -> Fraction | None:
     """The first number of an answer, or of what follows its last equals sign."""
-    match = _NUMBER.search(tail.rpartition("=")[2])
+    match = _NUMBER.search(_simplified(tail).rpartition("=")[2])
     return _value(match) if match else None
 
 
