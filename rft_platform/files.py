@@ -4,14 +4,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import DiskFullError
+from rft_platform.errors import DamagedError, DiskFullError
 from rft_platform.faults import is_disk_full
 from rft_platform.leftovers import remove_leftovers, temporary_path
+
+#: Name of the digest in a sealed JSON document.
+SEAL = "$sha256"
 
 
 @contextmanager
@@ -62,6 +65,34 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read one JSON document."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with a digest of its content, by which ``read_sealed_json`` notices any change."""
+    plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))
+    write_json(path, {**plain, SEAL: digest_json(plain)})
+
+
+def read_sealed_json(path: Path) -> Any:
+    """Read a JSON document, without its digest; DamagedError where its content is not what was written.
+
+    A document without a digest is of an older version of the platform and read as it is.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or SEAL not in content:
+        return content
+    written = content.pop(SEAL)
+    if written != digest_json(content):
+        raise DamagedError(
+            f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"
+        )
+    return content
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a JSON document has a digest of its content."""
+    content = read_json(path)
+    return isinstance(content, dict) and SEAL in content
 
 
 def digest_file(path: Path) -> str:

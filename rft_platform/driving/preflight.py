@@ -37,6 +37,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     from rft_platform.rounds.algorithm import chosen_algorithm
     from rft_platform.rounds.model_versions import check_registry
     from rft_platform.rounds.project import Project
+    from rft_platform.rounds.verification import check_judgements
 
     if config.mode in _NOT_BUILT and not dry:
         driven = ", ".join(_DRIVEN_MODES)
@@ -48,7 +49,9 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     problems += [] if dry else _missing_models(config)
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
-    check_registry(project)
+    if not dry:
+        check_registry(project)
+        check_judgements(project.store)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
     unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []

@@ -54,7 +54,7 @@ def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Pat
     """
     folder = store.round_folder(round)
     name = str(path.relative_to(folder))
-    if path.parent == folder:
+    if path.parent == folder or path == store.current_file(round):
         return _set_aside_document(folder, path, why)
     ledger = Ledger(folder)
     with ledger.change() as contents:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from rft_platform.errors import StorageError
 from rft_platform.experience.batches import batches_in, without_doubles
 from rft_platform.experience.schema import version_of
-from rft_platform.files import atomic_path, digest_file, read_json, write_json
+from rft_platform.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
 from rft_platform.processes.lease import locked
 
 LEDGER = "files.json"
@@ -164,7 +164,7 @@ class Ledger:
 
     def save(self, contents: Contents) -> None:
         """Write the ledger; the caller holds the lock."""
-        write_json(self.path, contents.to_json())
+        write_sealed_json(self.path, contents.to_json())
         self._saved = contents.to_json()
 
     def land(self, contents: Contents, name: str, write: Callable[[Path], None]) -> Path:
@@ -193,7 +193,7 @@ class Ledger:
 
     def _load(self) -> Contents:
         try:
-            return Contents.from_json(read_json(self.path))
+            return Contents.from_json(read_sealed_json(self.path))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(
                 f"{self.path}: is no ledger of this version ({error!r}): `rft store check` says what can be done"

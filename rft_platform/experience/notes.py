@@ -7,7 +7,7 @@ from typing import Any
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.rounds import round_key, round_number
-from rft_platform.files import read_json, write_json
+from rft_platform.files import read_sealed_json, write_json, write_sealed_json
 
 ASIDE = "aside"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
@@ -36,14 +36,20 @@ class RoundNotes:
     def write_note(self, round: int, name: str, value: Any) -> Path:
         """Write one small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
         path = self._note_path(round, name)
-        write_json(path, value)
+        if isinstance(value, dict):
+            write_sealed_json(path, value)
+        else:
+            write_json(path, value)
         return path
 
     def read_note(self, round: int, name: str) -> Any | None:
-        """A note's value, or ``None`` when it was never written."""
+        """A note's value, or ``None`` when it was never written.
+
+        Raises StorageError where it cannot be read, DamagedError where it was changed after it was written.
+        """
         path = self._note_path(round, name)
         try:
-            return read_json(path)
+            return read_sealed_json(path)
         except FileNotFoundError:
             return None
         except (ValueError, OSError) as error:

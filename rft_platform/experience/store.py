@@ -17,7 +17,7 @@ from rft_platform.experience.parquet import read_table, read_tables, unreadable,
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.row_checks import check_judge, check_lengths, check_round, check_unique
-from rft_platform.files import digest_json, read_json, write_json
+from rft_platform.files import digest_json, read_sealed_json, write_sealed_json
 
 _CURRENT = f"{JUDGED}/current.json"
 
@@ -120,13 +120,17 @@ class ExperienceStore(RoundNotes):
         entry = self.ledger(round).read().files.get(name)
         if entry is None:
             raise StorageError(f"{folder / name}: has not landed: judge round {round_key(round)} first")
-        write_json(folder / _CURRENT, {"judge_version": judge_version, "rows": entry.rows})
+        write_sealed_json(folder / _CURRENT, {"judge_version": judge_version, "rows": entry.rows})
+
+    def current_file(self, round: int) -> Path:
+        """The document that names the judgement in force; it need not exist."""
+        return self.round_folder(round) / _CURRENT
 
     def judge_version(self, round: int) -> str | None:
         """The judge version in force, or ``None`` before the first judgement."""
         path = self.round_folder(round) / _CURRENT
         try:
-            return str(read_json(path)["judge_version"])
+            return str(read_sealed_json(path)["judge_version"])
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, OSError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.errors import StorageError, UserError
-from rft_platform.files import read_json
+from rft_platform.files import read_sealed_json
 
 CHECKPOINT_PREFIX = "global_step_"
 
@@ -50,7 +50,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder} is no checkpoint of this platform: it has no {MANIFEST}; give a global_step_<n> folder"
         )
     try:
-        found = read_json(path)
+        found = read_sealed_json(path)
         return Manifest(
             folder=folder,
             policy_version=found["policy_version"],

@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage
-from rft_platform.errors import DamageRepairedError, StorageError, UserError, WeightMismatchError
+from rft_platform.checkpoint_files import MANIFEST, THINNED, checkpoint_damage
+from rft_platform.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.ledger import ROLLOUTS
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
+from rft_platform.registry.manifests import CHECKPOINT_PREFIX, Manifest, read_manifest
 from rft_platform.rounds.curve import EVALUATION
 from rft_platform.rounds.policy import NOTE, Policy, note_of, published
 from rft_platform.rounds.project import Project
@@ -38,8 +39,10 @@ class _Rounds:
 def mending(project: Project, policy: Policy) -> Iterator[None]:
     """Where the body fails over the weights of ``policy``, look whether its checkpoint is damaged, and mend that.
 
-    Raises what ``mend`` raises; the body's own error where the checkpoint is whole.
+    Raises what ``mend`` raises; the body's own error where the checkpoint is whole. Before the body, DamagedError where
+    the policy's note contradicts an intact checkpoint.
     """
+    refuse_contradiction(project, policy)
     try:
         yield
     except (StorageError, UserError, WeightMismatchError):
@@ -72,6 +75,53 @@ def mend(project: Project, policy: Policy) -> None:
     raise DamageRepairedError(
         f"checkpoint {folder} is damaged: {why}; it was set aside as {target}, and {made_by} is repeated"
     )
+
+
+def refuse_contradiction(project: Project, policy: Policy) -> None:
+    """Raise DamagedError naming the policy's note where it is the note that contradicts the checkpoint's manifest.
+
+    Reads the manifest, and the weights only where the two contradict each other.
+    """
+    found = contradiction(project, policy)
+    if found is not None and found.path.name != MANIFEST:
+        raise DamagedError(f"{found.path}: {found.why}")
+
+
+def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
+    """The file that is wrong where a policy's note and its checkpoint's manifest differ; None: they agree.
+
+    The manifest is right where its digest of the weights is that of the weights on disk and its version that of the
+    folder's name. A manifest that cannot be read is no contradiction.
+    """
+    folder = Path(policy.folder)
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except StorageError:
+        return None
+    noted, made = {"weights_digest": policy.weights_digest}, {"weights_digest": manifest.weights_digest}
+    if policy.policy_version:  # the start is version 0, whatever the steps of its warm start
+        noted["policy_version"], made["policy_version"] = str(policy.policy_version), str(manifest.policy_version)
+    differing = [name for name in noted if noted[name] != made[name]]
+    if not differing:
+        return None
+    note = project.store.round_folder(policy.round) / f"{note_of(NOTE, policy.name)}.json"
+    if _describes(manifest, folder):
+        said = ", ".join(f"{name} is {noted[name]}, expected {made[name]}" for name in differing)
+        return DamagedFile(note, f"contradicts {folder / MANIFEST}: {said}; restore the note from a copy")
+    said = ", ".join(f"{name} is {made[name]}, expected {noted[name]}" for name in differing)
+    return DamagedFile(folder / MANIFEST, f"contradicts {note}: {said}; restore the checkpoint from a copy")
+
+
+def _describes(manifest: Manifest, folder: Path) -> bool:
+    """Whether a manifest agrees with its folder's name and with the weights in it, where they are still there."""
+    if folder.name != f"{CHECKPOINT_PREFIX}{manifest.policy_version}":
+        return False
+    try:
+        return (folder / THINNED).exists() or digest_weights(folder) == manifest.weights_digest
+    except (UserError, OSError):
+        return False
 
 
 def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> None:

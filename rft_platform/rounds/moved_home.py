@@ -1,5 +1,6 @@
 """A project's folder that was moved as a whole: the absolute paths in it are made to point into it again."""
 
+import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -9,8 +10,10 @@ import yaml
 
 from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.config.home import Home
-from rft_platform.files import read_json, write_json, write_text
+from rft_platform.errors import DamagedError
+from rft_platform.files import is_sealed, read_sealed_json, write_json, write_sealed_json, write_text
 
+LOG = logging.getLogger(__name__)
 #: Where MLflow's own database names folders: table, column.
 _MLFLOW_PATHS = (
     ("experiments", "artifact_location"),
@@ -34,9 +37,13 @@ def follow_move(home: Home, old_root: Path) -> None:
         write_text(home.config_file, text)
     documents = [*home.rounds.glob("r*/*.json"), *home.checkpoints.rglob(MANIFEST)]
     for document in documents:
-        content = read_json(document)
+        try:
+            sealed, content = is_sealed(document), read_sealed_json(document)
+        except DamagedError as error:
+            LOG.warning("left as it is: %s", error)
+            continue
         if (now := moved.value(content)) != content:
-            write_json(document, now)
+            (write_sealed_json if sealed else write_json)(document, now)
     database = home.mlflow / "mlflow.db"
     if database.exists():
         _rewrite_mlflow(database, moved)

@@ -1,24 +1,34 @@
-"""Whether every file of a project's store still is what was written."""
+"""Check that every file of a project still is what was written: rows, judgements, notes and checkpoints."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import StorageError
+from rft_platform.checkpoint_files import MANIFEST, THINNED, checkpoint_damage
+from rft_platform.errors import NAMED, DamagedError, StorageError
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.ledger import RetiredFile
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file
+from rft_platform.files import digest_file, is_sealed
+from rft_platform.registry.manifests import CHECKPOINT_PREFIX
+from rft_platform.rounds.judge import NOTE as JUDGED
+from rft_platform.rounds.mend import contradiction
+from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.warm_start import LEGS
 
 
 @dataclass(slots=True)
 class Verification:
-    """What a check of the store found."""
+    """What a check of the project found."""
 
     rounds: int = 0
-    files: int = 0
-    bytes: int = 0
+    files: int = 0  # of the rounds, archives not counted
+    checkpoints: int = 0
+    bytes: int = 0  # of files and checkpoints
+    notes: int = 0
+    notes_without_digest: int = 0  # written by a version of the platform that gave notes none
     damaged: list[DamagedFile] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -27,33 +37,100 @@ class Verification:
 
 
 def verify(project: Project, *, digest: bool = True) -> Verification:
-    """Check every file that a ledger names, here and in archives, and that every note can be read.
+    """Check rows, archives, judgements, notes and checkpoints against their digests, and notes against manifests.
 
-    Without ``digest`` sizes and footers are compared, not every byte.
+    Without ``digest`` the sizes and footers of large files are compared, not every byte.
     """
     store, found = project.store, Verification()
     for number in store.rounds():
         damaged = store.damaged(number, digest=digest)
         found.rounds += 1
-        found.damaged += [*damaged, *_unreadable_notes(store, number)]
+        found.damaged += damaged
+        _verify_notes(store, number, found)
         if any(file.path == store.ledger(number).path for file in damaged):
             continue
         contents = store.ledger(number).read()
         found.files += len(contents.files)
         found.bytes += sum(entry.bytes for entry in contents.files.values())
         found.damaged += [fault for retired in contents.retired.values() if (fault := _archive_fault(retired, digest))]
+        found.damaged += judgement_faults(store, number)
+    _verify_checkpoints(project, found, digest)
     return found
 
 
-def _unreadable_notes(store: ExperienceStore, number: int) -> list[DamagedFile]:
-    found = []
+def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:
+    """What is wrong with the document that puts a judgement of the round in force."""
+    path = store.current_file(number)
+    try:
+        version, note = store.judge_version(number), store.read_note(number, JUDGED) or {}
+        if version is not None:
+            store.judged_file(number)
+    except StorageError as error:
+        if str(error).startswith(str(store.round_folder(number) / f"{JUDGED}.json")):
+            return  # the note's own damage
+        yield DamagedFile(path, f"{error}: judge the round again (`rft judge`)")
+        return
+    if note.get("sound") and note.get("judge_version") != version:
+        named = "is missing" if version is None else f"puts judgement {version} in force"
+        yield DamagedFile(path, f"{named}, but {JUDGED}.json names {note.get('judge_version')}: judge the round again")
+
+
+def check_judgements(store: ExperienceStore) -> None:
+    """Raise DamagedError where a round's judgement in force is not told, or not the one that its note names."""
+    faults = [fault for number in store.rounds() for fault in judgement_faults(store, number)]
+    if faults:
+        raise DamagedError("\n".join(f"{fault.path}: {fault.why}" for fault in faults[:NAMED]))
+
+
+def _verify_notes(store: ExperienceStore, number: int, found: Verification) -> None:
     for name in store.notes(number):
+        path = store.round_folder(number) / f"{name}.json"
+        found.notes += 1
         try:
             store.read_note(number, name)
+            found.notes_without_digest += not is_sealed(path)
         except StorageError as error:
-            path = store.round_folder(number) / f"{name}.json"
-            found.append(DamagedFile(path, f"cannot be read ({error.__cause__})"))
-    return found
+            why = f"cannot be read ({error.__cause__})" if error.__cause__ else str(error).removeprefix(f"{path}: ")
+            found.damaged.append(DamagedFile(path, why))
+
+
+def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> None:
+    """Every checkpoint, those that nothing reads any more too; and every policy's note against its checkpoint."""
+    policies = list(_policies(project))
+    named = {Path(policy.folder) for policy in policies if project.checkpoints in Path(policy.folder).parents}
+    for folder in sorted({*_checkpoint_folders(project), *named}):
+        why = _checkpoint_fault(folder, digest, optional=folder not in named)
+        found.checkpoints += 1
+        found.bytes += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if why is not None:
+            found.damaged.append(DamagedFile(folder, why))
+    found.damaged += dict.fromkeys(fault for policy in policies if (fault := contradiction(project, policy)))
+
+
+def _checkpoint_fault(folder: Path, digest: bool, optional: bool) -> str | None:
+    thinned, legs = (folder / THINNED).exists(), folder.parent.name == LEGS
+    if (thinned or (optional and legs)) and not list(folder.glob("*.safetensors")):
+        return None if (folder / MANIFEST).is_file() else f"{MANIFEST} is missing"  # reduced to it on purpose
+    return checkpoint_damage(folder, digest_file if digest else None)
+
+
+def _checkpoint_folders(project: Project) -> Iterator[Path]:
+    policies = [None, *(entry.name for entry in project.config.policies)]
+    for folder in [*map(project.checkpoints_of, policies), project.checkpoints / LEGS]:
+        yield from folder.glob(f"{CHECKPOINT_PREFIX}*")
+
+
+def _policies(project: Project) -> Iterator[Policy]:
+    """Every policy whose note can be read; damage of the others is found with the notes."""
+    names = [None, *(entry.name for entry in project.config.policies)]
+    for number in project.store.rounds():
+        for name in names:
+            try:
+                policy = published(project.store, number, name)
+            except (StorageError, TypeError):
+                continue
+            if policy is not None:
+                yield policy
 
 
 def _archive_fault(retired: RetiredFile, digest: bool) -> DamagedFile | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rft_platform.checkpoint_files import MANIFEST, digest_once, first_damage
 from rft_platform.errors import DamagedError, StorageError, UserError
-from rft_platform.files import digest_file, digest_json, read_json, write_json
+from rft_platform.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 from rft_platform.weights import digest_weights
 
 TRAINER_STATE = "trainer_state"
@@ -55,7 +55,7 @@ class Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write ``manifest.json``; the last file of a checkpoint."""
-    write_json(folder / MANIFEST, asdict(manifest))
+    write_sealed_json(folder / MANIFEST, asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     if not path.exists():
         return None
     try:
-        manifest = Manifest(**read_json(path))
+        manifest = Manifest(**read_sealed_json(path))
     except (ValueError, TypeError) as error:
         raise StorageError(f"{path}: not a manifest of schema version {SCHEMA_VERSION} ({error})") from error
     if manifest.schema_version > SCHEMA_VERSION:

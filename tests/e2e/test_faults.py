@@ -22,7 +22,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driving.starting import put_in_force
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file, read_json, write_json
+from rft_platform.files import digest_file, read_json, write_sealed_json
 from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
 from rft_platform.processes.lease import read_lease
@@ -306,7 +306,7 @@ def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(fa
     policy, served = read_json(note), faulty.engine().status()
     assert served.policy_version == policy["policy_version"]
     other = perturbed(Path(policy["folder"]))
-    write_json(note, policy | {"folder": str(other), "weights_digest": digest_file(other / "model.safetensors")})
+    write_sealed_json(note, policy | {"folder": str(other), "weights_digest": digest_file(other / "model.safetensors")})
 
     refused = faulty.run()
     assert refused.returncode == 1
@@ -317,7 +317,7 @@ def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(fa
     after = faulty.engine().status()
     assert (after.policy_version, after.weights_digest) == (served.policy_version, served.weights_digest)
     assert not (faulty.home / "rounds" / "r0004" / "evaluation.json").exists()
-    write_json(note, policy)
+    write_sealed_json(note, policy)
 
 
 def test_a_bug_in_the_judge_is_told_by_its_line_and_the_run_goes_on_once_mended(faulty: Faulty, mlflow: MlflowServer):
@@ -344,5 +344,5 @@ def perturbed(checkpoint: Path) -> Path:
     manifest = read_json(folder / "manifest.json")
     file = folder / "model.safetensors"
     manifest["files"]["model.safetensors"] = {"size": file.stat().st_size, "sha256": digest_file(file)}
-    write_json(folder / "manifest.json", manifest)
+    write_sealed_json(folder / "manifest.json", manifest)
     return folder

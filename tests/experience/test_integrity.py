@@ -9,7 +9,7 @@ import pytest
 from rft_platform.errors import StorageError
 from rft_platform.experience.ledger import LEDGER, Ledger
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file, digest_json, read_json
+from rft_platform.files import digest_file, digest_json, read_json, read_sealed_json
 
 from .samples import judged, rollouts
 
@@ -197,7 +197,7 @@ def test_a_broken_ledger_is_named_and_made_anew(store: ExperienceStore) -> None:
 
 def test_a_withdrawn_note_is_kept_aside(store: ExperienceStore) -> None:
     where = store.withdraw_note(1, "judge")
-    assert where is not None and read_json(where) == {"sound": True}
+    assert where is not None and read_sealed_json(where) == {"sound": True}
     assert not store.has_note(1, "judge") and store.has_note(1, "explore")
     assert store.withdraw_note(1, "judge") is None
 

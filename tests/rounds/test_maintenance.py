@@ -71,7 +71,7 @@ def close(project: Project, number: int) -> None:
     lineage = {"round": number, "project": "p", "name": "n", "judge_version": "v", "base_model": "base"}
     manifest = {
         "policy_version": 8 * number, "parent": str(parent), "parent_version": 8 * PARENT[number],
-        "weights_digest": "w", "lineage": {**lineage, "data_digest": project.store.digest(number)},
+        "files": {}, "weights_digest": "w", "lineage": {**lineage, "data_digest": project.store.digest(number)},
     }  # fmt: skip
     folder = checkpoint(project, number)
     write_json(folder / "manifest.json", manifest)

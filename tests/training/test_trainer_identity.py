@@ -1,6 +1,5 @@
 """What makes two trainings, two models or two states the same, and that models which are only read are verified."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from rft_platform import checkpoint_files
 from rft_platform.errors import DamagedError
-from rft_platform.files import read_json, write_json
+from rft_platform.files import read_json, write_sealed_json
 from rft_platform.training.layout import Layout
 from rft_platform.training.manifest import identify
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec
@@ -102,7 +101,7 @@ def test_an_adapter_goes_on_only_over_the_weights_it_was_trained_on(session, ran
     with pytest.raises(DamagedError, match=r"base model .*: holds other weights .* than the adapter in"):
         train(TrainingSession(ranks, "float32"), replace(following, output=following.output + "-again"))
     on_other = manifest | {"base_digest": digest_weights(model)}
-    Path(first.checkpoint, "manifest.json").write_text(json.dumps(on_other))
+    write_sealed_json(Path(first.checkpoint, "manifest.json"), on_other)
     assert identify(Path(first.checkpoint)) != before  # the same adapter over other weights is another policy
 
 
@@ -121,7 +120,7 @@ def test_an_adapter_whose_manifest_is_older_than_the_field_still_loads(session, 
     file = Path(first.checkpoint, "manifest.json")
     older = read_json(file)
     del older["base_digest"]
-    write_json(file, older)
+    write_sealed_json(file, older)
     settings = {"parent": first.checkpoint, "parent_version": 1, "lora": LORA, "max_steps": 1}
     second = train(TrainingSession(ranks, "float32"), round_request(seed=2, **settings))
     assert read_json(Path(second.checkpoint, "manifest.json"))["base_digest"] == digest_weights(model)

@@ -82,7 +82,7 @@ def check(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Compare every stored file with its digest; exit code 1 names what is damaged."""
+    """Compare every file, note and checkpoint with its digest; exit code 1 names what is damaged."""
     from rft_platform.driving.console import output, print_json
     from rft_platform.experience.rounds import round_number
     from rft_platform.rounds.verification import verify
@@ -93,7 +93,12 @@ def check(
         print_json(found.to_json())
     else:
         console = output()
-        console.print(f"{found.rounds:,} rounds, {found.files:,} files, {found.bytes / 1e6:,.1f} MB", markup=False)
+        counts = (
+            f"{found.rounds:,} rounds, {found.files:,} files, {found.notes:,} notes, {found.checkpoints:,} checkpoints"
+        )
+        console.print(f"{counts}, {found.bytes / 1e6:,.1f} MB", markup=False)
+        if found.notes_without_digest:
+            console.print(f"{found.notes_without_digest:,} notes have no digest: an earlier version wrote them")
         for file in found.damaged:
             console.print(f"damaged: {file.path}: {file.why}", style="red", markup=False, soft_wrap=True)
     if set_aside:
