@@ -59,7 +59,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` as indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
+    write_text(path, _json_text(value))
 
 
 def read_json(path: Path) -> Any:
@@ -70,7 +70,7 @@ def read_json(path: Path) -> Any:
 def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of its content, by which ``read_sealed_json`` notices any change."""
     plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))
-    write_json(path, {**plain, SEAL: digest_json(plain)})
+    write_json(path, {**plain, SEAL: _digest_text(_json_text(plain))})
 
 
 def read_sealed_json(path: Path) -> Any:
@@ -78,11 +78,13 @@ def read_sealed_json(path: Path) -> Any:
 
     A document without a digest is of an older version of the platform and read as it is.
     """
-    content = read_json(path)
+    text = path.read_text(encoding="utf-8")
+    content = json.loads(text)
     if not isinstance(content, dict) or SEAL not in content:
         return content
     written = content.pop(SEAL)
-    if written != digest_json(content):
+    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # formatting it anew takes as long as reading it
+    if _digest_text(as_written) != written and _digest_text(_json_text(content)) != written:
         raise DamagedError(
             f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"
         )
@@ -105,6 +107,14 @@ def digest_json(value: Any) -> str:
     """SHA-256 of a JSON-serialisable value in canonical form, in hex."""
     canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _no_room(path: Path, temp: Path, needs: int | None) -> str:
