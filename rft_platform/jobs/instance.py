@@ -10,6 +10,7 @@ from rft_platform.jobs.settings import ensure_settings
 from rft_platform.jobs.storage import ensure_storage
 from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers
+from rft_platform.processes.lease import locked
 
 #: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
 _NO_COMPUTE_LOGS = {
@@ -22,10 +23,11 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
 
     With ``capture_output`` false, what runs in this process print is left on its standard output.
     """
-    ensure_settings(settings := home.dagster / "dagster.yaml")
-    ensure_storage(settings)
     overrides = None if capture_output else _NO_COMPUTE_LOGS
-    return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
+    with locked(home.dagster / "instance"):  # two processes that make Dagster's tables at once spoil them for good
+        ensure_settings(settings := home.dagster / "dagster.yaml")
+        ensure_storage(settings)
+        return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
 
 
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.errors import UserError
+from rft_platform.processes.lease import locked
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
@@ -36,12 +37,12 @@ class AnswerStore:
     """The file, opened for one thread."""
 
     def __init__(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         self.file = file
-        self._connection = sqlite3.connect(file, timeout=_WAIT_S, isolation_level=None)
-        self._connection.execute("PRAGMA journal_mode=WAL")
+        with locked(file):  # SQLite does not wait for the lock that the switch to WAL needs, whatever its time-out
+            self._connection = sqlite3.connect(file, timeout=_WAIT_S, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.executescript(_TABLES)
         self._connection.execute("PRAGMA synchronous=NORMAL")  # after a power cut the last answers are asked again
-        self._connection.executescript(_TABLES)
 
     def find(self, key: str) -> str | None:
         """The answer that is kept under ``key``."""
