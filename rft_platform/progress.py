@@ -15,16 +15,25 @@ _last: dict[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one piece of work has come: ``what`` names it, ``done`` of ``total`` units, numbers worth watching."""
+    """How far one piece of work has come: ``what`` names it, ``done`` of ``total`` units, numbers worth watching.
+
+    ``until`` says what ends the work before ``total``, which then is a maximum. A report with ``done`` 0 is the start.
+    """
 
     what: str
     done: int
     total: int
     numbers: dict[str, float] = field(default_factory=dict)
+    until: str = ""
 
     def __str__(self) -> str:
-        numbers = "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
-        return f"{self.what}: {self.done}/{self.total}{numbers}"
+        until = f" at most, until {self.until}" if self.until and self.done < self.total else ""
+        return f"{self.what}: {self.done}/{self.total}{until}{self.watched}"
+
+    @property
+    def watched(self) -> str:
+        """The numbers as text, with two spaces before each."""
+        return "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
 
 
 def tell(line: str) -> None:
@@ -32,13 +41,16 @@ def tell(line: str) -> None:
     LOGGER.info("%s", line, extra={"told": line})
 
 
-def report(what: str, done: int, total: int, **numbers: float) -> None:
-    """Tell how far ``what`` is. At most two a second for one ``what``; the last one (done == total) always."""
+def report(what: str, done: int, total: int, until: str = "", **numbers: float) -> None:
+    """Tell how far ``what`` is. At most two a second for one ``what``; the last one (done == total) always.
+
+    Report ``done`` 0 where the work starts: durations are measured from there.
+    """
     now = time.monotonic()
     if done < total and now - _last.get(what, 0.0) < _EVERY_S:
         return
     _last[what] = now
     if done >= total:
         _last.pop(what, None)
-    progress = Progress(what, done, total, numbers)
+    progress = Progress(what, done, total, numbers, until)
     LOGGER.info("%s", progress, extra={"progress": progress})

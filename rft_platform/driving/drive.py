@@ -41,8 +41,14 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from rft_platform.jobs.driver import drive
         try:
             log = project.home.logs / "driver.log"
-            with showing_progress(console, RoundNews(project)), prints_go_to(log), configured("driver"):
+            with (
+                showing_progress(console, RoundNews(project)) as screen,
+                prints_go_to(log),
+                configured("driver"),
+            ):
                 result = drive(project, defs)
+                if result.failed:  # which is raised below
+                    screen.take_back_failure()
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             _cancel_training(project)
             raise KeyboardInterrupt from None

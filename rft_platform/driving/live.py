@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from rft_platform.observability.context import LOG as PHASES
 from rft_platform.progress import LOGGER, Progress
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rft_platform.driving.live_table import LiveTable
 
 _PACKAGE = logging.getLogger("rft_platform")
+_DRIVER = "rft_platform.jobs.driver"
 _PLAIN_EVERY_S = 5.0
 
 #: Gives the lines that have become worth printing since it was asked last.
@@ -21,21 +23,25 @@ News = Callable[[], Iterable[str]]
 
 
 @contextmanager
-def showing_progress(console: "Console", news: News = tuple) -> Iterator[None]:
-    """Show what is reported to ``rft_platform.progress`` while the block runs, news, and the package's warnings."""
+def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen"]:
+    """Show what is reported to ``rft_platform.progress`` while the block runs, news, and the package's warnings.
+
+    Yields the screen: a caller that tells the last failure itself takes it back there.
+    """
     with _live(console) if console.is_terminal else _plain(console) as view:
-        progress, warnings = ProgressHandler(view, news), WarningHandler(view)
+        screen = Screen(view, news)
+        progress, warnings = ProgressHandler(screen), WarningHandler(screen)
         level = LOGGER.level
         LOGGER.setLevel(logging.INFO)
         LOGGER.addHandler(progress)
         _PACKAGE.addHandler(warnings)
         try:
-            yield
+            yield screen
         finally:
             LOGGER.removeHandler(progress)
             _PACKAGE.removeHandler(warnings)
             LOGGER.setLevel(level)
-            progress.print_news()
+            screen.catch_up()
 
 
 class PlainLines:
@@ -66,40 +72,71 @@ class PlainLines:
         self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
 
 
-class ProgressHandler(logging.Handler):
-    """Hands reports to a view, and after each the news."""
+class Screen:
+    """What the handlers share: a view, the news, and the failure of a phase that is held back.
+
+    The failure is printed when something else happens. The driver's line about a retry names its cause, and so does
+    the error that ends a command: those take it back, so that each failure is told once.
+    """
 
     def __init__(self, view: "PlainLines | LiveTable", news: News) -> None:
-        super().__init__()
-        self._view = view
+        self.view = view
         self._news = news
+        self._failure: str | None = None
+
+    def catch_up(self) -> None:
+        """Print what has happened so far: completed rounds, then the failure that is held."""
+        for line in self._news():
+            self.view.announce(line)
+        if self._failure is not None:
+            self.view.say(self._failure)
+            self._failure = None
+
+    def hold_failure(self, line: str) -> None:
+        """Keep the line of a failed phase for later."""
+        self.catch_up()
+        self._failure = line
+
+    def take_back_failure(self) -> None:
+        """The failure that is held is told elsewhere."""
+        self._failure = None
+
+
+class ProgressHandler(logging.Handler):
+    """Shows reports and remarks, after what has happened before them."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show the report that ``record`` carries."""
         progress: Progress | None = getattr(record, "progress", None)
         if progress is not None:
-            self.print_news()
-            self._view.update(progress)
+            self._screen.catch_up()
+            self._screen.view.update(progress)
         told: str | None = getattr(record, "told", None)
         if told is not None:
-            self._view.say(told)
-
-    def print_news(self) -> None:
-        """Show what is new."""
-        for line in self._news():
-            self._view.announce(line)
+            self._screen.view.say(told)
 
 
 class WarningHandler(logging.Handler):
     """A line for each warning of the platform's own parts."""
 
-    def __init__(self, view: "PlainLines | LiveTable") -> None:
+    def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
-        self._view = view
+        self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the warning."""
-        self._view.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        """Print the warning, or hold the failure of a phase."""
+        line = f"{record.levelname.lower()}: {record.getMessage()}"
+        if record.name == PHASES.name and record.levelno >= logging.ERROR:
+            self._screen.hold_failure(line)
+            return
+        if record.name == _DRIVER:
+            self._screen.take_back_failure()
+        self._screen.catch_up()
+        self._screen.view.say(line)
 
 
 @contextmanager

@@ -3,7 +3,16 @@
 from collections.abc import Iterable
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.spinner import Spinner
 from rich.text import Text
 
@@ -19,6 +28,7 @@ class LiveTable:
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            _Remaining(),
             TextColumn("{task.fields[numbers]}", style="cyan"),
             console=console,
             transient=True,
@@ -27,13 +37,17 @@ class LiveTable:
 
     def update(self, progress: reports.Progress) -> None:
         """Bring the table up to a report."""
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in progress.numbers.items())
-        if progress.what not in self._tasks:
-            self._tasks[progress.what] = self.bars.add_task(progress.what, total=progress.total, numbers=numbers)
-        task = self._tasks[progress.what]
-        self.bars.update(task, completed=progress.done, total=progress.total, numbers=numbers)
+        task = self._tasks.get(progress.what)
+        if task is None:
+            task = self.bars.add_task(progress.what, total=progress.total, numbers="", until="")
+            self._tasks[progress.what] = task
+        until = f"until {progress.until}" if progress.until else ""
+        numbers = "  ".join(part for part in (until, progress.watched.strip()) if part)
+        self.bars.update(
+            task, completed=progress.done, total=progress.total, numbers=numbers, until=bool(progress.until)
+        )
         if progress.done >= progress.total:
-            self._finish(progress, numbers)
+            self._finish(progress)
 
     def announce(self, line: str) -> None:
         """Print the line of a round that is complete; work of it that ended short of its total is over."""
@@ -46,14 +60,24 @@ class LiveTable:
         """Print a line above the table."""
         self.bars.console.print(line, markup=False, soft_wrap=True)
 
-    def _finish(self, progress: reports.Progress, numbers: str) -> None:
+    def _finish(self, progress: reports.Progress) -> None:
         task = self._tasks.pop(progress.what)
         seconds = next(row.elapsed or 0.0 for row in self.bars.tasks if row.id == task)
         self.bars.remove_task(task)
         line = Text.assemble(
-            ("✓ ", "green"), f"{progress.what:<20} {progress.total:>8,}  {seconds:6.1f} s  ", (numbers, "cyan")
+            ("✓ ", "green"), f"{progress.what:<20} {progress.total:>8,}  {seconds:6.1f} s", (progress.watched, "cyan")
         )
         self.bars.console.print(line, soft_wrap=True)
+
+
+class _Remaining(TimeRemainingColumn):
+    """The estimated time to the end; an upper bound for work that may end earlier."""
+
+    def render(self, task: Task) -> Text:
+        """``0:01:20 left``, ``at most 0:01:20 left``, or nothing while there is no estimate."""
+        if task.time_remaining is None:
+            return Text("")
+        return Text.assemble("at most " if task.fields["until"] else "", super().render(task), " left")
 
 
 class _Bars(Progress):
@@ -62,6 +86,6 @@ class _Bars(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The spinner, then the rows."""
         if not hasattr(self, "_spinner"):
-            self._spinner = Spinner("dots", text="at work; Ctrl-C interrupts in order")
+            self._spinner = Spinner("dots", text="working; Ctrl-C stops it, and the same command continues")
         yield self._spinner
         yield self.make_tasks_table(self.tasks)

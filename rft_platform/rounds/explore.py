@@ -109,6 +109,8 @@ def _roll_out(
     tasks: Sequence[Task],
 ) -> RolloutBatch:
     config, taskset = project.config, project.taskset
+    what = f"{round_key(round_number)} rollouts"
+    report(what, 0, len(tasks) * project.repeat_times)
     return run_rollouts(
         engine,
         tasks,
@@ -126,7 +128,7 @@ def _roll_out(
         truncated_reward=config.explorer.truncated_reward,
         auxiliary_models=auxiliaries,
         policies=engines,
-        on_progress=lambda done, total: report(f"{round_key(round_number)} rollouts", done, total),
+        on_progress=lambda done, total: report(what, done, total),
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from rft_platform.config.buffer import Taskset
 from rft_platform.evaluation.evaluate import RunLimits, evaluate
 from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
 from rft_platform.rollout.auxiliary import AuxiliaryModel
@@ -36,11 +37,27 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
 
 
 def sampled_pass(project: Project, engine: PolicyEngine) -> float:
-    """Sampled pass rate on the first held-out taskset, one run a task."""
+    """Sampled pass rate on the first held-out taskset, one run a task; the caller reports the progress."""
     taskset, dataset = project.eval_tasks[0]
     with serving_auxiliaries(project) as auxiliaries:
-        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {})
+        result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {}, quiet=True)
     return result.summary()["sampled_pass"]
+
+
+class _Progress:
+    """One progress line for the sampled and the greedy runs of a taskset, which are counted one after the other."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total = what, total
+        self._before = self._last = 0
+        report(what, 0, total)
+
+    def __call__(self, done: int, total: int) -> None:
+        """``done`` runs of the present mode have ended."""
+        if done < self._last:
+            self._before += self._last
+        self._last = done
+        report(self._what, min(self._before + done, self._total), self._total)
 
 
 def _measure_taskset(
@@ -53,8 +70,13 @@ def _measure_taskset(
     greedy: bool,
     auxiliaries: Mapping[str, AuxiliaryModel],
     policies: Mapping[str, PolicyEngine],
+    quiet: bool = False,
 ) -> EvaluationResult:
     config = project.config
+    name = "start" if round_number == 0 else round_key(round_number)
+    if len(project.eval_tasks) > 1:
+        name = f"{name} {taskset.name or dataset.tasks[0].taskset}"
+    progress = None if quiet else _Progress(f"{name} evaluation", len(dataset.tasks) * (sampled_n + greedy))
     return evaluate(
         engine,
         dataset.tasks,
@@ -76,5 +98,5 @@ def _measure_taskset(
         auxiliary_models=auxiliaries,
         policies=policies,
         measured_by=measured_by(project, taskset),
-        on_progress=lambda done, total: report("evaluation", done, total),
+        on_progress=progress,
     )

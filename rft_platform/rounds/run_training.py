@@ -54,6 +54,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
         report(f"{key} training", done, max(training.total_steps, done), **watched)
 
+    report(f"{key} training", 0, max(training.total_steps, 1))
     with ExitStack() as weights:
         for policy in training.reads:
             weights.enter_context(mending(project, policy))

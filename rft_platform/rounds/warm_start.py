@@ -79,6 +79,7 @@ class WarmStartCourse:
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
         digest = write_demonstrations(settings, demonstrations)
+        report("warm start", 0, settings.steps, self._goal)
         peak = optimizer_spec(settings.optimizer, settings.steps)
         while self.step < settings.steps and not self._mark_reached():
             self._leg(demonstrations, digest, min(settings.eval_every, settings.steps - self.step), peak)
@@ -88,9 +89,16 @@ class WarmStartCourse:
                 peak, lr_scheduler_type="linear", lr_warmup_steps=0, schedule_start=self.step, total_steps=end
             )
             self._leg(demonstrations, digest, settings.cooldown_steps, falling)
+        reached = {name: value for name, value in self.curve[-1].items() if name != "step"}
+        report("warm start", self.step, self.step, **reached)
         self.project.store.write_note(0, NOTE, {"steps": self.step, "curve": self.curve, "data_digest": digest})
         canary = self._canary()
         return Policy(self.folder, 0, digest_weights(Path(self.folder)), round=0, canary=canary)
+
+    @property
+    def _goal(self) -> str:
+        mark = self.settings.stop_at
+        return "" if mark is None else f"sampled_pass reaches {mark:g}"
 
     def _mark_reached(self) -> bool:
         mark = self.settings.stop_at
@@ -111,13 +119,15 @@ class WarmStartCourse:
             self.engine.update_weights(Path(self.folder), 0)
             point["sampled_pass"] = sampled_pass(self.project, self.engine)
         self.curve.append(point)
-        report("warm start", self.step, self.settings.steps, **point)
+        if self.step < self.settings.steps:  # the end is reported by ``run``
+            numbers = {name: value for name, value in point.items() if name != "step"}
+            report("warm start", self.step, self.settings.steps, self._goal, **numbers)
 
     def _on_step(self, event: StepEvent) -> None:
         if event.step < self.settings.steps:  # the end of a leg is told with what it reached
             known = (self.curve[-1] if self.curve else {}) | event.metrics
             numbers = {name: known[name] for name in ("loss", "sampled_pass") if name in known}
-            report("warm start", event.step, self.settings.steps, **numbers)
+            report("warm start", event.step, self.settings.steps, self._goal, **numbers)
 
     def _request(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> TrainRequest:
         config = self.project.config

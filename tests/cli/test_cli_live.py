@@ -3,6 +3,7 @@
 import io
 import logging
 import re
+import time
 
 from rich.console import Console
 
@@ -38,7 +39,7 @@ def test_plain_lines_are_told_now_and_then_while_work_lasts() -> None:
 
 def test_news_and_warnings_stand_between_the_reports() -> None:
     console = Console(file=io.StringIO(), width=160)
-    news = iter([["round 1 is done"], [], ["round 2 is done"]])
+    news = iter([["round 1 is done"], [], [], ["round 2 is done"]])
 
     with showing_progress(console, lambda: next(news)):
         report("a", 1, 1)
@@ -65,6 +66,68 @@ def test_a_terminal_shows_finished_work_as_lines() -> None:
 
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
     assert re.search(r"✓ r0001 training +2 +0\.\d s +loss 0\.125", text)
+
+
+def plain(console: Console) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", console.file.getvalue())
+
+
+def test_the_duration_is_that_of_the_work_and_not_of_its_reports() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+
+    with showing_progress(console):
+        report("r0001 rollouts", 0, 4096)
+        time.sleep(0.3)
+        report("r0001 rollouts", 4096, 4096)
+
+    assert re.search(r"✓ r0001 rollouts +4,096 +0\.[3-9] s", plain(console))
+
+
+def test_a_start_is_not_printed_where_nobody_watches() -> None:
+    console = Console(file=io.StringIO(), width=160)
+
+    with showing_progress(console):
+        report("warm start", 0, 1500, "sampled_pass reaches 0.31")
+        report("warm start", 1500, 1500)
+
+    assert len(console.file.getvalue().splitlines()) == 1
+
+
+def test_work_with_a_mark_shows_it_and_an_upper_bound_of_the_time() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    table = LiveTable(console)
+    table.update(Progress("warm start", 0, 1500, until="sampled_pass reaches 0.31"))
+    time.sleep(0.05)
+    for done in (10, 20):
+        table.update(Progress("warm start", done, 1500, {"sampled_pass": 0.1}, "sampled_pass reaches 0.31"))
+
+    console.print(table.bars.make_tasks_table(table.bars.tasks))
+
+    shown = plain(console)
+    assert re.search(r"20/1500 0:00:00 at most \d:\d\d:\d\d left", shown), shown
+    assert "until sampled_pass reaches 0.31  sampled_pass 0.1" in shown
+    assert str(Progress("warm start", 20, 1500, {}, "x reaches 1")) == "warm start: 20/1500 at most, until x reaches 1"
+
+
+def test_a_failure_is_told_once_and_after_what_came_before_it() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    news = iter([["start  policy v0"], [], [], [], []])
+    phases, driver = logging.getLogger("rft_platform.phase"), logging.getLogger("rft_platform.jobs.driver")
+
+    with showing_progress(console, lambda: next(news, [])) as screen:
+        phases.error("rollout_batches of r0001 failed after 1.0 s: boom")
+        driver.warning("r0001 explore: retry 1 of 3 in 3 s: boom")
+        phases.error("rollout_batches of r0001 failed after 1.0 s: boom again")
+        report("r0001 rollouts", 8, 8)
+        phases.error("rollout_batches of r0001 failed after 1.0 s: the end")
+        screen.take_back_failure()
+
+    assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
+        "start  policy v0",
+        "warning: r0001 explore: retry 1 of 3 in 3 s: boom",
+        "error: rollout_batches of r0001 failed after 1.0 s: boom again",
+        "r0001 rollouts: 8/8",
+    ]
 
 
 def test_work_that_ends_early_leaves_the_table_with_its_round() -> None:
