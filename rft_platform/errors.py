@@ -14,8 +14,8 @@ Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "stor
 #: Names (of rows, parameters, files) that a message spells out.
 NAMED = 5
 
-#: What a person reads below the cause of a failure that the plan repeats by itself.
-_REPEATED = "the plan repeats it by itself, a few times and ever later"
+#: What a person reads below the cause of a failure that is retried.
+_REPEATED = "it is retried automatically with increasing delay"
 
 
 class RftError(Exception):
@@ -23,7 +23,7 @@ class RftError(Exception):
 
     fault: ClassVar[Fault] = "orchestration"
     retryable: ClassVar[bool] = False
-    hint: ClassVar[str] = "see the run's log for where it was raised, mend the cause, then launch the job again"
+    hint: ClassVar[str] = "see the run's log for where it was raised, fix the cause, then launch the job again"
 
     def __str__(self) -> str:
         return redact(super().__str__())
@@ -33,14 +33,14 @@ class UserError(RftError):
     """Bad input (config, data, model folder, port): refused before anything starts. The CLI exits with code 2."""
 
     fault = "user_input"
-    hint = "set right what the message names, then launch the job again"
+    hint = "correct what the message names, then launch the job again"
 
 
 class UserCodeError(RftError):
     """A workflow or a judge supplied by the user raised; the original exception is chained."""
 
     fault = "user_code"
-    hint = "mend the workflow or the judge, then launch the job again; it runs the code as it is then"
+    hint = "correct the workflow or the judge, then launch the job again; it runs the code as it is then"
 
 
 class JudgeUnavailableError(RftError):
@@ -54,7 +54,7 @@ class JudgeUnavailableError(RftError):
 class CheckFailedError(UserCodeError):
     """A blocking asset check refused the rows that workflow and judge made."""
 
-    hint = "see the failed check's metadata, mend the workflow or the judge, then launch the job again"
+    hint = "see the failed check's metadata, correct the workflow or the judge, then launch the job again"
 
 
 class TransientError(RftError):
@@ -97,7 +97,7 @@ class TrainingCancelled(TrainerError):
     """A caller cancelled the training: nothing was published and the parent's state is held again."""
 
     retryable = False
-    hint = "launch the job again when it shall go on"
+    hint = "launch the job again to continue"
 
 
 class NonFiniteError(TrainerError):

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from time import perf_counter
@@ -18,7 +19,6 @@ _PACKAGE = "rft-platform"
 _PORTS = {
     3000: ("the Dagster interface", "`rft ui --port N` takes another one"),
     5000: ("the MLflow interface", "`rft ui --mlflow-port N` takes another one"),
-    8010: ("the explorer service", "set explorer.proxy_port to another one"),
 }
 
 
@@ -39,7 +39,7 @@ def findings(home: Home) -> Iterator[Finding]:
     yield from home_findings(home)
     yield from config_findings(home)
     yield from process_findings(home)
-    yield from port_findings()
+    yield from port_findings(home)
     yield from device_findings()
     yield from definition_findings(home)
 
@@ -103,7 +103,7 @@ def config_findings(home: Home) -> Iterator[Finding]:
         check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     except UserError as error:
         for line in str(error).splitlines():
-            yield Finding("project", "fail", line, f"mend {home.config_file}, or what it names")
+            yield Finding("project", "fail", line, f"correct {home.config_file}, or what it names")
         return
     yield Finding("project", "ok", f"{config.project}/{config.name}, {home.config_file}")
 
@@ -124,7 +124,7 @@ def process_findings(home: Home) -> Iterator[Finding]:
     if len(versions) > 1:
         served = ", ".join(str(version) for version, _ in sorted(versions))
         said = f"the engine's replicas serve different weights (policy versions {served})"
-        yield Finding("process", "warn", said, "whoever uses the engine next brings them to one; nothing to do")
+        yield Finding("process", "warn", said, "the next use of the engine updates all replicas; no action needed")
     if not held:
         yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
 
@@ -142,13 +142,27 @@ def _engine_finding(held: Held, where: str, versions: set[tuple[int, str]]) -> F
     return Finding("process", "ok", said)
 
 
-def port_findings() -> Iterator[Finding]:
-    """The default ports of what can be served."""
+def port_findings(home: Home) -> Iterator[Finding]:
+    """The default ports of what can be served; a server of this home may hold its own."""
     for port, (what, fix) in _PORTS.items():
         if port_is_free(port):
             yield Finding("port", "ok", f"{port} is free for {what}")
+        elif (pid := _own_listener(home, port)) is not None:
+            yield Finding("port", "ok", f"{port} serves {what} of this project (pid {pid})")
         else:
             yield Finding("port", "warn", f"{port} is taken, so {what} cannot have it", fix)
+
+
+def _own_listener(home: Home, port: int) -> int | None:
+    """The process that listens on ``port`` for this home; None where it is another's, or unknown."""
+    import psutil
+
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+            with suppress(psutil.Error):
+                if psutil.Process(connection.pid).environ().get("RFT_HOME") == str(home.root):
+                    return connection.pid
+    return None
 
 
 def device_findings() -> Iterator[Finding]:

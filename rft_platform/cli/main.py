@@ -1,6 +1,6 @@
 """The ``rft`` command and its subcommands. Heavy imports stand inside the commands: ``rft --help`` is instant."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -34,6 +34,14 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rft_platform {version('rft-platform')}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     cls=_Commands,
     no_args_is_help=True,
@@ -41,6 +49,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Reinforcement fine-tuning for LLM agents, orchestrated by Dagster. State lives in RFT_HOME (default ./.rft).",
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of ``rft`` itself."""
+
 
 app.command()(demo)
 app.command()(run)

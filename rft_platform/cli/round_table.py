@@ -33,14 +33,14 @@ def print_rounds(project: "Project", console: "Console") -> None:
 
 
 def rounds_table(lines: Sequence[RoundLine]) -> "Table":
-    """One row a round; seconds are given as rollout / judge / train / evaluation / overhead."""
+    """One row a round; seconds are given as rollout / judge / train / evaluation / everything else."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("round", "reward", "sampled", "greedy", "KL", "entropy", "rows", "tok/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("s: roll/judge/train/eval/over", justify="right", no_wrap=True)
+    table.add_column("s: roll/judge/train/eval/other", justify="right", no_wrap=True)
     for name in ("policy", "model"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -64,7 +64,7 @@ def what_is_next(project: "Project") -> str:
     if cut:
         names = ", ".join(_launch_name(*launch) for launch in cut)
         said = f"interrupted: {names}, its process is gone; rft run goes on from there; {said}"
-    return f"a driver is at work; {said}" if is_driven else said
+    return f"`rft run` or `rft demo` is driving this project; {said}" if is_driven else said
 
 
 def _known_launches(project: "Project") -> "Launches":
@@ -87,13 +87,13 @@ def describe_plan(plan: "Plan", rounds_budget: int) -> str:
     if plan.failed:
         return f"failed: {plan.failed}"
     launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]
-    return "; ".join([*launches, *(f"waits: {reason}" for reason in plan.waiting)])
+    return "; ".join([*launches, *plan.waiting])
 
 
 def _launch_name(kind: str, number: int) -> str:
     from rft_platform.experience.rounds import round_key
 
-    return kind.replace("_", " ") if kind == "warm_start" else f"{round_key(number)} {kind}"
+    return kind.replace("_", " ") if kind == "warm_start" else f"{kind} {round_key(number)}"
 
 
 def _name(line: RoundLine) -> str:

@@ -151,7 +151,10 @@ def _batch_lines(batches: BatchPlan) -> list[str]:
         else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
         f"rounds: {rounds}{total}",
         *(
-            [f"dynamic sampling: up to {batches.max_batches} batches of tasks in place of one, for want of signal"]
+            [
+                f"dynamic sampling: up to {batches.max_batches} batches of tasks instead of one when a batch gives no "
+                "learning signal"
+            ]
             if batches.max_batches > 1
             else []
         ),

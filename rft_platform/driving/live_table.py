@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.spinner import Spinner
+from rich.table import Column
 from rich.text import Text
 
 from rft_platform import progress as reports
@@ -24,12 +25,12 @@ class LiveTable:
 
     def __init__(self, console: Console) -> None:
         self.bars = _Bars(
-            TextColumn("  [bold]{task.description:<20}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            _Remaining(),
-            TextColumn("{task.fields[numbers]}", style="cyan"),
+            TextColumn("  [bold]{task.description:<20}", table_column=_one_line()),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(table_column=_one_line()),
+            TimeElapsedColumn(table_column=_one_line()),
+            _Remaining(table_column=_one_line()),
+            TextColumn("{task.fields[numbers]}", style="cyan", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=console,
             transient=True,
         )
@@ -68,6 +69,11 @@ class LiveTable:
             ("✓ ", "green"), f"{progress.what:<20} {progress.total:>8,}  {seconds:6.1f} s", (progress.watched, "cyan")
         )
         self.bars.console.print(line, soft_wrap=True)
+
+
+def _one_line() -> Column:
+    """A column that is never broken: a narrow terminal cuts the numbers at the end of the row."""
+    return Column(no_wrap=True)
 
 
 class _Remaining(TimeRemainingColumn):

@@ -46,7 +46,7 @@ class _Guarded:
 
 
 def guarded(client: "MlflowClient", tracking_uri: str) -> "MlflowClient":
-    """The client, whose calls raise ``RegistryError`` where MLflow does not do its part."""
+    """The client, whose calls raise ``RegistryError`` where MLflow fails."""
     return cast("MlflowClient", _Guarded(client, tracking_uri))
 
 
@@ -64,7 +64,7 @@ def registry_errors(tracking_uri: str) -> Iterator[None]:
         if is_disk_full(error):
             raise DiskFullError(f"MLflow {tracking_uri}: no space left on its disk ({_first_line(error)})") from error
         raise RegistryError(
-            f"MLflow {tracking_uri} does not do its part ({_first_line(error)}): see that it runs and can write"
+            f"MLflow at {tracking_uri} failed ({_first_line(error)}): check that it is running and can write"
         ) from error
 
 

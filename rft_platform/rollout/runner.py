@@ -174,7 +174,7 @@ def nothing_whole(
     if isinstance(last_error, EngineError) or (last_error is None and not report.stopped):
         return EngineError(what)
     failure = UserCodeError(
-        f"{what}. Mend what fails, or let groups train that are not whole (explorer.group_policy: partial), or ask for "
+        f"{what}. Fix what fails, or let groups train that are not whole (explorer.group_policy: partial), or ask for "
         "fewer runs of a task"
     )
     failure.__cause__ = last_error

@@ -20,7 +20,7 @@ from rft_platform.rounds.state import (
     RoundState,
 )
 
-_GO_ON = "Mend the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
+_GO_ON = "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
 
 #: What one part of the project does next: launch, wait for something (said in words), stop as failed; None: it is done.
 Step: TypeAlias = Action | str | Plan
@@ -93,7 +93,9 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
         return None
     current = _round(state, number)
     if not current.explore.done and current.experiences < state.experiences_needed:
-        return f"{round_key(number)}: {current.experiences}/{state.experiences_needed} rows"
+        return (
+            f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"
+        )
     return _phase_step("sync", number, current.sync, state)
 
 

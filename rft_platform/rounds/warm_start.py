@@ -79,7 +79,7 @@ class WarmStartCourse:
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
         digest = write_demonstrations(settings, demonstrations)
-        report("warm start", 0, settings.steps, self._goal)
+        report("warm start", 0, settings.steps, self.goal)
         peak = optimizer_spec(settings.optimizer, settings.steps)
         while self.step < settings.steps and not self._mark_reached():
             self._leg(demonstrations, digest, min(settings.eval_every, settings.steps - self.step), peak)
@@ -96,7 +96,8 @@ class WarmStartCourse:
         return Policy(self.folder, 0, digest_weights(Path(self.folder)), round=0, canary=canary)
 
     @property
-    def _goal(self) -> str:
+    def goal(self) -> str:
+        """What ends the course before its last step, in words; empty where nothing does."""
         mark = self.settings.stop_at
         return "" if mark is None else f"sampled_pass reaches {mark:g}"
 
@@ -121,13 +122,13 @@ class WarmStartCourse:
         self.curve.append(point)
         if self.step < self.settings.steps:  # the end is reported by ``run``
             numbers = {name: value for name, value in point.items() if name != "step"}
-            report("warm start", self.step, self.settings.steps, self._goal, **numbers)
+            report("warm start", self.step, self.settings.steps, self.goal, **numbers)
 
     def _on_step(self, event: StepEvent) -> None:
         if event.step < self.settings.steps:  # the end of a leg is told with what it reached
             known = (self.curve[-1] if self.curve else {}) | event.metrics
             numbers = {name: known[name] for name in ("loss", "sampled_pass") if name in known}
-            report("warm start", event.step, self.settings.steps, self._goal, **numbers)
+            report("warm start", event.step, self.settings.steps, self.goal, **numbers)
 
     def _request(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> TrainRequest:
         config = self.project.config

@@ -1,8 +1,11 @@
 """What the settings of a tuning share."""
 
+import difflib
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
+
+from rft_platform.errors import UserError
 
 
 class TunerSection(BaseModel):
@@ -25,4 +28,22 @@ class TunerSection(BaseModel):
             if positional:
                 name, known = type(self).__name__, ", ".join(type(self).model_fields)
                 raise TypeError(f"{name} takes its fields by name, got {positional!r}; its fields are {known}")
+            if unknown := [field for field in fields if field not in type(self).model_fields]:
+                raise TypeError(_unknown_field(type(self), unknown[0]))
             super().__init__(**fields)
+
+
+def check_argument_types(**arguments: tuple[Any, type[TunerSection]]) -> None:
+    """Raise UserError for an argument, given with the type it must have, that is something else and not None."""
+    for name, (value, expected) in arguments.items():
+        if value is not None and not isinstance(value, expected):
+            first = next(iter(expected.model_fields))
+            raise UserError(f"tune: {name} is {value!r}; expected {expected.__name__}({first}=...)")
+
+
+def _unknown_field(section: type[TunerSection], field: str) -> str:
+    """One line for a field that ``section`` does not have."""
+    near = difflib.get_close_matches(field, section.model_fields, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    known = ", ".join(section.model_fields)
+    return f"{section.__name__} has no field {field!r}: {meant}its fields are {known}"

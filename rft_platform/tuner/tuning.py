@@ -18,6 +18,7 @@ from rft_platform.tuner.functions import TunedFunctions, tuned_functions
 from rft_platform.tuner.model import TunerModelConfig
 from rft_platform.tuner.place import Place
 from rft_platform.tuner.result import TuneResult, result_of
+from rft_platform.tuner.section import check_argument_types
 from rft_platform.tuner.translation import TuneArguments, translated
 from rft_platform.tuner.types import JudgeType, WorkflowType
 from rft_platform.user_code import file_being_loaded
@@ -69,6 +70,13 @@ def tune(
     if (file := file_being_loaded()) is not None:
         raise UserError(f'{file} calls tune() when it is imported: put the call below `if __name__ == "__main__":`')
     functions = tuned_functions(workflow_func, judge_func)
+    check_argument_types(
+        train_dataset=(train_dataset, DatasetConfig),
+        eval_dataset=(eval_dataset, DatasetConfig),
+        model=(model, TunerModelConfig),
+        algorithm=(algorithm, AlgorithmConfig),
+        **{f"auxiliary_models[{name!r}]": (each, TunerModelConfig) for name, each in (auxiliary_models or {}).items()},
+    )
     given = TuneArguments(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,

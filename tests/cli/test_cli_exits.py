@@ -1,10 +1,13 @@
 """Which message and exit code a failure ends with."""
 
 import errno
+import re
 import sqlite3
+from collections.abc import Callable
 
 import pytest
 import typer
+from typer.testing import Result
 
 from rft_platform.cli.exits import disk_trouble, exit_codes
 from rft_platform.errors import TrainerError, UserError
@@ -68,3 +71,17 @@ def test_a_database_that_cannot_be_written_is_trouble_of_the_disk() -> None:
     connection.close()
 
     assert "read-only" in (disk_trouble(caught.value) or "")
+
+
+def test_the_version_is_printed(rft: Callable[..., Result]) -> None:
+    result = rft("--version")
+
+    assert result.exit_code == 0
+    assert re.fullmatch(r"rft_platform \d+\.\d+\S*\n", result.stdout)
+
+
+def test_a_mistyped_command_gets_a_suggestion(rft: Callable[..., Result]) -> None:
+    result = rft("doctr")
+
+    assert result.exit_code == 2
+    assert "Did you mean 'doctor'?" in result.stderr

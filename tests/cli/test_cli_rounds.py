@@ -167,11 +167,15 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
 
 def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("rft_platform.progress._last", {})
-    course: Any = SimpleNamespace(settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}])
+    course: Any = SimpleNamespace(
+        settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}], goal="sampled_pass reaches 1"
+    )
     with caplog.at_level("INFO", logger="rft_platform.progress"):
         for step in (40, 300):
             WarmStartCourse._on_step(course, StepEvent(step, {"loss": 1.5}))
-    assert [record.message for record in caplog.records] == ["warm start: 40/300  loss 1.5  sampled_pass 0.25"]
+    assert [record.message for record in caplog.records] == [
+        "warm start: 40/300 at most, until sampled_pass reaches 1  loss 1.5  sampled_pass 0.25"
+    ]
 
 
 @pytest.mark.parametrize(

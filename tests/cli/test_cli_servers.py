@@ -2,6 +2,7 @@
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import httpx
 import psutil
 import pytest
 
+from rft_platform.cli import health
+from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
 from rft_platform.processes.spawn import free_port, wait_until_ended
 from rft_platform.servers.interface import answers
@@ -72,6 +75,22 @@ def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path) -> None
         wait_for_end(children)
 
     worker.wait(timeout=10)
+
+
+def test_a_port_that_this_home_serves_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path / "home")
+    listen = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True)"
+    command = [sys.executable, "-c", f"{listen}; time.sleep(60)"]
+    with subprocess.Popen(
+        command, env={**os.environ, "RFT_HOME": str(home.root)}, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        monkeypatch.setattr(health, "_PORTS", {port: ("the Dagster interface", "take another")})
+        own, others = next(health.port_findings(home)), next(health.port_findings(Home(tmp_path / "other")))
+        server.kill()
+    assert (own.state, own.said) == ("ok", f"{port} serves the Dagster interface of this project (pid {server.pid})")
+    assert others.state == "warn"
 
 
 def test_ports_are_checked_before_anything_starts() -> None:

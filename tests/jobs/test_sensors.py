@@ -56,7 +56,7 @@ def test_training_waits_for_rows_and_says_how_many(project, resource):
     with dg.DagsterInstance.ephemeral() as instance:
         skipped = tick(experience_threshold_sensor, resource, instance)
         assert isinstance(skipped, dg.SkipReason)
-        assert "r0001: 0/4 rows" in skipped.skip_message
+        assert "r0001 trains when it has 4 rows, 0 so far" in skipped.skip_message
 
         project.store.write_note(1, "judge", {"sound": True})
         (request,) = tick(experience_threshold_sensor, resource, instance).run_requests

@@ -25,7 +25,7 @@ def launches(state: ProjectState) -> list[tuple[str, int]]:
 def test_fresh_project_explores_round_one_first():
     plan = plan_next(project())
     assert plan.actions == (Action("explore", 1, 0),)
-    assert plan.waiting == ("r0001: 0/1 rows",)
+    assert plan.waiting == ("r0001 trains when it has 1 rows, 0 so far",)
 
 
 def test_warm_start_comes_before_everything():
@@ -59,7 +59,7 @@ def test_enough_rows_train_before_the_exploration_ends():
     state = ProjectState(rounds=(early,), rounds_budget=1, experiences_needed=512)
     assert launches(state) == [("sync", 1)]
     short = replace(state, rounds=(replace(early, experiences=312),))
-    assert plan_next(short).waiting == ("r0001 explore is running", "r0001: 312/512 rows")
+    assert plan_next(short).waiting == ("r0001 explore is running", "r0001 trains when it has 512 rows, 312 so far")
 
 
 def failed_phase(**changes: object) -> PhaseState:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 import rft_platform.judging.types as judging
 import rft_platform.rollout.workflow as workflow
 import rft_platform.tuner as tuner
+from rft_platform.errors import UserError
 from rft_platform.tuner import (
     AlgorithmConfig,
     DatasetConfig,
@@ -67,13 +68,11 @@ def test_positional_arguments_are_refused_by_a_message_that_names_the_fields() -
 @pytest.mark.parametrize(
     ("kind", "fields", "said"),
     [
-        (DatasetConfig, {"path": "d", "subset": "x"}, "subset\n  Extra inputs are not permitted"),
         (DatasetConfig, {"path": "d", "total_epochs": 0}, "total_epochs\n  Input should be greater than or equal to 1"),
         (TunerModelConfig, {"model_path": "m"}, "max_model_len\n  Field required"),
         (TunerModelConfig, {"model_path": "m", "max_model_len": 9, "top_p": 0.0}, "top_p\n  Input should be greater"),
         (AlgorithmConfig, {"learning_rate": float("nan")}, "learning_rate\n  Input should be"),
         (JudgeOutput, {}, "reward\n  Field required"),
-        (WorkflowOutput, {"rewrad": 1.0}, "rewrad\n  Extra inputs are not permitted"),
         (WorkflowOutput, {"metrics": {"a": "many"}}, "metrics.a\n  Input should be a valid number"),
     ],
 )
@@ -81,6 +80,39 @@ def test_faulty_fields_are_refused(kind: Any, fields: dict[str, Any], said: str)
     with pytest.raises(ValidationError) as caught:
         kind(**fields)
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (AlgorithmConfig, {"group_sise": 3}, "AlgorithmConfig has no field 'group_sise': did you mean group_size? its"),
+        (WorkflowOutput, {"rewrad": 1.0}, "WorkflowOutput has no field 'rewrad': did you mean reward? its"),
+        (DatasetConfig, {"path": "d", "x": "y"}, "DatasetConfig has no field 'x': its fields are path"),
+    ],
+)
+def test_an_unknown_field_is_named_in_one_line(kind: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        kind(**fields)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"train_dataset": "x"}, "tune: train_dataset is 'x'; expected DatasetConfig(path=...)"),
+        ({"model": {"a": 1}}, "tune: model is {'a': 1}; expected TunerModelConfig(model_path=...)"),
+        ({"algorithm": 3}, "tune: algorithm is 3; expected AlgorithmConfig(algorithm_type=...)"),
+        ({"auxiliary_models": {"m": "x"}}, "tune: auxiliary_models['m'] is 'x'; expected TunerModelConfig("),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    async def solve(task: dict[str, Any], model: Any) -> WorkflowOutput:
+        return WorkflowOutput(response="")
+
+    with pytest.raises(UserError) as caught:
+        tuner.tune(workflow_func=solve, **arguments)
+    assert str(caught.value).startswith(message)
 
 
 def test_fields_may_be_assigned_later_and_are_checked_then() -> None:
