@@ -7,7 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.experience.rounds import round_number
+from rft_platform.errors import UserError
+from rft_platform.experience.rounds import is_round_key, round_number
 
 #: One partition a sync round, added as rounds begin: r0001, r0002, ...
 rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")
@@ -18,8 +19,14 @@ TRAINER_POOL = "trainer"
 
 
 def round_of(context: dg.AssetExecutionContext) -> int:
-    """Number of the round this run works on."""
-    return round_number(context.partition_key)
+    """Number of the round this run works on. Raises UserError for a partition that names no round."""
+    key = context.partition_key
+    if is_round_key(key):
+        return round_number(key)
+    partitions = context.instance.get_dynamic_partitions(str(rft_rounds.name))
+    known = sorted(filter(is_round_key, partitions), key=round_number)
+    has = f"this project has {known[0]} to {known[-1]}" if known else "this project has none yet"
+    raise UserError(f"partition {key!r} names no round: rounds are r0001, r0002, ...; {has}; launch one of those")
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:

@@ -38,6 +38,7 @@ def findings(home: Home) -> Iterator[Finding]:
     yield from package_findings()
     yield from home_findings(home)
     yield from config_findings(home)
+    yield from partition_findings(home)
     yield from process_findings(home)
     yield from port_findings(home)
     yield from device_findings()
@@ -106,6 +107,25 @@ def config_findings(home: Home) -> Iterator[Finding]:
             yield Finding("project", "fail", line, f"correct {home.config_file}, or what it names")
         return
     yield Finding("project", "ok", f"{config.project}/{config.name}, {home.config_file}")
+
+
+def partition_findings(home: Home) -> Iterator[Finding]:
+    """Partitions in Dagster that name no round."""
+    if not (home.dagster / "dagster.yaml").exists():
+        return
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.partitions import unknown_partitions
+
+    try:
+        with open_instance(home) as instance:
+            unknown = unknown_partitions(instance)
+    except Exception as error:  # whatever a damaged database or settings file raises
+        said = f"Dagster's databases in {home.dagster} cannot be read ({type(error).__name__}: {error})"
+        yield Finding("partitions", "fail", said.splitlines()[0], f"restore {home.dagster} from a backup")
+        return
+    if unknown:
+        said = f"Dagster has the partitions {', '.join(unknown)}, which name no round (r0001, r0002, ...)"
+        yield Finding("partitions", "warn", said, "no action needed: they and their runs are ignored")
 
 
 def process_findings(home: Home) -> Iterator[Finding]:

@@ -1,13 +1,22 @@
 """Names of rounds: the partition key is also the folder name of the store."""
 
+import re
+
+_KEY = re.compile(r"r(?:[0-9]{4}|[1-9][0-9]{4,})")
+
 
 def round_key(number: int) -> str:
     """Partition key of a round: 3 -> ``r0003``."""
     return f"r{number:04d}"
 
 
+def is_round_key(key: str) -> bool:
+    """Whether ``key`` names a round; ``r3`` and ``r00003`` do not."""
+    return _KEY.fullmatch(key) is not None
+
+
 def round_number(key: str) -> int:
-    """Round of a partition key: ``r0003`` -> 3."""
-    if len(key) < 5 or key[0] != "r" or not key[1:].isdigit():
+    """Round of a partition key: ``r0003`` -> 3. Raises ValueError for anything else."""
+    if not is_round_key(key):
         raise ValueError(f"round key {key!r}: expected r followed by at least four digits, as in r0003")
     return int(key[1:])

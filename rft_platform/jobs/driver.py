@@ -18,6 +18,7 @@ from rft_platform.jobs.alerts import alert_run_failed
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND
 from rft_platform.jobs.launches import launches
+from rft_platform.jobs.partitions import add_next_round
 from rft_platform.jobs.tags import driver_tags, run_tags
 from rft_platform.jobs.unsaid import record_unsaid
 from rft_platform.processes.lease import locked
@@ -67,6 +68,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
         record_unsaid(project, instance, launches(instance).failures)
+        add_next_round(instance, project)
         while max_launches is None or len(result.launched) < max_launches:
             plan = plan_next(observe(project, attempts.launches(), now=time.monotonic()))
             if not plan.actions and not plan.failed and plan.retry_in is not None:
@@ -81,6 +83,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
             result.error = launched.error or result.error
             if launched.error is not None:
                 _alert(project, instance, [launched.run_id], cause_line(launched.error))
+        add_next_round(instance, project)
     return result
 
 

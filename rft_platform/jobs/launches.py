@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import dagster as dg
 
 from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG, fault_of
-from rft_platform.experience.rounds import round_number
+from rft_platform.experience.rounds import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import is_orphaned
 from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
 from rft_platform.rounds.observe import Failures, Launches
@@ -40,7 +40,7 @@ def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
     recent = max(_RECENT, 2 * sync_offset + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
-        if record.dagster_run.job_name in KIND_OF_JOB:
+        if _is_phase(record.dagster_run):
             failed[_key(record.dagster_run)].append(record)
     succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job, recent)]
     newest_success = {_key(record.dagster_run): record.storage_id for record in reversed(succeeded)}
@@ -49,7 +49,7 @@ def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
         for key, records in failed.items()
     }
     ended = Counter(_key(record.dagster_run) for records in (succeeded, *failed.values()) for record in records)
-    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if run.job_name in KIND_OF_JOB]
+    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_phase(run)]
     return Launches(
         running=frozenset(map(_key, running)),
         failures={key: _failures(records) for key, records in since.items() if records},
@@ -61,7 +61,7 @@ def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
 def _successes(instance: dg.DagsterInstance, job: str, limit: int) -> list[dg.RunRecord]:
     """The newest successful runs of a job, newest first."""
     filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
-    return list(instance.get_run_records(filters, limit=limit))
+    return [record for record in instance.get_run_records(filters, limit=limit) if _is_phase(record.dagster_run)]
 
 
 def _failures(records: list[dg.RunRecord]) -> Failures:
@@ -74,6 +74,11 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
         retryable=fault.get(RETRYABLE_TAG, "true") == "true",
         ended_at=newest.end_time,
     )
+
+
+def _is_phase(run: dg.DagsterRun) -> bool:
+    """Whether the run is one of a phase that the plan knows; one of a mistyped partition concerns no round."""
+    return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
 
 
 def _key(run: dg.DagsterRun) -> _Key:

@@ -20,6 +20,7 @@ from rft_platform.jobs.jobs import (
     warm_start_job,
 )
 from rft_platform.jobs.launches import launches
+from rft_platform.jobs.partitions import add_next_round
 from rft_platform.jobs.tags import run_tags
 from rft_platform.jobs.timing import sensor_interval_s
 from rft_platform.jobs.unsaid import record_unsaid
@@ -63,6 +64,7 @@ def _launch(
     if driver_is_running(opened.home):
         return dg.SkipReason("`rft run` or `rft demo` drives this project now")
     end_orphaned_runs(context.instance)
+    add_next_round(context.instance, opened)
     known = launches(context.instance, rounds_ahead(opened))
     record_unsaid(opened, context.instance, known.failures)
     plan = plan_next(observe(opened, known))

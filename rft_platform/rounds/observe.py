@@ -106,9 +106,14 @@ def first_retry_s() -> float:
 
 
 def _begun(project: Project, launches: Launches) -> int:
-    """The highest round that anything is known of."""
+    """The highest round that anything is known of.
+
+    A launch of a round far beyond those on disk came from a mistyped partition: it could not do anything.
+    """
+    on_disk = max(project.store.rounds(), default=0)
+    reachable = on_disk + 1 + project.config.synchronizer.offset_rounds
     launched = [*launches.running, *launches.failures, *launches.ended]
-    return max([*project.store.rounds(), *(number for _, number in launched)], default=0)
+    return max([on_disk, *(number for _, number in launched if number <= reachable)])
 
 
 def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:

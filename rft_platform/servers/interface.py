@@ -32,9 +32,13 @@ _PACKAGE = Path(rft_platform.__file__).parent
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
     """The Dagster webserver, MLflow (unless the project uses one elsewhere), the daemon, and metrics where wanted."""
     from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.partitions import add_next_round
+    from rft_platform.rounds.project import Project
 
     instance = open_instance(home)
     instance.get_runs_count()  # creates the databases here, so that two servers do not race to it
+    if home.config_file.exists():
+        add_next_round(instance, Project.open(home))
     python, env = [sys.executable, "-P", "-m"], _environment(home, port)
     token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
     url = f"http://{_HOST}:{port}"
