@@ -191,7 +191,8 @@ def test_the_user_works_in_the_browser(ui: Ui, signed_in: Tab) -> None:
     signed_in.wait_for("document.body.innerText.includes('Timeline')")
     signed_in.open(f"{ui.url}/jobs")
     signed_in.wait_for("document.body.innerText.includes('sync_round_job')")
-    assert {url: status for url, status in signed_in.statuses.items() if status >= 400} == {}
+    refused = {url for url, status in signed_in.statuses.items() if url.startswith(ui.url) and status >= 400}
+    assert refused == set()
     opened = "new Promise((yes, no) => { const s = new WebSocket(`ws://${location.host}/graphql`, 'graphql-ws');"
     assert signed_in.run(f"{opened} s.onopen = () => yes('open'); s.onerror = () => no('failed'); }})") == "open"
     signed_in.open(ui.mlflow_url)
