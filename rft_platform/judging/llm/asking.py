@@ -16,6 +16,7 @@ from rft_platform.faults import described
 from rft_platform.files import digest_json
 from rft_platform.judging.llm.answers import BudgetSpentError
 from rft_platform.judging.llm.endpoint import Endpoint, EndpointSettings, Reply
+from rft_platform.judging.llm.inert import make_inert
 from rft_platform.judging.session import JudgeSession
 
 Answer = TypeVar("Answer")
@@ -118,7 +119,8 @@ async def _answer(
             return reply.text, read(reply.text)
         except InvalidAnswerError as error:
             invalid, said, pause = True, str(error), 0.0
-            asked = [*messages, {"role": "assistant", "content": reply.text}, _correction(said)]
+            before = make_inert(reply.text, (), endpoint.control_tokens)
+            asked = [*messages, {"role": "assistant", "content": before}, _correction(said)]
             said += f"; it answered {reply.text[:_SHOWN]!r}, expected {settings.form}"
         except Exception as error:
             invalid, said = False, _unanswered(error, endpoint)

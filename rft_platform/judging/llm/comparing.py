@@ -83,6 +83,7 @@ class PairwiseJudge(GradingSettings):
             {"criteria": self.described()},
             {"question": question_of(task, self.question_key), "answer_a": answer_a, "answer_b": answer_b},
             reference_of(task, self.reference_key),
+            session.endpoint(self.model).control_tokens,
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
         return await ask(session, self, messages, read)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict
 
 from rft_platform.errors import UserError
+from rft_platform.judging.llm.inert import control_tokens
 from rft_platform.observability.secrets import hide
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ class Endpoint:
     model: str
     client: "openai.AsyncOpenAI"
     owned: bool  # whether the client is closed with the judging
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """Control tokens of the model's chat template, where its tokenizer is on this machine."""
+        return control_tokens(self.model)
 
     async def ask(self, messages: list[dict[str, str]], params: Mapping[str, Any], timeout_s: float) -> Reply:
         """One attempt; raises what ``openai`` raises."""

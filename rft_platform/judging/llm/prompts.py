@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.judging.judged_run import JudgedRun
+from rft_platform.judging.llm.inert import closed_tags, make_inert
 from rft_platform.judging.text import response_text
 
 SYSTEM = (
@@ -59,19 +60,23 @@ Which is better? The order in which they stand means nothing. Answer with one JS
 REFERENCE = "<reference_answer>\n{reference}\n</reference_answer>\n"
 
 _NAME = re.compile(r"\{(\w+)\}")
-_CLOSED = re.compile(r"</([\w-]+)>")
 
 
-def prompt_of(template: str, values: Mapping[str, str], material: Mapping[str, str], reference: str | None) -> str:
+def prompt_of(
+    template: str,
+    values: Mapping[str, str],
+    material: Mapping[str, str],
+    reference: str | None,
+    tokens: Sequence[str] = (),
+) -> str:
     """The template filled with ``values``, with ``material`` of others, and with the reference answer's block, if any.
 
-    In the last two the tags that the prompt itself closes are written as ``&lt;/answer>`` is: an answer cannot end the
-    place where it stands and go on in the grader's own words.
+    In the last two the tags that the prompt itself closes and control tokens (``tokens`` are the grader's own) are made
+    inert: an answer cannot end the place where it stands and continue in the grader's own words.
     """
-    names = "|".join(map(re.escape, _CLOSED.findall(template + REFERENCE)))
-    tag = re.compile(rf"<(?=[^\w<>/]*/[^\w<>]*(?:{names})\b|[^\w<>]*(?:{names})[^\w<>]*>)", re.IGNORECASE)
-    inert = {name: tag.sub("&lt;", text) for name, text in material.items()}
-    block = "" if reference is None else fill(REFERENCE, {"reference": tag.sub("&lt;", reference)})
+    tags = closed_tags(template + REFERENCE)
+    inert = {name: make_inert(text, tags, tokens) for name, text in material.items()}
+    block = "" if reference is None else fill(REFERENCE, {"reference": make_inert(reference, tags, tokens)})
     return fill(template, {**values, **inert, "reference": block})
 
 

@@ -85,6 +85,7 @@ class LlmJudge(GradingSettings):
                 "answer": answer_of(response, run, self.transcript),
             },
             reference_of(task, self.reference_key),
+            session.endpoint(self.model).control_tokens,
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
         scores = await ask(session, self, messages, self.read)
