@@ -1,6 +1,5 @@
 """Asset of judgement: reward and advantage of every row. Re-runnable with another judge on stored rollouts."""
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -101,5 +100,5 @@ def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
 def _mean_reward(store: "ExperienceStore", number: int, version: str) -> float:
     """Mean over the rows that were judged, those that a filter keeps from training too."""
     judged = store.read_judged(number, version, columns=["reward"])
-    rewards = [reward for reward in judged["reward"].to_pylist() if math.isfinite(reward)]
+    rewards = [reward for reward in judged["reward"].to_pylist() if reward is not None]
     return sum(rewards) / len(rewards) if rewards else 0.0

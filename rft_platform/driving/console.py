@@ -36,4 +36,7 @@ def _console(stderr: bool) -> "Console":
     # The stream of now: a drive sends everything else that is printed to a log.
     file = masked(sys.stderr if stderr else sys.stdout)
     console = Console(file=file, highlight=False)
-    return console if console.is_terminal else Console(file=file, highlight=False, width=_PLAIN_WIDTH)
+    if console.is_terminal and not console.is_jupyter:
+        return console
+    # A notebook gets plain lines: a live table needs ipywidgets there, and warns at each refresh without them.
+    return Console(file=file, highlight=False, width=_PLAIN_WIDTH, force_terminal=False, force_jupyter=False)

@@ -49,7 +49,7 @@ class JudgedQuality:
     """What is wrong with a judgement of a round, and how much of it carries a signal."""
 
     rows: int
-    non_finite: tuple[str, ...]  # row ids, not dropped, with a reward or advantage that is NaN or infinite
+    non_finite: tuple[str, ...]  # row ids, not dropped, with a reward or advantage that is missing or infinite
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
     dropped_share: float  # rows kept from training by a filter
@@ -86,8 +86,9 @@ def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "co
 
 def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
     """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of the rollouts it judges."""
-    finite = pc.and_(pc.is_finite(judged["reward"]), pc.is_finite(judged["advantage"]))
-    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # a failed judge leaves a dropped NaN
+    numbers = (pc.fill_null(pc.is_finite(judged[name]), False) for name in ("reward", "advantage"))
+    finite = pc.and_(*numbers)
+    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # a failed judge leaves dropped nulls
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,

@@ -4,6 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
 _FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
 SELECTIONS_WITH_TRAINING = SELECTION_SCHEMA.append(pa.field("training", pa.int32()))
 _FROM_SELECTIONS = "* EXCLUDE (filename), CAST(regexp_extract(filename, '/r(\\d+)/[^/]+$', 1) AS INTEGER) AS training"
-_FROM_JUDGED = f"* EXCLUDE (filename), {_ROUND} AS round"
+# Earlier versions of the platform wrote NaN where a judge had failed.
+_FROM_JUDGED = f"* EXCLUDE (filename) REPLACE (nullif(reward, 'NaN'::DOUBLE) AS reward), {_ROUND} AS round"
 
 #: Of a checkpoint ``c``: its rows were chosen one by one.
 _SELECTED = "json_extract(c.manifest, '$.lineage.row_selection') IS NOT NULL"
@@ -194,7 +196,8 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
-    connection.execute("SET enable_progress_bar = false")
+    with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets: there is no bar that could be shown
+        connection.execute("SET enable_progress_bar = false")
     spill = (Path(tempfile.gettempdir()) / f"rft-duckdb-{os.getpid()}").as_posix().replace("'", "''")
     connection.execute(f"SET temp_directory = '{spill}'")  # else below whatever folder the process was started in
     return connection

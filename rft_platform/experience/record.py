@@ -80,7 +80,7 @@ class JudgedRow:
     group_id: str
     run_id: str
     step: int
-    reward: float
+    reward: float  # NaN where the judge failed on the run, which files and views hold as null
     reward_parts: dict[str, float]
     judge_version: str
     advantage: float  # one value for all trainable tokens of the row

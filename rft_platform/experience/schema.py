@@ -1,10 +1,12 @@
 """Arrow schemas of the records, and rows to tables and back."""
 
+import math
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rft_platform.errors import StorageError
 from rft_platform.experience import columns
@@ -77,6 +79,9 @@ ADDED_IN = {
     (b"rollout", "step_reward"): 4,
 }
 
+#: NaN in a record, null in a file: a number that there is not. Files of earlier versions of the platform hold NaN.
+MISSING_AS_NULL = frozenset({"reward"})
+
 #: Columns that hold a JSON document as text.
 JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})
 
@@ -120,13 +125,20 @@ def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
 
 
 def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequence[str], source: str) -> pa.Table:
-    """What was read of a file of schema ``version`` as ``columns`` of ``expected``: later columns come as nulls."""
+    """What was read of a file of schema ``version`` as ``columns`` of ``expected``: later columns come as nulls.
+
+    A reward that an earlier version of the platform wrote as NaN comes as null too.
+    """
     for name in columns:
         if name not in table.column_names:
             if version >= ADDED_IN.get((expected.metadata[RECORD_KEY], name), 1):
                 raise StorageError(f"{source}: has no column {name}, which schema version {version} has")
             column = expected.field(name)
             table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+        elif name in MISSING_AS_NULL:
+            numbers = table[name]
+            known = pc.if_else(pc.is_nan(numbers), None, numbers)
+            table = table.set_column(table.column_names.index(name), expected.field(name), known)
     return table.select(columns).replace_schema_metadata(expected.metadata)
 
 
@@ -156,7 +168,7 @@ def _encode(field: pa.Field, values: list[Any]) -> pa.Array:
         return columns.lists_to_column(values, field.type.value_type)
     if pa.types.is_string(field.type):
         return columns.texts_to_column(values)
-    return pa.array(values, type=field.type)
+    return pa.array(values, type=field.type, from_pandas=field.name in MISSING_AS_NULL)  # from_pandas: NaN as null
 
 
 def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
@@ -166,4 +178,6 @@ def _decode(field: pa.Field, column: pa.ChunkedArray) -> list[Any]:
         return columns.column_to_maps(column)
     if pa.types.is_list(field.type):
         return columns.column_to_lists(column)
+    if field.name in MISSING_AS_NULL:
+        return column.fill_null(math.nan).to_pylist()
     return column.to_pylist()

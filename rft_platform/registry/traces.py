@@ -71,7 +71,7 @@ class RowJudgement:
     """What one judge version made of a row."""
 
     judge_version: str
-    reward: float
+    reward: float | None  # None: the judge failed on the run
     advantage: float
     dropped_by: str | None
     in_force: bool

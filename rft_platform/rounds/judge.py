@@ -167,7 +167,8 @@ def sample_transcripts(project: Project, round_number: int, count: int = 6) -> s
 
 def _transcript(run: dict[str, Any]) -> str:
     answer = run["response"].get("content") or "–"
-    return f"**reward {run['reward']:.2f}** · {_last_question(run['messages'])}\n\n> {answer}"
+    reward = "no reward: the judge failed" if run["reward"] is None else f"reward {run['reward']:.2f}"
+    return f"**{reward}** · {_last_question(run['messages'])}\n\n> {answer}"
 
 
 def _last_question(messages: list[dict[str, Any]]) -> str:

@@ -1,17 +1,24 @@
 """DuckDB views: over files, and before there are any."""
 
+import math
+import re
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
-from rft_platform.experience.schema import ADDED_IN
+from rft_platform.experience.schema import ADDED_IN, JUDGED_SCHEMA
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
 
 from .samples import judged, rollouts
+
+VIEWS_WITH_REWARDS = [
+    ("judged", "reward"), ("judgements", "reward"), ("experiences", "reward"), ("conversations", "total_reward"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -50,6 +57,47 @@ def test_runs_that_the_judge_failed_on_have_no_reward_and_filtered_ones_have(sto
     store.write_judged(1, "exact@1", rows)
     (found,) = mean_reward_by_round(connect(store))
     assert (found["runs"], found["mean_reward"]) == (3, 2 / 3)
+
+
+def test_a_missing_reward_is_null_in_every_view_also_of_older_files(store: ExperienceStore) -> None:
+    for number in (1, 2):
+        rows = judged(rollouts(round=number), reward=1.0)
+        rows[0].reward, rows[0].dropped_by = math.nan, "judge_error"
+        store.write_rollouts(number, 0, rollouts(round=number))
+        file = store.write_judged(number, "exact@1", rows)
+    table = pq.read_table(file)
+    assert table["reward"].null_count == 1
+    pq.write_table(table.set_column(4, JUDGED_SCHEMA.field("reward"), table["reward"].fill_null(math.nan)), file)
+    assert [row.reward for row in store.judged_rows(2)][1:] == [1.0, 1.0, 1.0]
+    with connect(store) as connection:
+        for view, column in VIEWS_WITH_REWARDS:
+            query = f"SELECT avg({column}), count(*) - count({column}) FROM {view} GROUP BY round"
+            assert connection.execute(query).fetchall() == [(1.0, 1), (1.0, 1)]
+        assert [run["reward"] for run in rollout_transcripts(connection, 2, 9)] == [1.0, 1.0, 1.0, None]
+
+
+def test_the_document_lists_all_views_and_their_columns(store: ExperienceStore) -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "store.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Views\n")[2].partition("\n## ")[0]
+    documented = {
+        name: re.findall(r"`(\w+)`", "".join(re.findall(r"^\| ([^|]+) \|", rows, re.MULTILINE)))
+        for name, rows in re.findall(r"^### `(\w+)`\n(.*?)(?=^### |\Z)", section, re.MULTILINE | re.DOTALL)
+    }
+    with connect(store) as connection:
+        names = [row[0] for row in connection.execute("SHOW TABLES").fetchall()]
+        actual = {name: [row[0] for row in connection.execute(f"DESCRIBE {name}").fetchall()] for name in names}
+    inherited = documented["rollouts"] + documented["judged"]
+    documented["experiences"] = [name for name in actual["experiences"] if name in inherited]
+    assert documented == actual
+
+
+def test_a_folder_of_judgements_is_not_read_as_one_table(store: ExperienceStore) -> None:
+    rows = rollouts()
+    store.write_rollouts(1, 0, rows)
+    for version in ("old", "new"):
+        path = store.write_judged(1, version, judged(rows, version))
+    with pytest.raises(pa.ArrowInvalid, match=r"current\.json"):
+        pq.read_table(path.parent)
 
 
 def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:

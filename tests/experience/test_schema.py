@@ -1,6 +1,8 @@
 """Rows to Arrow and back, without loss."""
 
+import math
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.errors import StorageError
+from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.schema import (
     JUDGED_SCHEMA,
@@ -60,6 +63,18 @@ def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[st
         1, 2, response_ids=ids, logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output, metrics=metrics
     )
     assert table_to_rows(rows_to_table(rows)) == rows
+
+
+def test_a_reward_that_is_missing_is_null_in_the_file_and_nan_in_the_record(tmp_path: Path) -> None:
+    rows = judged(rollouts(1, 2))
+    rows[0].reward = math.nan
+    table = judged_to_table(rows)
+    assert table["reward"].to_pylist() == [None, rows[1].reward]
+    back = table_to_judged(table)
+    assert math.isnan(back[0].reward) and back[1] == rows[1]
+    old = table.set_column(table.column_names.index("reward"), JUDGED_SCHEMA.field("reward"), pa.array([math.nan, 0.5]))
+    write_table(old, tmp_path / "old.parquet")
+    assert read_table(tmp_path / "old.parquet", JUDGED_SCHEMA)["reward"].to_pylist() == [None, 0.5]
 
 
 def test_no_rows() -> None:

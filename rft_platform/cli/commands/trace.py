@@ -152,7 +152,7 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
     """
     console.print(f"row {found.row_id}", style="bold", markup=False)
     judgements = [
-        f"{judged.judge_version}: reward {judged.reward:.4g}, advantage {judged.advantage:.4g}"
+        f"{judged.judge_version}: {_reward(judged.reward)}, advantage {judged.advantage:.4g}"
         + (f", dropped by {judged.dropped_by}" if judged.dropped_by else "")
         + (" (in force)" if judged.in_force else "")
         for judged in found.judgements
@@ -171,6 +171,10 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
             "carried on by": _newest(found.descendants, shown) or "no later checkpoint",
         },
     )
+
+
+def _reward(reward: float | None) -> str:
+    return "no reward" if reward is None else f"reward {reward:.4g}"
 
 
 def _named(ref: "CheckpointRef") -> str:
