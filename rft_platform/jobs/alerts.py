@@ -96,7 +96,7 @@ def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     description=f"Tells of every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=sensor_interval_s(),
-    monitor_all_code_locations=True,  # runs of a driver belong to none, and an instance holds one project
+    monitor_all_code_locations=True,  # an instance holds one project
 )
 def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
     """Alert of a run that failed under the daemon, or whose driver died."""

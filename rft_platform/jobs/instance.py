@@ -13,17 +13,18 @@ from rft_platform.jobs.workers import Workers
 from rft_platform.processes.lease import locked
 
 #: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
-_NO_COMPUTE_LOGS = {
-    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"}
+_OF_A_DRIVER = {
+    "instance_class": {"module": "rft_platform.jobs.driver_instance", "class": "DriverInstance"},
+    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
 }
 
 
 def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:
     """The instance in ``RFT_HOME/dagster``, with the platform's settings on first use.
 
-    With ``capture_output`` false, what runs in this process print is left on its standard output.
+    With ``capture_output`` false it is a driver's: what runs in this process print is left on its standard output.
     """
-    overrides = None if capture_output else _NO_COMPUTE_LOGS
+    overrides = None if capture_output else _OF_A_DRIVER
     with locked(home.dagster / "instance"):  # two processes that make Dagster's tables at once spoil them for good
         ensure_settings(settings := home.dagster / "dagster.yaml")
         ensure_storage(settings)

@@ -33,6 +33,21 @@ PARTITIONS = (
     'query{assetNodeOrError(assetKey:{path:["policy_snapshot"]}){... on AssetNode{'
     "partitionKeysByDimension{partitionKeys}}}}"
 )
+RUNS_OF_JOB = """
+query($job: String!) {
+  pipelineOrError(
+    params: {repositoryLocationName: "rft_platform", repositoryName: "__repository__", pipelineName: $job}
+  ) { ... on Pipeline { runs(limit: 1) { runId repositoryOrigin { repositoryLocationName } } } }
+}"""
+TIMELINE = (
+    "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name runs(limit: 1) { runId } } } } } }"
+)
+EXECUTE_AGAIN = """
+mutation($parent: String!) {
+  launchPipelineReexecution(reexecutionParams: {parentRunId: $parent, strategy: ALL_STEPS}) {
+    __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message }
+  }
+}"""
 #: Every way in which a page can send something to another origin without its consent.
 HOSTILE_PAGE = """<!doctype html><title>hostile</title><body><script>
 const [ui, mlflow, metrics] = TARGETS;
@@ -211,3 +226,17 @@ def test_scripts_launch_runs_and_the_users_modules_are_found(ui: Ui, project: An
 def test_files_of_the_user_shadow_no_library_of_engine_trainer_and_workers(project: Any) -> None:
     project.rft("run", "--config", str(project.config), "--rounds", "1")
     assert project.note(1, "explore")["rows"]
+
+
+def test_runs_of_commands_are_shown_with_their_job_and_can_be_executed_again(ui: Ui, project: Any) -> None:
+    """`rft run` (by the test before) and `rft judge` work beside `rft ui`; their runs look like any other."""
+    project.rft("judge", "--rounds", "1", "--judge", "my_judge:length")
+    for job in ("explore_job", "sync_round_job", "judge_job"):
+        on_its_page = ui.ask(RUNS_OF_JOB, job=job)["pipelineOrError"]["runs"]
+        assert on_its_page, f"the page of {job} shows no run"
+        assert on_its_page[0]["repositoryOrigin"]["repositoryLocationName"] == "rft_platform"
+    (repository,) = ui.ask(TIMELINE)["repositoriesOrError"]["nodes"]
+    assert {job["name"] for job in repository["jobs"] if job["runs"]} >= {"explore_job", "judge_job", "warm_start_job"}
+    again = ui.ask(EXECUTE_AGAIN, parent=on_its_page[0]["runId"])["launchPipelineReexecution"]
+    assert again["__typename"] == "LaunchRunSuccess", again
+    assert ui.end_of(again["run"]["runId"]) == "SUCCESS", ui.tags(again["run"]["runId"])

@@ -1,0 +1,36 @@
+"""Runs that a command executes itself have the origin by which Dagster's interface finds their job."""
+
+from importlib import resources
+
+import dagster as dg
+import yaml
+
+from rft_platform.config.home import Home
+from rft_platform.jobs.driver_instance import CODE_LOCATION, MODULE
+from rft_platform.jobs.instance import open_instance
+
+
+@dg.op
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dg.job(name="explore_job")
+def in_process() -> None:
+    nothing()
+
+
+def test_a_run_of_a_driver_belongs_to_the_code_location(tmp_path) -> None:
+    with open_instance(Home(tmp_path), capture_output=False) as instance:
+        result = in_process.execute_in_process(instance=instance)
+        found = instance.get_runs(dg.RunsFilter(tags={".dagster/repository": f"__repository__@{CODE_LOCATION}"}))
+        assert [run.run_id for run in found] == [result.run_id]
+        origin = found[0].remote_job_origin
+        assert origin is not None
+        assert (origin.job_name, origin.location_name) == ("explore_job", CODE_LOCATION)
+
+
+def test_the_origin_names_the_shipped_workspace() -> None:
+    text = resources.files("rft_platform.jobs").joinpath("workspace.yaml").read_text()
+    (entry,) = yaml.safe_load(text)["load_from"]
+    assert entry["python_module"] == {"module_name": MODULE, "location_name": CODE_LOCATION}
