@@ -97,7 +97,7 @@ def project(make_project: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for name in SHADOWS:
         (folder / f"{name}.py").write_text(f"raise ImportError('the file {name}.py of the user was imported')\n")
     (folder / "my_judge.py").write_text(JUDGE)
-    made = make_project("access", explorer={"workers": {"count": 1}})
+    made = make_project("access", explorer={"workers": {"kind": "process", "count": 1}})
     made.config.write_text(made.config.read_text().replace("judge_by_digits:digit_share", "my_judge:length"))
     made.cwd = folder
     return made
