@@ -24,6 +24,9 @@ class JudgeConfig(dg.Config):
     judges: list[dict[str, Any]] = Field(
         default_factory=list, description="A weighted sum in place of one judge: a list of {judge, weight, args}."
     )
+    restore: str = Field(
+        default="", description="Judge nothing: put the kept judgement of this judge version in force again."
+    )
 
 
 @dg.asset(
@@ -41,9 +44,11 @@ def judged_experiences(
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import JUDGED_SCHEMA
     from rft_platform.rounds.judge import judge, other_judge, quality, sample_transcripts
+    from rft_platform.rounds.judgements import restore
 
     opened, number = project.open(), round_of(context)
-    summary = judge(opened, number, other_judge(config.judge, config.judge_args, config.judges))
+    other = other_judge(config.judge, config.judge_args, config.judges)
+    summary = restore(opened, number, config.restore) if config.restore else judge(opened, number, other)
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": summary["rows"],

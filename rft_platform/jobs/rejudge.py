@@ -31,7 +31,7 @@ def rejudge(
         raise UserError(f"no rollouts to judge in {', '.join(map(round_key, absent))}; see `rft rounds`")
     notes, together = [], uuid.uuid4().hex[:8]
     config = {
-        "loggers": {"console": {"config": {"log_level": "ERROR"}}},
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error, in one line
         "ops": {"judged_experiences": {"config": judge}},
     }
     with locked(project.home.leases / "driver.lock"), open_instance(project.home, capture_output=False) as instance:

@@ -7,9 +7,10 @@ import logging
 import math
 import sqlite3
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rft_platform.errors import JudgeUnavailableError, UserError
@@ -21,6 +22,7 @@ from rft_platform.judging.threads import call_in_thread
 
 Result = TypeVar("Result")
 
+_SHOWN = 80  # characters of a result that is no reward
 _log = logging.getLogger("rft_platform.judging")
 
 
@@ -34,6 +36,10 @@ class RunToJudge:
     run: JudgedRun
 
 
+class JudgeResultError(TypeError):
+    """A judge returned something that is no reward."""
+
+
 @dataclass(slots=True)
 class Verdict:
     """What the parts of a judge said of one run: values by part and metric, or the error of the first that failed."""
@@ -45,16 +51,24 @@ class Verdict:
     of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # what a part said of them, by its name
 
     def add(self, part: JudgePart, output: Any) -> None:
-        """Add what a part said: a number, or a ``JudgeOutput`` (also another library's). Raises for anything else."""
-        value = float(getattr(output, "reward", output))
+        """Add what a part said: a number, or a ``JudgeOutput`` (also another library's).
+
+        Raises JudgeResultError for anything else.
+        """
+        value = _number(part, "", getattr(output, "reward", output), output)
         self.parts[part.name] = value
         for name, metric in (getattr(output, "metrics", None) or {}).items():
-            self.parts[f"{part.name}/{name}"] = float(metric)
+            self.parts[f"{part.name}/{name}"] = _number(part, f"metric {name!r}: ", metric, metric)
         rewards = getattr(output, "rewards", None) or {}
-        self.of_policies[part.name] = {str(name): float(reward) for name, reward in rewards.items()}
+        self.of_policies[part.name] = {
+            str(name): _number(part, f"reward of {name!r}: ", reward, reward) for name, reward in rewards.items()
+        }
 
     def fail(self, error: Exception) -> None:
         """Note why there is no verdict; the first reason stays."""
+        if isinstance(error, JudgeResultError):
+            self.error = self.error or str(error)
+            return
         place = user_place(error)
         self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
 
@@ -141,7 +155,10 @@ class _Judging:
                 "runs": [run.run for run in runs],
             }
             try:
-                outputs = list(await self._call(part, given, session))
+                outputs = await self._call(part, given, session)
+                if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping):
+                    raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
+                outputs = list(outputs)
                 if len(outputs) != len(runs):
                     raise ValueError(f"the judge gave {len(outputs)} rewards for the {len(runs)} runs of a group")
             except Exception as error:
@@ -178,6 +195,21 @@ class _Judging:
             if not limit.expired():
                 raise
             raise TimeoutError(f"the judge took longer than {self._judge.timeout_s:g} s (judge_timeout_s)") from error
+
+
+def _number(part: JudgePart, what: str, value: Any, output: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise _wrong_result(part, what, output, "a number" if what else "a number or JudgeOutput") from error
+
+
+def _wrong_result(part: JudgePart, what: str, output: Any, expected: str) -> JudgeResultError:
+    code = getattr(part.function, "__code__", None)
+    name = part.name if code is None else f"{Path(code.co_filename).name}:{code.co_name}"
+    shown = repr(output)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return JudgeResultError(f"judge {name} returned {what}{shown}; expected {expected}")
 
 
 def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:

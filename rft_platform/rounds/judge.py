@@ -89,8 +89,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         "judge_errors": len(judged.errors),
         **({"own_rewards_replaced": replaced} if replaced else {}),
         **(spec.state.usage.to_note() if spec and spec.state else {}),
-        **_reward_summary(_of_policy(judged.rows, rows, None), has_advantage=chosen.advantage is not None),
-        **_further_rewards(project, judged.rows, rows),
+        **reward_figures(project, judged.rows, rows, has_advantage=chosen.advantage is not None),
         "operators": [report.as_dict() for report in judged.operators],
         "operators_version": pipeline.version,
         "sound": sound,
@@ -173,6 +172,14 @@ def _transcript(run: dict[str, Any]) -> str:
 
 def _last_question(messages: list[dict[str, Any]]) -> str:
     return str(next((message["content"] for message in reversed(messages) if message["role"] == "user"), ""))
+
+
+def reward_figures(
+    project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], has_advantage: bool
+) -> dict[str, float]:
+    """Rewards of the first policy, and under ``<figure>/<name>`` those of further ones; the rows in equal order."""
+    first = _reward_summary(_of_policy(judged, rows, None), has_advantage=has_advantage)
+    return {**first, **_further_rewards(project, judged, rows)}
 
 
 def _of_policy(judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], policy: str | None) -> list[JudgedRow]:

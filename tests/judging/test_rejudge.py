@@ -212,3 +212,64 @@ def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, mon
         check_judge(project, taskset)
     monkeypatch.setenv("KEY_OF_THE_JUDGE", "secret")
     check_judge(project, taskset)
+
+
+def test_the_command_compares_with_the_judgement_before_and_goes_back(project: Project) -> None:
+    before = project.store.judge_version(1)
+    said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "numeric", "--args", '{"tolerance": 0.5}'])
+    assert said.exit_code == 0, said.output
+    now = project.store.judge_version(1)
+    lines = [line.split() for line in said.stdout.splitlines()]
+    assert ["r0001", "before", before, "0.125", "12.5%", "8", "0", "0"] in lines
+    assert ["r0001", "now", now, "0.375", "37.5%", "8", "0", "0"] in lines
+    back = f"rft judge --rounds 1 --restore {before}"
+    assert f"r0001: judgement {now} is in force; to go back: {back}" in said.stdout
+    assert "Traceback" not in said.output
+
+    restored = RUN(app, back.split()[1:])
+    assert restored.exit_code == 0, restored.output
+    assert [project.store.judge_version(number) for number in (1, 2)] == [before, now]
+    note = project.store.read_note(1, "judge")
+    assert note is not None
+    assert (note["judge_version"], note["mean_reward"], note["rows"], note["sound"]) == (before, 0.125, 8, True)
+    for arguments, message in (
+        (
+            ["--restore", "feed"],
+            f"--restore feed: r0001 has the judgements {', '.join(sorted([before or '', now or '']))}",
+        ),
+        (["--restore", str(before), "--judge", "numeric"], "give --restore or a judge, not both"),
+    ):
+        refused = RUN(app, ["judge", "--rounds", "1", *arguments])
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none", "judge j.py:none returned None; expected a number or JudgeOutput"),
+        ("text", "judge j.py:text returned 'good'; expected a number or JudgeOutput"),
+        ("mapping", "judge j.py:mapping returned {'reward': 1.0}; expected a number or JudgeOutput"),
+        ("metric", "judge j.py:metric returned metric 'steps': None; expected a number"),
+        ("group", "judge j.py:group returned None; expected a list of 4 rewards"),
+    ],
+)
+def test_a_judge_without_a_reward_is_named_in_one_line(
+    project: Project, tmp_path: Path, name: str, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "j.py").write_text(
+        "from rft_platform.judging.types import JudgeOutput\n"
+        "def none(task, response): pass\n"
+        "def text(task, response): return 'good'\n"
+        "def mapping(task, response): return {'reward': 1.0}\n"
+        "def metric(task, response): return JudgeOutput(1.0, {'steps': None})\n"
+        "def group(task, responses): pass\n"
+    )
+    before = project.store.judge_version(1)
+    failed = RUN(app, ["judge", "--rounds", "1", "--judge", f"{tmp_path / 'j.py'}:{name}"])
+    captured = capfd.readouterr()
+    assert failed.exit_code == 1
+    assert message in " ".join(failed.output.split())
+    assert "Traceback" not in failed.output + captured.out + captured.err
+    assert len((failed.output + captured.out + captured.err).splitlines()) < 8
+    assert project.store.judge_version(1) == before

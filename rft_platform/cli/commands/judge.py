@@ -1,11 +1,15 @@
 """``rft judge``: judge stored rollouts again, and write preference pairs of what was judged."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rft_platform.rounds.judgements import JudgementFigures
     from rft_platform.rounds.project import Project
 
 
@@ -13,6 +17,9 @@ def judge(
     rounds: Annotated[str, typer.Option(help="Which rounds: 3, or 1-5, or 1-3,7.")],
     judge: Annotated[str, typer.Option(help="Built-in name or module:function; default: the configured one.")] = "",
     args: Annotated[str, typer.Option(help="Keyword arguments of --judge, as a JSON object.")] = "",
+    restore: Annotated[
+        str, typer.Option(help="Judge nothing: put the kept judgement of this judge version in force again.")
+    ] = "",
     pairs: Annotated[
         Path | None, typer.Option(help="Judge nothing: write the best and worst run of each task (.jsonl, .parquet).")
     ] = None,
@@ -32,20 +39,31 @@ def judge(
     if pairs is not None:
         said: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
     else:
+        from dataclasses import asdict
+
         from rft_platform.jobs.driver_lock import refuse_second_driver
         from rft_platform.rounds.judge import judge_of, other_judge
 
         judge_args = arguments(args)
-        judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # refused before a run
+        if restore:
+            _check_kept(project, numbers, restore, judge or args)
+        else:
+            judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # refused before a run
         refuse_second_driver(project.home)
         from rft_platform.definitions import defs
         from rft_platform.driving.drive import started_processes_end
         from rft_platform.driving.live import showing_progress
         from rft_platform.jobs.rejudge import rejudge
         from rft_platform.processes.signals import terminable
+        from rft_platform.rounds.judgements import figures
 
+        before = [figures(project.store, number) for number in numbers]
         with terminable(), started_processes_end(project.home, notes()), showing_progress(notes()):
-            said = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args})
+            said = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args, "restore": restore})
+        said = [{**note, "before": asdict(old) if old else None} for note, old in zip(said, before, strict=True)]
+        if not as_json:
+            _print_judgements(project, before, said)
+            return
     if as_json:
         print_json(said)
         return
@@ -81,6 +99,68 @@ def arguments(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"--args {text!r}: expected an object of arguments, as in '{{\"tolerance\": 0.1}}'")
     return value
+
+
+def _check_kept(project: "Project", numbers: list[int], version: str, judge: str) -> None:
+    """Raise UserError before anything changes where a round does not have the judgement, or a judge is named too."""
+    from rft_platform.errors import UserError
+    from rft_platform.experience.rounds import round_key
+
+    if judge:
+        raise UserError("give --restore or a judge, not both")
+    for number in numbers:
+        known = project.store.judge_versions(number)
+        if version not in known:
+            kept = ", ".join(known) or "none"
+            raise UserError(f"--restore {version}: {round_key(number)} has the judgements {kept}; give one of them")
+
+
+def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
+    """The judgement of each round before and now, which one is in force, and the command that goes back."""
+    from rft_platform.driving.console import output
+    from rft_platform.experience.rounds import round_key
+    from rft_platform.rounds.judgements import figures
+
+    console, now = output(), [figures(project.store, note["round"]) for note in notes]
+    console.print(_judgements_table(before, now))
+    for note, old, new in zip(notes, before, now, strict=True):
+        key, asked = round_key(note["round"]), note.get("judge_calls")
+        if asked is not None:
+            usage = ", ".join(f"{note[f'judge_{name}']:,} {name}" for name in ("calls", "cached", "retries", "tokens"))
+            console.print(f"{key}: judge model: {usage}", markup=False, soft_wrap=True)
+        if not note["sound"]:
+            kept = f"judgement {old.judge_version} stays in force" if old else "the round has no judgement in force"
+            line = f"judgement {note['judge_version']} is not sound (see the checks in `rft ui`); {kept}"
+            console.print(f"{key}: {line}", markup=False, soft_wrap=True)
+        elif new is not None and old is not None and old.judge_version != new.judge_version:
+            back = f"rft judge --rounds {note['round']} --restore {old.judge_version}"
+            line = f"judgement {new.judge_version} is in force; to go back: {back}"
+            console.print(f"{key}: {line}", markup=False, soft_wrap=True)
+        elif new is not None:
+            line = f"judgement {new.judge_version} is in force" + (", as before" if old else "")
+            console.print(f"{key}: {line}", markup=False, soft_wrap=True)
+
+
+def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequence[JudgementFigures | None]") -> "Table":
+    """Two rows a round: the judgement that was in force, and the one that is."""
+    from rich import box
+    from rich.table import Table
+
+    from rft_platform.experience.rounds import round_key
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("round", "", "judge version"):
+        table.add_column(name, no_wrap=True)
+    for name in ("mean reward", "passed", "runs judged", "failed", "rows dropped"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for old, new in zip(before, now, strict=True):
+        for label, each in (("before", old), ("now", new)):
+            if each is not None:
+                reward = "–" if each.mean_reward is None else _cell(each.mean_reward)
+                passed = "–" if each.pass_rate is None else f"{each.pass_rate:.1%}"
+                counts = (f"{count:,}" for count in (each.runs, each.failed, each.dropped_rows))
+                table.add_row(round_key(each.round), label, each.judge_version, reward, passed, *counts)
+    return table
 
 
 def _write_pairs(project: "Project", numbers: list[int], file: Path, every: bool, margin: float) -> dict[str, Any]:
