@@ -35,9 +35,9 @@ def gate(
 
     The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, better than the
     champion. ``confident``: the lower end of the difference's 95 % interval exceeds ``min_delta``; else the difference
-    is at least ``min_delta``, and positive where ``min_delta`` is 0. ``to_beat`` is what ``champion`` is called: the
-    start is to be beaten while there is no champion. Raises ``UserError`` when the candidate was not measured by
-    ``metric`` at all.
+    is at least ``min_delta``, and positive where ``min_delta`` is 0. ``to_beat`` is what ``champion`` is called: while
+    there is no champion it is the start, with which a tie is enough. Raises ``UserError`` when the candidate was not
+    measured by ``metric`` at all.
     """
     value = _measured(candidate, metric)
     if not math.isfinite(value):
@@ -57,7 +57,7 @@ def gate(
     said = f"{metric} {value:.4f} against the {to_beat}'s {against:.4f} (policy version {champion.policy_version})"
     if confident:
         return _confident(candidate, champion, metric, min_delta, said, seed)
-    if min_delta == 0:
+    if min_delta == 0 and to_beat == "champion":
         return GateDecision(True, said) if value > against else GateDecision(False, f"{said}: no gain")
     needed = against + min_delta
     return GateDecision(True, said) if value >= needed else GateDecision(False, f"{said}: needs {needed:.4f}")

@@ -55,7 +55,8 @@ def against_champion(
 ) -> tuple[EvaluationResult | None, GateDecision]:
     """The champion's own evaluation, if it is known here, and the gate's decision.
 
-    While there is no champion the start is to be beaten. Weights are known by their digest: projects that share a
+    While there is no champion the start is to be reached: the first champion need not be better, unless
+    ``evaluation.gate.confident`` is written as true. Weights are known by their digest: projects that share a
     server may share policy versions, even a model's name.
     """
     settings = project.config.evaluation
@@ -76,7 +77,7 @@ def against_champion(
         metric=settings.gate.metric,
         min_delta=settings.gate.min_delta,
         min_value=settings.gate.min_value,
-        confident=settings.gate.needs_interval,
+        confident=settings.gate.needs_interval if champion is not None else bool(settings.gate.confident),
         to_beat=to_beat,
         seed=settings.bootstrap_seed,
     )
