@@ -6,23 +6,34 @@ from typing import Any
 
 from rft_platform.judging.llm.asking import InvalidAnswerError
 
-_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_START = re.compile(r'\{(?=\s*["}])')
 _DECODER = json.JSONDecoder()
+#: Characters at the end of an answer in which its object is looked for: what comes before costs no time.
+LONGEST_OBJECT = 1 << 15
 
 
 def last_object(text: str) -> dict[str, Any]:
     """The last JSON object in a text, which may have thoughts, words or a fence around it.
 
-    Raises InvalidAnswerError where there is none.
+    Raises InvalidAnswerError where there is none, and for JSON that is nested deeper than Python reads.
     """
-    text, found, position = _THOUGHT.sub("", text), None, 0
-    while (start := text.find("{", position)) >= 0:
+    text, found, position = _without_thoughts(text)[-LONGEST_OBJECT:], None, 0
+    while (start := _START.search(text, position)) is not None:
         try:
-            value, position = _DECODER.raw_decode(text, start)
+            found, position = _DECODER.raw_decode(text, start.start())
         except ValueError:
-            position = start + 1
-            continue
-        found = value if isinstance(value, dict) else found
+            position = start.end()
+        except RecursionError:
+            raise InvalidAnswerError("its JSON is nested too deep") from None
     if found is None:
         raise InvalidAnswerError("it holds no JSON object")
     return found
+
+
+def _without_thoughts(text: str) -> str:
+    kept, position = [], 0
+    while (start := text.find(_THOUGHT, position)) >= 0 and (end := text.find(_THOUGHT_END, start)) >= 0:
+        kept.append(text[position:start])
+        position = end + len(_THOUGHT_END)
+    return "".join([*kept, text[position:]])
