@@ -41,7 +41,7 @@ def tell(line: str) -> None:
     LOGGER.info("%s", line, extra={"told": line})
 
 
-def report(what: str, done: int, total: int, until: str = "", **numbers: float) -> None:
+def report(what: str, done: int, total: int, until: str = "", /, **numbers: float) -> None:
     """Tell how far ``what`` is. At most two a second for one ``what``; the last one (done == total) always.
 
     Report ``done`` 0 where the work starts: durations are measured from there.

@@ -178,7 +178,9 @@ def _own_listener(home: Home, port: int) -> int | None:
     import psutil
 
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        if connection.status != psutil.CONN_LISTEN or getattr(connection.laddr, "port", None) != port:
+            continue
+        if connection.pid:
             with suppress(psutil.Error):
                 if psutil.Process(connection.pid).environ().get("RFT_HOME") == str(home.root):
                     return connection.pid

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.driving.ledger import drive_costs
 from rft_platform.driving.machine import machine_facts
+from rft_platform.driving.next_steps import model_uri
 from rft_platform.driving.round_lines import RoundLine, round_lines
 from rft_platform.files import write_json
 
@@ -32,6 +33,7 @@ class Summary:
     model_version: str | None  # models:/NAME/VERSION of the last policy
     policy_version: int | None
     champion: str | None
+    checkpoint: str | None  # Hugging Face folder of the last policy
     picture: Path | None
 
     def to_json(self) -> dict[str, Any]:
@@ -64,9 +66,10 @@ def summary_of(project: "Project") -> Summary:
         rounds=[line for line in lines if line.round > 0],
         wall_s=sum(cost.wall_s for cost in costs),
         cpu_s=sum(cost.cpu_s for cost in costs),
-        model_version=_model_uri(project, last),
+        model_version=model_uri(project, last),
         policy_version=last.policy_version,
-        champion=_model_uri(project, champion),
+        champion=model_uri(project, champion),
+        checkpoint=last.checkpoint,
         picture=picture if picture.exists() else None,
     )
 
@@ -77,7 +80,7 @@ def write_summary(summary: Summary, file: Path) -> None:
 
 
 def print_summary(summary: Summary, console: "Console") -> None:
-    """Print the table, where the picture lies, and what to look at next."""
+    """Print the table, and where model, checkpoint and picture are."""
     from rich import box
     from rich.table import Table
 
@@ -94,21 +97,11 @@ def print_summary(summary: Summary, console: "Console") -> None:
         "time": f"{summary.wall_s:,.1f} s wall, {summary.cpu_s:,.1f} s processor (driver, engine, trainer)",
         "model version": f"{model} (policy version {summary.policy_version})",
         "champion": summary.champion or "none yet",
+        "checkpoint": summary.checkpoint or "none yet",
         "learning curve": str(summary.picture or "none yet"),
     }
     for name, value in facts.items():
         console.print(f"{name:<18} {value}", markup=False, soft_wrap=True)
-    console.print("\nNext", style="bold")
-    console.print("rft ui             the Dagster and MLflow interfaces: every row, checkpoint and score of this")
-    console.print("rft rounds         all rounds in a table")
-    if summary.model_version:
-        console.print(
-            f"rft trace {summary.model_version}    where these weights come from", markup=False, soft_wrap=True
-        )
-
-
-def _model_uri(project: "Project", line: RoundLine) -> str | None:
-    return None if line.model_version is None else f"models:/{project.model_name}/{line.model_version}"
 
 
 def _percent(value: float | None) -> str:

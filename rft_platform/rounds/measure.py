@@ -50,14 +50,20 @@ class _Progress:
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
         self._before = self._last = 0
+        self._mode_ended = False
         report(what, 0, total)
 
     def __call__(self, done: int, total: int) -> None:
         """``done`` runs of the present mode have ended."""
-        if done < self._last:
+        if self._mode_ended or done < self._last:
             self._before += self._last
-        self._last = done
-        report(self._what, min(self._before + done, self._total), self._total)
+        self._last, self._mode_ended = done, done >= total
+        if self._before + done < self._total:  # ``finish`` reports the end, also where runs have failed
+            report(self._what, self._before + done, self._total)
+
+    def finish(self) -> None:
+        """The evaluation has ended."""
+        report(self._what, self._total, self._total)
 
 
 def _measure_taskset(
@@ -77,7 +83,7 @@ def _measure_taskset(
     if len(project.eval_tasks) > 1:
         name = f"{name} {taskset.name or dataset.tasks[0].taskset}"
     progress = None if quiet else _Progress(f"{name} evaluation", len(dataset.tasks) * (sampled_n + greedy))
-    return evaluate(
+    result = evaluate(
         engine,
         dataset.tasks,
         workflow=workflow_of(project, taskset),
@@ -100,3 +106,6 @@ def _measure_taskset(
         measured_by=measured_by(project, taskset),
         on_progress=progress,
     )
+    if progress is not None:
+        progress.finish()
+    return result

@@ -140,20 +140,25 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _say_how_to_resume(console: "Console", place: Place, functions: TunedFunctions, what: str) -> None:
+    from rft_platform.driving.next_steps import rft_command
+
     home = place.home
     lines = [f"{what}: tune(..., experiment_name={place.experiment!r}) goes on from here"]
     if functions.notice is None:
-        lines.append(f"or, from this folder: RFT_HOME={home.root} rft run --config {home.config_file}")
+        lines.append(f"or, from this folder: {rft_command(home)} run --config {home.config_file}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
 
 def _say_what_came(console: "Console", result: TuneResult) -> None:
+    from rft_platform.config.home import Home
+    from rft_platform.driving.next_steps import rft_command
+
     facts = {
         "checkpoint": result.checkpoint or "nothing was trained",
         "model version": result.model_version or "not registered",
         "curves": f"tensorboard --logdir {result.folder / 'monitor' / 'tensorboard'}",
-        "every row": f"RFT_HOME={result.home} rft ui",
+        "every row": f"{rft_command(Home(result.home))} ui",
     }
     for name, fact in facts.items():
         console.print(f"{name:<14} {fact}", markup=False, soft_wrap=True)

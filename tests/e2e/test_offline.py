@@ -172,7 +172,7 @@ def test_dpo_prefers_the_chosen_answers(polished, taught):
     assert training["dataset"]["path"].endswith("preference_pairs.parquet")
     start = taught.note(1, "policy")["folder"]
     assert before["result"]["checkpoint"] == start, "the chain goes on through the weights it started from"
-    said = project.rft("trace", "r0001").stdout
+    said = project.rft("trace", "r0001", "--all").stdout
     assert "sft_dataset.parquet of small/e2e  36 rows" in said
 
 

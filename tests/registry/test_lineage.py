@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rft_platform.cli.commands.trace import print_checkpoint, print_row
+from rft_platform.cli.commands.trace import print_chain_summary, print_checkpoint, print_row
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
@@ -189,6 +189,17 @@ def test_what_trained_is_printed(world: World) -> None:
     print_checkpoint(trace_checkpoint(world.folder(32), world.store), Console(file=text, width=160))
     assert ["algorithm", "dapo"] in (lines := [line.split() for line in text.getvalue().splitlines()])
     assert ["plugins", "1234abcd"] in lines
+
+
+def test_a_chain_is_summed_up_in_a_few_lines(world: World) -> None:
+    text = StringIO()
+    print_chain_summary(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160))
+    lines = text.getvalue().splitlines()
+    assert lines[0].startswith("policy version 24")
+    assert len(lines) == 6
+    assert lines[4].startswith("  before that   1 trainings on 3 rows after a warm start")
+    assert lines[4].endswith("from base model base")
+    assert lines[5] == "--all prints every training with its files"
 
 
 def test_a_long_chain_is_printed_in_part(world: World) -> None:

@@ -33,11 +33,13 @@ def demo(
     from rft_platform.config.home import Home
     from rft_platform.driving.console import notes, output
     from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.driving.next_steps import print_next_steps, rft_command
     from rft_platform.driving.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
     from rft_platform.driving.starting import put_in_force, with_rounds
     from rft_platform.rounds.project import Project
 
     home, console = Home.from_environment(), notes()
+    rft = rft_command(home)
     use_home(home)
     refuse_bad_target(json_file)
     check_writable(home)
@@ -50,16 +52,18 @@ def demo(
     put_in_force(home, config)
     project = Project.open(home)
     if is_finished(project):
-        console.print("This demo is complete. `rft demo --fresh` moves it aside and starts afresh.")
+        console.print(f"This demo is complete. `{rft} demo --fresh` moves it aside and starts afresh.", markup=False)
     else:
         console.print(_opening(project), markup=False, soft_wrap=True)
         try:
             drive_project(project, console)
         except KeyboardInterrupt:
-            console.print("interrupted: `rft demo` goes on from here, `rft demo --fresh` starts afresh")
+            told = f"interrupted: `{rft} demo` goes on from here, `{rft} demo --fresh` starts afresh"
+            console.print(told, markup=False, soft_wrap=True)
             raise
     summary = summary_of(project)
     print_summary(summary, output())
+    print_next_steps(project, output(), summary.model_version, summary.checkpoint)
     if json_file is not None:
         write_summary(summary, json_file)
 

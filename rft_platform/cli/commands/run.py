@@ -23,7 +23,9 @@ def run(
     from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes, output
     from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.driving.next_steps import model_uri, print_next_steps, rft_command
     from rft_platform.driving.preflight import check_run
+    from rft_platform.driving.round_lines import round_lines
     from rft_platform.driving.starting import with_rounds
 
     home, console = Home.from_environment(), notes()
@@ -42,7 +44,8 @@ def run(
     try:
         drive_project(project, console, detach_engines)
     except KeyboardInterrupt:
-        console.print(f"interrupted: `rft run --config {config}` goes on from here", markup=False)
+        told = f"interrupted: `{rft_command(home)} run --config {config}` goes on from here"
+        console.print(told, markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
         from rft_platform.cli.bench import print_bench
@@ -50,3 +53,6 @@ def run(
         print_bench(project)
         return
     print_rounds(project, output())
+    last = next((line for line in reversed(round_lines(project)) if line.policy_version), None)
+    if last is not None:
+        print_next_steps(project, output(), model_uri(project, last), last.checkpoint)

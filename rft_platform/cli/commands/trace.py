@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROUND = r"r\d{4,}"
 _OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
-_SHOWN = 10  # trainings of a chain that are printed unless more are asked for
+_SHOWN = 10  # later checkpoints of a row that are named unless all are asked for
 
 
 def trace(
@@ -31,7 +31,7 @@ def trace(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read the rows' files whole and compare them with their digests.")
     ] = False,
-    every: Annotated[bool, typer.Option("--all", help="Print every training of a long chain.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Print every training of the chain.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
@@ -49,7 +49,10 @@ def trace(
         said = without_steps(project, round_number(target)) if re.fullmatch(_ROUND, target) else None
         if said is not None:
             output().print(f"{target} {said}:", markup=False, soft_wrap=True)
-        print_checkpoint(found, output(), None if every else _SHOWN)
+        if every or len(found.trainings) == 1:
+            print_checkpoint(found, output())
+        else:
+            print_chain_summary(found, output())
     else:
         print_row(found, output(), None if every else _SHOWN)
 
@@ -108,6 +111,41 @@ def without_steps(project: "Project", number: int) -> str | None:
     return None if why is None else f"{why}; the round ended with its parent's weights"
 
 
+def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
+    """Print the checkpoint in a few lines: what its last training used, and how long the chain before it is."""
+    newest, before = found.trainings[0], found.trainings[1:]
+    data = {True: "", False: "; the files have CHANGED since", None: "; not compared"}[newest.data_unchanged]
+    console.print(_named(newest.result), style="bold", markup=False, soft_wrap=True)
+    _print_pairs(
+        console,
+        {
+            "checkpoint": newest.result.checkpoint,
+            "trained on": f"{newest.rows_trained:,} rows{data}",
+            "with": ", ".join(
+                f"{name} {value}"
+                for name, value in {
+                    "algorithm": newest.more.get("algorithm"),
+                    "judge": newest.judge_version,
+                    "config": newest.config_digest and newest.config_digest[:16],
+                    "code": newest.code_version,
+                }.items()
+                if value
+            ),
+            "before that": f"{_before(before)}, from {_base(found)}",
+        },
+    )
+    console.print("--all prints every training with its files", markup=False, soft_wrap=True)
+
+
+def _before(trainings: "Sequence[TrainingTrace]") -> str:
+    of_rounds = [training for training in trainings if training.result.round]
+    rows = sum(training.rows_trained for training in of_rounds)
+    warm_start = len(trainings) - len(of_rounds)
+    parts = [f"{len(of_rounds):,} trainings on {rows:,} rows"] if of_rounds else []
+    parts += [f"a warm start in {warm_start:,} parts"] if warm_start else []
+    return " after ".join(parts)
+
+
 def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | None = None) -> None:
     """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits how many of them."""
     for training in found.trainings[:shown]:
@@ -141,8 +179,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
         rows = sum(training.rows_trained for training in more)
         text = f"... and {len(more):,} trainings before, on {rows:,} rows (--all prints them)"
         console.print(text, style="bold", markup=False, soft_wrap=True)
-    end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is gone)"
-    console.print(f"base model {found.base_model}{end}", style="bold", markup=False, soft_wrap=True)
+    console.print(_base(found), style="bold", markup=False, soft_wrap=True)
 
 
 def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -> None:
@@ -175,6 +212,11 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
 
 def _reward(reward: float | None) -> str:
     return "no reward" if reward is None else f"reward {reward:.4g}"
+
+
+def _base(found: "CheckpointTrace") -> str:
+    end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is gone)"
+    return f"base model {found.base_model}{end}"
 
 
 def _named(ref: "CheckpointRef") -> str:

@@ -1,0 +1,52 @@
+"""What is printed at the end of a run: commands that work as they stand."""
+
+import io
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.driving.next_steps import print_next_steps, rft_command
+from rft_platform.driving.starting import put_in_force
+from rft_platform.rounds.project import Project
+
+
+def test_the_command_works_where_the_environment_is_not_activated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    command = rft_command(Home(tmp_path / "my home"))
+
+    assert command.startswith("RFT_HOME='my home' /")
+    done = subprocess.run(f"{command} --version", shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_is_short_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: str(Path(sys.executable).with_name(name)))
+    assert rft_command(Home(tmp_path / ".rft")) == "rft"
+
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "rft").touch()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert rft_command(Home(tmp_path / ".rft")) == ".venv/bin/rft"
+
+
+def test_the_weights_are_named_with_how_to_use_them(home: Home, write_config) -> None:
+    put_in_force(home, load_config(write_config()))
+    console = Console(file=io.StringIO(), width=80)
+
+    print_next_steps(Project.open(home), console, "models:/sums-one/2", "/data/global_step_8")
+
+    text = console.file.getvalue()
+    assert "trace models:/sums-one/2" in text
+    assert "AutoModelForCausalLM.from_pretrained('/data/global_step_8')" in text
+    assert "vllm serve /data/global_step_8" in text
