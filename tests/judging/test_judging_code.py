@@ -1,6 +1,7 @@
 """Programs of a model in their sandbox: what passes, what does not, and that nothing gets out or stays behind."""
 
 import asyncio
+import ctypes
 import os
 import tempfile
 import time
@@ -270,3 +271,39 @@ def test_tests_that_are_none() -> None:
     for tests, told in (([], "expected test code"), ([{"input": "1"}], "expected test code")):
         with pytest.raises(UserCodeError, match=told):
             judged([ADD], tests)
+
+
+def has_landlock() -> bool:
+    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) >= 1
+
+
+@pytest.mark.skipif(not has_landlock(), reason="this kernel has no Landlock")
+def test_a_program_changes_files_in_its_own_folder_only(tmp_path: Path) -> None:
+    kept, folder = tmp_path / "kept", tmp_path / "folder"
+    kept.write_text("kept")
+    folder.mkdir()
+    program = f"""
+import os, pathlib, tempfile
+def refused(action, *arguments):
+    try:
+        action(*arguments)
+    except OSError:
+        return True
+kept = pathlib.Path({str(kept)!r})
+assert refused(kept.write_text, "changed") and refused(kept.unlink) and refused(os.truncate, kept, 0)
+assert refused(os.rename, kept, "mine") and refused(os.rmdir, {str(folder)!r}) and refused(os.link, kept, "mine")
+for place in ({str(tmp_path)!r}, "/tmp", "/dev/shm", "/var/tmp"):
+    assert refused(pathlib.Path(place, "new").write_text, "x") and refused(os.mkdir, place + "/new"), place
+assert kept.read_text() == "kept"
+own = pathlib.Path("own")
+own.mkdir()
+(own / "file").write_text("x")
+(own / "file").rename("other")
+assert tempfile.NamedTemporaryFile().write(b"x") and pathlib.Path("other").read_text() == "x"
+open(os.devnull, "w").write("x")
+print("done")
+"""
+    outcome = asyncio.run(run_program(program))
+    assert (outcome.stdout, outcome.stderr) == ("done\n", "")
+    assert kept.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "kept"]

@@ -1,4 +1,4 @@
-"""Entry of a sandboxed process: leaves the network where it may, runs the program within limits, ends what it left.
+"""Entry of a sandboxed process: drops the network and writes elsewhere, runs the program, ends what it left.
 
 Run as a file by ``python -I`` with the limits as JSON in the first argument, the program's file in the second and its
 arguments after that. It stands alone: it imports nothing of the platform.
@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,12 @@ from contextlib import suppress
 _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _PAUSE_S = 0.001
+
+# Landlock (linux/landlock.h): the numbers of its calls are the same on all architectures.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38  # the last: PR_SET_NO_NEW_PRIVS
+_WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
+_MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 
 
 def main() -> None:
@@ -45,9 +52,33 @@ def _leave() -> bool:
         return False
 
 
+def _confine_writes() -> bool:
+    """Deny writing, creating, renaming and deleting outside the working directory; False where there is no Landlock."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError):
+        return False
+    version = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION)
+    if version < 1:
+        return False
+    denied = _WRITE_FILE | _MAKE_AND_REMOVE | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    rules = call(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(denied)), ctypes.c_size_t(8), 0)
+    if rules < 0:
+        return False
+    for path, allowed in ((".", denied), ("/dev/null", denied & (_WRITE_FILE | _TRUNCATE))):
+        place = os.open(path, os.O_PATH)
+        rule = ctypes.create_string_buffer(struct.pack("=Qi", allowed, place))
+        call(_ADD_RULE, rules, _PATH_BENEATH, rule, 0)
+        os.close(place)
+    _control(_NO_NEW_PRIVILEGES, 1)
+    confined = call(_RESTRICT_SELF, rules, 0) == 0
+    os.close(rules)
+    return bool(confined)
+
+
 def _control(option: int, value: int) -> None:
     with suppress(AttributeError):  # not Linux
-        ctypes.CDLL(None).prctl(option, value)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _end_children() -> None:
@@ -74,6 +105,7 @@ def _children() -> Iterator[int]:
 
 
 def _become(limits: dict[str, int], program: list[str]) -> None:
+    _confine_writes()
     for name in ("CPU", "AS", "FSIZE", "NPROC", "NOFILE", "CORE"):
         limit = limits[name]
         kind = getattr(resource, f"RLIMIT_{name}")
