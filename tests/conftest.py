@@ -46,6 +46,8 @@ LONGEST = (
     "e2e/test_policies.py",
     "e2e/test_ui.py",
     "tuner/test_tune_runs.py",
+    "tuner/test_notebook.py",
+    "processes/test_shared_databases.py",
     "deploy/test_postgres.py",
     "training/test_trainer_checkpoint.py",
     "training/test_trainer_resume.py",

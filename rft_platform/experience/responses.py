@@ -104,6 +104,6 @@ def _agentscope_message(name: str) -> type | None:
         return None
     try:
         from agentscope.message import Msg
-    except ImportError:
+    except Exception:  # not installed, or an installation that is broken
         return None
     return Msg if _name(Msg) == name else None

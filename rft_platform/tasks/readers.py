@@ -122,11 +122,13 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
 def _parse(path: Path, text: str, first_line: int) -> Any:
     try:
         return json.loads(text)
-    except RecursionError:
-        raise UserError(f"{path}, line {first_line}: not readable JSON: nested too deep") from None
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise UserError(f"{path}, line {line}: not valid JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise UserError(f"{path}, line {first_line}: not readable JSON: nested too deep") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise UserError(f"{path}, line {first_line}: not readable JSON: {error}") from None
 
 
 def _object(path: Path, number: int, row: Any) -> dict[str, Any]:

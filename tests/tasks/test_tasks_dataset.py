@@ -196,11 +196,14 @@ def test_gsm8k_loads_from_its_folder(test_data: Path) -> None:
     assert find_leaks(train.tasks, held_out.tasks) == []
 
 
-def test_half_a_surrogate_pair_and_deep_json_are_named_by_their_line(tmp_path: Path) -> None:
+def test_json_that_python_cannot_hold_is_named_by_its_line(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text('{"question": "a", "answer": "b"}\n{"question": "cut \\ud83d", "answer": "b"}\n')
     with pytest.raises(UserError, match=r"tasks\.jsonl, line 2: holds '\\ud83d', half of a surrogate pair"):
         load_tasks(str(file))
     file.write_text('{"question": "a", "answer": ' + "[" * 100_000 + "}\n")
     with pytest.raises(UserError, match=r"tasks\.jsonl, line 1: not readable JSON: nested too deep"):
+        load_tasks(str(file))
+    file.write_text('{"question": "a", "answer": ' + "9" * 5000 + "}\n")
+    with pytest.raises(UserError, match=r"tasks\.jsonl, line 1: not readable JSON: .*4300 digits"):
         load_tasks(str(file))
