@@ -18,7 +18,8 @@ class JudgeConfig(dg.Config):
     """Which judge to use for this run."""
 
     judge: str = Field(
-        default="", description="Built-in judge or package.module:function in place of the configured one."
+        default="",
+        description="Built-in judge or package.module:function. Empty: the judge of the project's configuration.",
     )
     judge_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of that judge.")
     judges: list[dict[str, Any]] = Field(

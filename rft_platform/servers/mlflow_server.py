@@ -8,6 +8,7 @@ everything; it takes another application only from an installed plugin.
 import argparse
 import os
 import sys
+import uuid
 
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
@@ -46,6 +47,8 @@ def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
         constants.ARTIFACT_ROOT_ENV_VAR: root,
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
+        "_MLFLOW_SERVER_BOOT_ID": uuid.uuid4().hex,
+        "_MLFLOW_IN_JOB_EXECUTOR": "false",  # the server must never rebuild stored code
         "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard checks the Host, by the platform's own list
     }
     if options.artifacts_destination:

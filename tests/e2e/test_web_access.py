@@ -20,7 +20,7 @@ from interface import Ui, running_ui
 
 from rft_platform.processes.spawn import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 #: What a careless user may call a file: modules of the standard library and of ours, imported early or late.
 SHADOWS = ("gql", "types", "datasets", "httpx", "duckdb", "statistics", "yaml", "queue", "tokenizers")
@@ -220,7 +220,7 @@ def test_scripts_launch_runs_and_the_users_modules_are_found(ui: Ui, project: An
     headers = {"Authorization": f"Bearer {ui.token}"}
     client = DagsterGraphQLClient(host, port_number=int(port), headers=headers)
     run = client.submit_job_execution("warm_start_job")
-    assert ui.end_of(run) == "SUCCESS", ui.tags(run)
+    assert ui.end_of(run, timeout=600) == "SUCCESS", ui.tags(run)
 
 
 def test_files_of_the_user_shadow_no_library_of_engine_trainer_and_workers(project: Any) -> None:
@@ -239,4 +239,4 @@ def test_runs_of_commands_are_shown_with_their_job_and_can_be_executed_again(ui:
     assert {job["name"] for job in repository["jobs"] if job["runs"]} >= {"explore_job", "judge_job", "warm_start_job"}
     again = ui.ask(EXECUTE_AGAIN, parent=on_its_page[0]["runId"])["launchPipelineReexecution"]
     assert again["__typename"] == "LaunchRunSuccess", again
-    assert ui.end_of(again["run"]["runId"]) == "SUCCESS", ui.tags(again["run"]["runId"])
+    assert ui.end_of(again["run"]["runId"], timeout=600) == "SUCCESS", ui.tags(again["run"]["runId"])
