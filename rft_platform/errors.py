@@ -121,6 +121,19 @@ class StorageError(RftError):
     hint = "bring the file back or make it again as the message says, then launch the job again"
 
 
+class FileSystemError(StorageError):
+    """The file system refused an operation for a reason of its own, such as missing locks or mounts."""
+
+    hint = "see to the disk or its mount as the message says, then launch the job again"
+
+
+class FileSystemDownError(FileSystemError):
+    """A disk or network file system failed for a moment, or for good: a retry tells."""
+
+    retryable = True
+    hint = _REPEATED
+
+
 class DiskFullError(StorageError):
     """A write found no room. What stood there before still stands; nothing half-written is seen."""
 

@@ -9,11 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import rft_platform
-from rft_platform.errors import DiskFullError, OutOfMemoryError, RftError, TransientError, UserCodeError
+from rft_platform.errors import (
+    DiskFullError,
+    FileSystemDownError,
+    FileSystemError,
+    OutOfMemoryError,
+    RftError,
+    StorageError,
+    TransientError,
+    UserCodeError,
+)
 from rft_platform.observability.secrets import redact
+from rft_platform.sqlite_files import is_damage, named_damage
 
 CAUSE_CHARACTERS = 300  # of the one line that runs, plans and skip reasons carry
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+#: Troubles of file systems other than a full one, and what to do.
+FILE_SYSTEM: dict[int | None, str] = {
+    errno.EIO: "the disk or its network fails: see the kernel's log, then start again",
+    errno.ESTALE: "the network file system lost the file: see that it is mounted, then start again",
+    errno.EXDEV: "keep RFT_HOME and everything below it on one file system, without mounts inside",
+    errno.ENOLCK: "the file system has no locks: put RFT_HOME on a local disk, or mount NFS with locks",
+    errno.EROFS: "the file system is read-only: mount it writable, or point RFT_HOME at another disk",
+}
+_MAY_PASS = (errno.EIO, errno.ESTALE)
 # Libraries that write for us (safetensors, SQLite) tell of a full disk in words only.
 _FULL_IN_WORDS = re.compile(r"No space left on device|os error 28\b|database or disk is full|Disk quota exceeded")
 _MEMORY_IN_WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
@@ -75,9 +94,23 @@ def _classified(error: BaseException) -> RftError:
     place = user_place(error)
     if place is not None:
         return UserCodeError(f"{name} ({place})")
+    if (found := _storage_fault(error)) is not None:
+        return found
     if any(_is_transient(link) for link in _causes(error)):
         return TransientError(name)
     return RftError(f"{name} ({_innermost_place(error)}): the platform did not expect this")
+
+
+def _storage_fault(error: BaseException) -> StorageError | None:
+    """The error of a file system or of a damaged database that ``error`` is, or was caused by."""
+    for link in _causes(error):
+        if isinstance(link, OSError) and link.errno in FILE_SYSTEM:
+            kind = FileSystemDownError if link.errno in _MAY_PASS else FileSystemError
+            file = link.filename2 or link.filename or "a file"
+            return kind(f"{file}: {link.strerror}: {FILE_SYSTEM[link.errno]}")
+        if is_damage(link):
+            return StorageError(named_damage(link))
+    return None
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -31,15 +31,8 @@ def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path)
         yield temp
-        _fsync_tree(temp)
-        if temp.is_dir() and path.exists():
-            old = temporary_path(path, "old")
-            path.rename(old)
-            temp.rename(path)
-            shutil.rmtree(old)
-        else:
-            temp.replace(path)
-        _fsync(path.parent)
+        with naming(path):
+            _put_in_place(temp, path)
     except Exception as error:
         if isinstance(error, DiskFullError) or not is_disk_full(error):
             raise
@@ -51,9 +44,32 @@ def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
             temp.unlink()
 
 
+def _put_in_place(temp: Path, path: Path) -> None:
+    _fsync_tree(temp)
+    if temp.is_dir() and path.exists():
+        old = temporary_path(path, "old")
+        path.rename(old)
+        temp.rename(path)
+        shutil.rmtree(old)
+    else:
+        temp.replace(path)
+    _fsync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Have an OSError of the block name ``path`` where it names no file: flock, fsync and write do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8, atomically."""
-    with atomic_path(path) as temp:
+    with atomic_path(path) as temp, naming(path):
         temp.write_text(text, encoding="utf-8")
 
 

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import typer
 
-from rft_platform.errors import DiskFullError, RftError, UserError
+from rft_platform.errors import DiskFullError, RftError, StorageError, UserError
+from rft_platform.faults import as_fault
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -39,10 +40,14 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(BAD_INPUT if isinstance(error, UserError | DiskFullError) else FAILED) from None
     except Exception as error:
         trouble = disk_trouble(error)
-        if trouble is None:
+        if trouble is not None:
+            complain(trouble)
+            raise typer.Exit(BAD_INPUT) from None
+        fault = as_fault(error)
+        if not isinstance(fault, StorageError):
             raise
-        complain(trouble)
-        raise typer.Exit(BAD_INPUT) from None
+        complain(str(fault))
+        raise typer.Exit(FAILED) from None
 
 
 def complain(message: str) -> None:

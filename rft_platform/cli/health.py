@@ -12,8 +12,10 @@ from rft_platform.config.home import Home
 from rft_platform.driving.machine import cpu_count, gpu_count, installed_version
 from rft_platform.driving.preflight import check_room, check_writable, nearest_folder
 from rft_platform.errors import EngineError, RftError, UserError
+from rft_platform.faults import as_fault
 from rft_platform.servers.leases import Held, leases_of
 from rft_platform.servers.supervise import port_is_free
+from rft_platform.sqlite_files import damaged_databases, databases
 
 _PACKAGE = "rft-platform"
 _PORTS = {
@@ -38,6 +40,7 @@ def findings(home: Home) -> Iterator[Finding]:
     yield from package_findings()
     yield from home_findings(home)
     yield from config_findings(home)
+    yield from database_findings(home)
     yield from partition_findings(home)
     yield from process_findings(home)
     yield from port_findings(home)
@@ -109,6 +112,16 @@ def config_findings(home: Home) -> Iterator[Finding]:
     yield Finding("project", "ok", f"{config.project}/{config.name}, {home.config_file}")
 
 
+def database_findings(home: Home) -> Iterator[Finding]:
+    """Can every database of the project be read, page by page."""
+    damaged = list(damaged_databases(home.root, thorough=True))
+    for database in damaged:
+        yield Finding("database", "fail", f"{database.path} is damaged ({database.why})", database.remedy)
+    whole = len(databases(home.root)) - len(damaged)
+    if whole:
+        yield Finding("database", "ok", f"{whole} can be read")
+
+
 def partition_findings(home: Home) -> Iterator[Finding]:
     """Partitions in Dagster that name no round."""
     if not (home.dagster / "dagster.yaml").exists():
@@ -120,8 +133,8 @@ def partition_findings(home: Home) -> Iterator[Finding]:
         with open_instance(home) as instance:
             unknown = unknown_partitions(instance)
     except Exception as error:  # whatever a damaged database or settings file raises
-        said = f"Dagster's databases in {home.dagster} cannot be read ({type(error).__name__}: {error})"
-        yield Finding("partitions", "fail", said.splitlines()[0], f"restore {home.dagster} from a backup")
+        said = str(as_fault(error)).splitlines()[0]
+        yield Finding("partitions", "fail", f"cannot be read: {said}", f"repair the databases in {home.dagster}")
         return
     if unknown:
         said = f"Dagster has the partitions {', '.join(unknown)}, which name no round (r0001, r0002, ...)"

@@ -1,15 +1,19 @@
 """What every drive of a project cost: wall clock, processor time, and the time each launch took."""
 
+import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rft_platform.config.home import Home
+from rft_platform.errors import RftError
 from rft_platform.files import read_json, write_json
 from rft_platform.servers.leases import leases_of, processor_seconds
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -35,13 +39,24 @@ def recorded_cost(home: Home) -> Iterator[DriveCost]:
         cost.cpu_s = time.process_time() - cpu
         for held in leases_of(home):
             cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
-        write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
+        try:
+            write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
+        except (OSError, RftError) as error:  # bookkeeping: it must neither fail a run nor hide what failed it
+            LOG.warning("the cost of this run was not recorded: %s", error)
 
 
 def drive_costs(home: Home) -> list[DriveCost]:
-    """All drives so far, oldest first."""
+    """All drives so far, oldest first. A ledger that cannot be read is moved aside: it is no reason to stop."""
     file = _file(home)
-    return [DriveCost(**item) for item in read_json(file)] if file.exists() else []
+    try:
+        return [DriveCost(**item) for item in read_json(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        LOG.warning("%s cannot be read (%s): what earlier runs took is not shown", file, error)
+        with suppress(OSError):
+            file.replace(file.with_name(f"{file.name}.damaged"))
+        return []
 
 
 def launch_seconds(home: Home) -> dict[int, float]:

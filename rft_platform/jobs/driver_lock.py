@@ -4,6 +4,7 @@ import fcntl
 
 from rft_platform.config.home import Home
 from rft_platform.errors import UserError
+from rft_platform.files import naming
 
 _LOCK = "driver.lock.lock"  # the lock file beside `leases/driver.lock`, see processes.lease.locked
 
@@ -13,7 +14,7 @@ def driver_is_running(home: Home) -> bool:
     file = home.leases / _LOCK
     if not file.exists():
         return False
-    with file.open("r") as stream:
+    with file.open("r") as stream, naming(file):
         try:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -5,8 +5,8 @@ from dagster._core.instance.ref import InstanceRef
 
 from rft_platform.assets.faults import fault_tags
 from rft_platform.config.home import Home
-from rft_platform.errors import TransientError
-from rft_platform.jobs.settings import ensure_settings
+from rft_platform.errors import TransientError, UserError
+from rft_platform.jobs.settings import REPAIR_SETTINGS, ensure_settings
 from rft_platform.jobs.storage import ensure_storage
 from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers
@@ -28,7 +28,11 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
     with locked(home.dagster / "instance"):  # two processes that make Dagster's tables at once spoil them for good
         ensure_settings(settings := home.dagster / "dagster.yaml")
         ensure_storage(settings)
-        return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
+        try:
+            return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
+        except dg.DagsterInvalidConfigError as error:
+            found = [found.message.split(" Expected: ")[0] for found in error.errors]
+            raise UserError(f"{settings}: {'; '.join(found)} {REPAIR_SETTINGS}") from error
 
 
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:

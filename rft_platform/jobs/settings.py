@@ -3,9 +3,11 @@
 import hashlib
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.storage import BLOCK
 
@@ -21,6 +23,10 @@ _EARLIER = frozenset(
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
 
+#: What to do about a broken file.
+REPAIR_SETTINGS = "set it right, or delete it, and the platform's own settings are written anew"
+
+
 def shipped_settings() -> str:
     """The file as this version writes it."""
     return resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8")
@@ -32,15 +38,32 @@ def ensure_settings(file: Path) -> None:
     if not file.exists():
         write_text(file, shipped)
         return
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is no text ({error.reason}): {REPAIR_SETTINGS}") from error
     ours_alone = text.removesuffix(BLOCK)
     if ours_alone == shipped:
         return
     if hashlib.sha256(ours_alone.encode()).hexdigest() in _EARLIER:
         write_text(file, shipped + text[len(ours_alone) :])
         return
-    sections, ours = yaml.safe_load(text) or {}, yaml.safe_load(shipped)
+    sections, ours = _sections(file, text), yaml.safe_load(shipped)
     added = {name: ours[name] for name, instead in _NEEDED.items() if not {name, instead} & set(sections)}
     if added:
         block = yaml.safe_dump(added, sort_keys=False)
         write_text(file, f"{text.rstrip()}\n\n# Added by the platform: see its own dagster.yaml.\n{block}")
+
+
+def _sections(file: Path, text: str) -> dict[str, Any]:
+    try:
+        sections = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise UserError(
+            f"{file}: {where}{getattr(error, 'problem', None) or 'is no YAML'}: {REPAIR_SETTINGS}"
+        ) from error
+    if not isinstance(sections, dict):
+        raise UserError(f"{file}: is no mapping of sections: {REPAIR_SETTINGS}")
+    return sections

@@ -20,7 +20,7 @@ from typing import IO, Any
 import psutil
 
 from rft_platform.errors import TransientError
-from rft_platform.files import atomic_path, read_json
+from rft_platform.files import atomic_path, naming, read_json
 
 CREATE_TIME_TOLERANCE_S = 1.0  # the kernel's boot time, from which creation times derive, moves when the clock is set
 LEASE_VARIABLE = "RFT_LEASE"  # environment variable of a process that was started for a lease: the lease's path
@@ -143,7 +143,8 @@ def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("a+", encoding="utf-8") as stream:
-        _acquire(stream, timeout_s)
+        with naming(path):
+            _acquire(stream, timeout_s)
         with suppress(OSError):  # the name of the holder is for messages only: a full disk must not prevent the lock
             os.ftruncate(stream.fileno(), 0)
             os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)

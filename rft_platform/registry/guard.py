@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
-from rft_platform.errors import DiskFullError, RegistryError
+from rft_platform.errors import DiskFullError, RegistryError, StorageError
 from rft_platform.faults import is_disk_full
+from rft_platform.observability.secrets import redact
+from rft_platform.sqlite_files import DamagedDatabase, damage_of_database, database_file, is_damage, remedy
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -55,10 +57,13 @@ def registry_errors(tracking_uri: str) -> Iterator[None]:
     """Turn MLflow's failures into ``RegistryError``, a full disk into ``DiskFullError``; its answers pass."""
     from mlflow.exceptions import MlflowException
     from requests import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
-    except (MlflowException, RequestException, OSError) as error:
+    except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+        if is_damage(error):
+            raise StorageError(_damage(error, tracking_uri)) from error
         if isinstance(error, MlflowException) and error.error_code in _ANSWERS:
             raise
         if is_disk_full(error):
@@ -66,6 +71,13 @@ def registry_errors(tracking_uri: str) -> Iterator[None]:
         raise RegistryError(
             f"MLflow at {tracking_uri} failed ({_first_line(error)}): check that it is running and can write"
         ) from error
+
+
+def _damage(error: Exception, tracking_uri: str) -> str:
+    file = database_file(tracking_uri)
+    if file is None:
+        return f"the database of MLflow {redact(tracking_uri)} is damaged ({_first_line(error)}): restore it"
+    return str(DamagedDatabase(file, damage_of_database(file) or _first_line(error), remedy(file)))
 
 
 def _first_line(error: Exception) -> str:

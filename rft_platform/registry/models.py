@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rft_platform.checkpoint_files import checkpoint_damage, digest_once
 from rft_platform.errors import DamagedError, RegistryLostError, StorageError, UserError
 from rft_platform.observability.secrets import redact
-from rft_platform.registry.store import check_name, database_file, is_server, open_client
+from rft_platform.registry.store import check_name, is_server, open_client
 from rft_platform.registry.tracking import TrainingRun
+from rft_platform.sqlite_files import database_file
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

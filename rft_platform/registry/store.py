@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.errors import RegistryError, UserError
-from rft_platform.files import atomic_path
+from rft_platform.files import atomic_path, naming
 from rft_platform.processes.collector import importing
 from rft_platform.registry.guard import guarded, registry_errors
+from rft_platform.sqlite_files import SQLITE_URI, database_file
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-_SQLITE = "sqlite:///"
-_SCHEMES = (_SQLITE, "postgresql", "mysql", "mssql", "http://", "https://")
+_SCHEMES = (SQLITE_URI, "postgresql", "mysql", "mssql", "http://", "https://")
 #: MLflow's own client would wait and retry for minutes: a round is rather repeated later. Seconds; tries beyond one.
 _HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
@@ -74,12 +74,7 @@ def make_database(tracking_uri: str) -> None:
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
             with registry_errors(tracking_uri), atomic_path(file) as temp:
-                SqlAlchemyStore(f"{_SQLITE}{temp}", str(file.parent / "artifacts")).engine.dispose()
-
-
-def database_file(tracking_uri: str) -> Path | None:
-    """The SQLite file behind ``tracking_uri``; None for servers and other databases."""
-    return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
+                SqlAlchemyStore(f"{SQLITE_URI}{temp}", str(file.parent / "artifacts")).engine.dispose()
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -120,5 +115,6 @@ def _locked_folder(folder: Path, tracking_uri: str) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"MLflow store {tracking_uri}: {folder} cannot be written ({error.strerror})") from error
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        with naming(folder / ".mlflow.lock"):
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -8,9 +8,9 @@ from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.registry.models import NotedVersion, lost
 from rft_platform.registry.reading import read_versions
-from rft_platform.registry.store import database_file
 from rft_platform.rounds.policy import NOTE, Policy, note_of, published
 from rft_platform.rounds.project import Project
+from rft_platform.sqlite_files import database_file
 
 
 @dataclass(frozen=True, slots=True)

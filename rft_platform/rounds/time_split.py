@@ -15,14 +15,14 @@ def time_split(
 ) -> dict[str, float]:
     """Seconds by part; ``overhead`` is what the round's launches took beyond that, where ``wall_s`` (of all) is known.
 
-    A note that is missing is an empty mapping; its part is then left out.
+    A note that is missing is an empty mapping; its part is then left out, as is that of a note without ``seconds``.
     """
     scores = evaluated.get("metrics", {})
     measured = {
         "rollout": explored.get("seconds"),
         "judge": judged.get("seconds"),
         # Handing the weights to the engine is part of training them.
-        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained else None,
+        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained.get("seconds") else None,
         "evaluation": scores.get("evaluation_s"),
     }
     split = {name: float(seconds) for name in PARTS if (seconds := measured[name]) is not None}

@@ -1,0 +1,100 @@
+"""Find damaged SQLite files below a project's folder, and say which can be lost and what to do.
+
+SQLite's errors do not name the file. Whoever meets one asks here which file of the project is damaged.
+"""
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+#: How the address of an SQLite database begins.
+SQLITE_URI = "sqlite:///"
+_PATTERNS = ("dagster/**/*.db", "mlflow/*.db", "judging/*.sqlite")
+_DAMAGED_IN_WORDS = re.compile(
+    r"file is not a database|database disk image is malformed|malformed database schema|disk I/O error"
+    r"|unsupported file format|\bno such table\b"
+)
+_MAGIC, _MOST_NAMED = b"SQLite format 3\x00", 3
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedDatabase:
+    """A database that cannot be read, and what to do about it."""
+
+    path: Path
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged ({self.why}): {self.remedy}"
+
+
+def database_file(uri: str) -> Path | None:
+    """The file behind ``sqlite:///FILE``; None for servers and other databases."""
+    return Path(uri.removeprefix(SQLITE_URI)) if uri.startswith(SQLITE_URI) else None
+
+
+def databases(root: Path) -> list[Path]:
+    """Every SQLite file below a project's folder."""
+    return sorted({path for pattern in _PATTERNS for path in root.glob(pattern) if path.is_file()})
+
+
+def damaged_databases(root: Path, *, thorough: bool = False) -> Iterator[DamagedDatabase]:
+    """Those that cannot be read; ``thorough`` reads every page, else the header and the schema are read."""
+    for path in databases(root):
+        why = damage_of_database(path, thorough=thorough)
+        if why is not None:
+            yield DamagedDatabase(path, why, remedy(path))
+
+
+def damage_of_database(path: Path, *, thorough: bool = True) -> str | None:
+    """What is wrong with a SQLite file; None: it can be read. An empty file is an empty database."""
+    try:
+        with path.open("rb") as stream:
+            header = stream.read(len(_MAGIC))
+        if header and header != _MAGIC:
+            return "file is not a database"
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if thorough else "ok"
+    except sqlite3.Error as error:
+        return None if "locked" in str(error) else str(error)
+    except OSError as error:
+        return str(error.strerror)
+    return None if found == "ok" else " ".join(str(found).split())
+
+
+def remedy(path: Path) -> str:
+    """What to do about a damaged database: move it away, with what is lost by it."""
+    move = f"move it away (with {path.name}-wal and {path.name}-shm) and start again"
+    if path.name == "mlflow.db":
+        return f"move it away (with {path.name}-wal and {path.name}-shm) and run `rft models rebuild`"
+    if path.parent.name == "judging":
+        return f"{move}; answers of judge models are asked for again, and what they have cost is counted anew"
+    return f"{move}; only Dagster's history of runs is lost"
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether one exception is SQLite's complaint about a damaged file, as it is or as another library tells it."""
+    database = isinstance(error, sqlite3.DatabaseError) or type(error).__module__.startswith(("sqlalchemy", "mlflow"))
+    return database and _DAMAGED_IN_WORDS.search(str(error)) is not None
+
+
+def named_damage(error: BaseException, root: Path | None = None) -> str:
+    """One line for an error of ``is_damage``: the damaged files of the project with remedies.
+
+    ``root`` is the project's folder, by default that which ``RFT_HOME`` names.
+    """
+    root = root or Path(os.environ.get("RFT_HOME", ".rft"))
+    found = list(damaged_databases(root)) or list(damaged_databases(root, thorough=True))
+    if found:
+        return "; ".join(map(str, found[:_MOST_NAMED]))
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return (
+        f"SQLite cannot read a database below {root.absolute()} ({first}): see that the disk works and has room; "
+        "`rft doctor` checks every database"
+    )
