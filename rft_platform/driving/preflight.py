@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
 _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
 _DRIVEN_MODES = ("both", "explore", "train", "bench")
+_TRAINING_MODES = ("both", "train", "colocate")
 _NOT_BUILT = {
     "serve": "the explorer service of online training is not built yet",
     "colocate": "engine and trainer have processes of their own here, also on one GPU: mode both does the same work",
@@ -47,6 +48,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     project = Project(home, config)
     problems = list(_problems(project))
     problems += [] if dry else _missing_models(config)
+    problems = problems or list(_untrainable_models(config))  # imports transformers: for what is right otherwise
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     if not dry:
@@ -143,6 +145,22 @@ def _writes_checkpoints(config: RftConfig) -> bool:
 def _serves(project: "Project") -> bool:
     """Whether the run needs an engine: an offline training does for its evaluation."""
     return project.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
+
+
+def _untrainable_models(config: RftConfig) -> Iterator[str]:
+    """A line for each policy in a local folder that the trainer would refuse."""
+    from rft_platform.inference.launcher import check_model_folder
+    from rft_platform.training.trainable import check_trainable
+
+    if config.mode not in _TRAINING_MODES:
+        return
+    models = {"model.model_path": config.model.model_path}
+    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
+    for key, name in models.items():
+        folder = Path(name)
+        if folder.is_dir() and not any(_attempt(check_model_folder, folder)):
+            problems = _attempt(check_trainable, folder, config.model.max_model_len)
+            yield from (f"{key}: {problem}" for problem in problems)
 
 
 def _missing_models(config: RftConfig) -> list[str]:

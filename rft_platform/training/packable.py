@@ -1,22 +1,33 @@
-"""Which models can be packed: those in which nothing but attention lets one token of a pack know of another.
+"""Which models can be packed: only attention may let one token of a pack see another, and it must follow the plan.
 
-Attention follows the pack's plan. Convolutions, linear attention and state-space layers would run over the pack as if
-it were one row, and rotary frequencies that follow the longest row in a pack would make a row depend on its neighbours.
+Convolutions, linear attention and state-space layers would run over the pack as if it were one row, and rotary
+frequencies that follow the longest row in a pack would make a row depend on its neighbours. Packed attention computes
+plain softmax attention: without sinks, soft-capping, masks of the model's own and windows that a row can outgrow.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rft_platform.errors import UserError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+#: By ``model_type``: models of transformers whose attention is never given the pack's plan, or adds to the mask itself.
+OWN_ATTENTION = {
+    "doge": "its attention computes a mask of its own",
+    "moshi": "its attention lacks the interface that packs need",
+    "nemotron": "its attention lacks the interface that packs need",
+    "stablelm": "its attention lacks the interface that packs need",
+    "xglm": "its attention lacks the interface that packs need",
+}
+#: By ``model_type``: their sliding window is part of the mask alone, which a pack replaces, so it would be ignored.
+WINDOW_IN_MASK = frozenset({"phimoe", "qwen2_moe"})
 
 
 def check_packable(model: Any) -> None:
     """UserError where rows of one pack would leak into each other in ``model``, a model of transformers with a head.
 
     Every decoder layer must be attention (``self_attn``; ``layer_types`` of the configuration, where given, full or
-    sliding), and rotary frequencies must not depend on the length of what is computed.
+    sliding) of the kind that packs compute, and rotary frequencies must not depend on the length of what is computed.
     """
     config, name = model.config.get_text_config(), type(model).__name__
     others = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
@@ -28,9 +39,45 @@ def check_packable(model: Any) -> None:
             f"{name} has {found if layers else 'no decoder layers called layers'}: rows are trained in packs, where "
             "only attention keeps them apart; choose a model whose layers are all full_attention or sliding_attention"
         )
+    _check_attention(name, config, [layer.self_attn for layer in layers])
     for rope in _ropes(getattr(config, "rope_parameters", None)):
         if rope.get("rope_type") in ("dynamic", "longrope"):
             _check_rope(name, rope, config.max_position_embeddings)
+
+
+def check_window(model: Any, longest: int | None) -> None:
+    """UserError where rows of ``longest`` tokens (None: the model's whole context) outgrow its sliding window."""
+    config = model.config.get_text_config()
+    window, longest = sliding_window(config), longest or config.max_position_embeddings
+    if window is not None and longest > window:
+        raise UserError(
+            f"{type(model).__name__} has sliding_window {window} in config.json, but rows can have {longest} tokens; "
+            f"training supports no sliding window: set model.max_model_len to {window} or less, or choose another model"
+        )
+
+
+def sliding_window(config: Any) -> int | None:
+    """Width of the sliding window that a text configuration applies in some layer; None where every layer sees all."""
+    types = getattr(config, "layer_types", None)
+    if getattr(config, "use_sliding_window", None) is False or (types is not None and "sliding_attention" not in types):
+        return None
+    return getattr(config, "sliding_window", None) or None
+
+
+def _check_attention(model: str, config: Any, layers: Sequence[Any]) -> None:
+    """UserError for attention that packs do not compute."""
+    found = OWN_ATTENTION.get(config.model_type)
+    if any(getattr(layer, "sinks", None) is not None for layer in layers):
+        found = "its attention has sinks"
+    elif any(getattr(layer, "attn_logit_softcapping", None) is not None for layer in layers):
+        found = f"its attention is soft-capped (attn_logit_softcapping {config.attn_logit_softcapping})"
+    window = sliding_window(config) if config.model_type in WINDOW_IN_MASK else None
+    if window is not None and window < config.max_position_embeddings:
+        found = (
+            f"its sliding_window {window} is shorter than its max_position_embeddings {config.max_position_embeddings}"
+        )
+    if found:
+        raise UserError(f"{model} cannot be trained: {found}, which packed rows do not support; choose another model")
 
 
 def _ropes(parameters: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:

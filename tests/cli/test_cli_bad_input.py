@@ -58,6 +58,44 @@ def test_run_refuses(
     assert not home.root.exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            '{"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}',
+            "model.model_path: MistralForCausalLM has sliding_window 4096 in config.json, but rows can have 32768",
+        ),
+        ('{"model_type": "gpt_oss"}', "model.model_path: GptOssForCausalLM cannot be trained: its attention has sinks"),
+        ('{"model_type": "no_such_model"}', "transformers cannot build a causal LM from its config.json"),
+        (
+            '{"model_type": "qwen3", "hidden_size": "many"}',
+            "transformers cannot build a causal LM from its config.json",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_starts(
+    home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], settings: str, message: str
+) -> None:
+    config = write_config()
+    write_text(config.parent / "model" / "config.json", settings)
+
+    result = rft("run", "--config", config, "--dry-run")
+
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not home.root.exists()
+
+
+def test_a_window_that_no_row_outgrows_is_accepted(
+    write_config: Callable[..., Path], rft: Callable[..., Result]
+) -> None:
+    config = write_config(model={"model_path": "model", "max_model_len": 4096})
+    settings = '{"model_type": "mistral", "sliding_window": 4096, "max_position_embeddings": 32768}'
+    write_text(config.parent / "model" / "config.json", settings)
+    assert rft("run", "--config", config, "--dry-run").exit_code == 0
+
+
 def test_every_problem_is_told_at_once(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:

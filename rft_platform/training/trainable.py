@@ -1,0 +1,28 @@
+"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read."""
+
+from pathlib import Path
+
+from rft_platform.errors import UserError
+
+
+def check_trainable(folder: Path, longest: int | None) -> None:
+    """Raise UserError where the model in ``folder`` cannot be trained on rows of ``longest`` tokens.
+
+    ``longest`` None is the model's whole context. The model is built without memory for its weights and goes through
+    the same checks as when it is loaded.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rft_platform.training.logprobs import PackedPolicy
+    from rft_platform.training.packable import check_window
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds for a config.json that it does not understand
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder}: transformers cannot build a causal LM from its config.json: {reason}") from error
+    PackedPolicy(model)
+    check_window(model, longest)
