@@ -3,7 +3,11 @@
 Registered with transformers as ``packed_tree``. Any contiguous range of nodes attends only to itself and to the
 ancestors of its first node, so a pack is cut into such ranges ("blocks") wherever that saves work: small tries stay
 whole, long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA under a
-mask. On CUDA the whole pack runs at once under a block mask instead (``tree_mask``).
+mask. On CUDA the whole pack runs at once instead: under a block mask (``tree_mask``), or, where its rows share nothing,
+as variable-length attention (``varlen``).
+
+``torch.compile`` leaves attention out, as a break between two graphs of a layer: its kernels are fused already, and the
+lengths of rows, which differ from pack to pack, would otherwise be compiled in.
 """
 
 from dataclasses import dataclass
@@ -16,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from rft_platform.training.packing import Pack, ragged
 from rft_platform.training.tree_mask import tree_attention, tree_mask
+from rft_platform.training.varlen import RowRanges, row_attention, row_ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -39,23 +44,27 @@ class PaddedBlocks:
 class AttentionPlan:
     """What the attention function must know of a pack: made once a pack, used by every layer."""
 
-    nodes: int
+    tokens: int  # nodes and padding
     longest: int  # deepest row, in tokens
     blocks: list[PaddedBlocks]
-    slot: Tensor | None  # int64 [nodes]: where in the concatenated block outputs a node's own stands
-    mask: "BlockMask | None"  # in place of blocks
+    slot: Tensor | None  # int64 [tokens]: where in the concatenated block outputs a node's own stands
+    mask: "BlockMask | None" = None  # in place of blocks
+    rows: RowRanges | None = None  # likewise
 
 
 def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
     """Plan for ``pack`` on ``device`` with activations of ``dtype``."""
-    plan = AttentionPlan(len(pack.input_ids), int(np.diff(pack.path_start).max()), [], None, None)
+    plan = AttentionPlan(pack.length, int(np.diff(pack.path_start).max()), [], None)
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        plan.mask = tree_mask(pack, device)
+        if pack.shared.any():
+            plan.mask = tree_mask(pack, device)
+        else:
+            plan.rows = row_ranges(pack, device)
         return plan
     first, last = _cut(pack)
     start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
     outside = pack.shared[first]  # ancestors of the block's first node
-    slot, offset = np.empty(plan.nodes, np.int64), 0
+    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding takes some node's output, which nobody reads
     for members in _buckets(size, size + outside):
         width = int(size[members].max())
         plan.blocks.append(_pad(pack, first[members], start[members], size[members], outside[members], device, dtype))
@@ -120,6 +129,7 @@ def _pad(
     return PaddedBlocks(*nodes, mask[:, None].to(device), len(row))
 
 
+@torch.compiler.disable
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -141,9 +151,9 @@ def packed_attention(
         raise RuntimeError(
             "packed attention without its plan: run the model through PackedPolicy, which makes one a pack"
         )
-    if query.shape[0] != 1 or query.shape[2] != attention_plan.nodes:
+    if query.shape[0] != 1 or query.shape[2] != attention_plan.tokens:
         raise RuntimeError(
-            f"packed attention over {tuple(query.shape)}: the plan is for [1, H, {attention_plan.nodes}, D]"
+            f"packed attention over {tuple(query.shape)}: the plan is for [1, H, {attention_plan.tokens}, D]"
         )
     unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if sliding_window is not None and sliding_window < attention_plan.longest:
@@ -151,9 +161,11 @@ def packed_attention(
     if attention_mask is not None or unsupported:
         raise RuntimeError(f"packed attention does not support {', '.join(unsupported) or 'an attention mask'}")
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if dropout and not attention_plan.blocks:
+        raise RuntimeError(f"packed attention on CUDA has no dropout: set attention_dropout to 0, got {dropout}")
+    if attention_plan.rows is not None:
+        return row_attention(query, key, value, attention_plan.rows, scale), None
     if attention_plan.mask is not None:
-        if dropout:
-            raise RuntimeError(f"packed attention on CUDA has no dropout: set attention_dropout to 0, got {dropout}")
         return tree_attention(query, key, value, attention_plan.mask, scale), None
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
     if query.device.type == "cpu" and query.dtype == torch.bfloat16:

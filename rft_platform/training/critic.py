@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from rft_platform.errors import UserError
 from rft_platform.training.attention import ATTENTION, register_attention
-from rft_platform.training.layers import own_memory, prepare_layers
+from rft_platform.training.layers import own_memory
 from rft_platform.training.logprobs import PackTensors, packed_hidden
-from rft_platform.training.model import is_sharded, shard
+from rft_platform.training.model import is_sharded, prepare_policy, shard
 from rft_platform.training.optimizer import build_optimizer
 from rft_platform.training.packable import check_packable
 from rft_platform.training.protocol import CriticSpec
@@ -30,6 +30,7 @@ class PackedCritic(nn.Module):
         super().__init__()
         self.model = model
         self.runs_on: torch.device | None = None
+        self.static_lengths = False  # as in ``PackedPolicy``
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         check_packable(model)
         register_attention()
@@ -80,7 +81,7 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
     model.eval()  # no dropout: a value must not depend on the draw
     critic = PackedCritic(model, compute_dtype=dtype)
     critic.runs_on = ranks.device
-    prepare_layers(model, critic.body, critic.layers, ranks.layout)
+    prepare_policy(critic, model, ranks, dtype)
     if is_sharded(ranks, dtype):
         shard(critic, critic.layers, ranks, dtype, in_float32=[model.score])
     return critic

@@ -25,11 +25,11 @@ def give_values(
 
     Under FSDP every rank must call it, with its own samples.
     """
-    packs = pack(samples, max_tokens_per_pack)
+    packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
     with torch.no_grad():
         for index in range(most(len(packs), reduce or one_rank)):
-            part = packs[index] if index < len(packs) else idle_pack()
+            part = packs[index] if index < len(packs) else idle_pack(critic, max_tokens_per_pack)
             value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))
             if index < len(packs):
                 values[part.token_source] = value.cpu().numpy()
@@ -54,7 +54,7 @@ def accumulate_value_gradients(
     token: ``metrics`` is empty then.
     """
     reduce = reduce or one_rank
-    packs = pack(samples, max_tokens_per_pack)
+    packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
     count = torch.tensor([sum(np.count_nonzero(s.loss_mask) for s in samples)], dtype=torch.float64)
     tokens = float(reduce(count, "sum"))
     if not tokens:
@@ -64,7 +64,7 @@ def accumulate_value_gradients(
     sums: dict[str, Tensor] = {}
     for index in range(most(len(packs), reduce)):
         counted = index < len(packs)
-        part = packs[index] if counted else idle_pack()
+        part = packs[index] if counted else idle_pack(critic, max_tokens_per_pack)
         value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))
         out = value_loss(
             value, *(_take(column, part, counted, critic.device) for column in (old, returns)), clip=value_clip

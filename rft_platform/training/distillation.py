@@ -98,6 +98,8 @@ class _DistillationLoss(torch.autograd.Function):
             by_logits.mul_(0.0 if by_divergence is None else by_divergence[:, None])
             if by_logp is not None or by_entropy is not None:
                 by_logits += logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy)
+            if head.batch.temperature is not None:
+                by_logits.div_(head.batch.temperature[chunk.heads])
             ctx.gradient.add(head, chunk, by_logits)
         return total
 

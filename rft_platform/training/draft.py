@@ -1,8 +1,10 @@
 """What a checkpoint will hold, as it is at one moment, and how it is written: each rank its shards, rank 0 the rest."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from rft_platform.files import digest_file, digest_json, read_json, write_json
+from rft_platform.files import digest_json, read_json, write_json
 from rft_platform.training.checkpoint import Position
 from rft_platform.training.critic_state import CRITIC, MOMENTS, CriticTensors, gather_critic, write_critic
-from rft_platform.training.manifest import COMPANIONS, MASTER, OPTIMIZER, RANDOM, STATE
+from rft_platform.training.manifest import COMPANIONS, MASTER, OPTIMIZER, RANDOM, STATE, TRAINER_STATE
 from rft_platform.training.model import master_weights
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.shards import local_part, shard_file, write_shards
+from rft_platform.training.shards import local_part, on_host, shard_file, write_shards
 from rft_platform.training.state import TrainerState, gather_weights, moments, random_state
 from rft_platform.weights import digest_weights
 
@@ -33,7 +35,7 @@ class Draft:
 
     state: TrainerState
     shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, name of the files) -> by name
-    weights: dict[str, Tensor] | None  # float32 and whole, on rank 0; None: no Hugging Face weights are written
+    weights: dict[str, Tensor] | None  # whole, on rank 0; None: no Hugging Face weights are written
     critic: CriticTensors | None
     random: dict[str, Tensor]
     progress: dict[str, Any]
@@ -53,9 +55,12 @@ class Draft:
             shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
         weights = gather_weights(state) if publish else None
         critic = None if state.critic is None else gather_critic(state.critic)
-        if copy:
+        if ranks.world_size == 1:
+            shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
+        if copy and (ranks.world_size > 1 or ranks.device.type == "cpu"):
             shards = {place: _copied(tensors) for place, tensors in shards.items()}
             weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
+        if copy:
             critic = None if critic is None else critic.copied()
         return cls(state, shards, weights, critic, random_state(), _progress(state, position))
 
@@ -73,24 +78,41 @@ class Draft:
 
     def write_shards(self, folder: Path, ranks: Ranks) -> None:
         """Write this rank's part into ``folder``, the checkpoint's ``trainer_state``."""
-        for (place, name), tensors in self.shards.items():
-            write_shards(folder / place, name, tensors, ranks.rank, ranks.world_size)
+        for write in self._shard_writers(folder, ranks):
+            write()
 
-    def write_rest(self, folder: Path, trainer_state: Path) -> None:
-        """Write what is one rank's business: published weights, companions, critic, random state, progress."""
-        self._write_weights(folder)
+    def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
+        """Write this rank's part and what is one rank's business, the large files at the same time."""
+        writers = [*self._shard_writers(trainer_state, ranks), partial(self._write_weights, folder)]
+        with ThreadPoolExecutor(len(writers)) as pool:
+            for written in [pool.submit(write) for write in writers]:
+                written.result()
+        self._write_rest(folder, trainer_state)
+
+    def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], None]]:
+        return [
+            partial(write_shards, folder / place, name, tensors, ranks.rank, ranks.world_size)
+            for (place, name), tensors in self.shards.items()
+        ]
+
+    def _write_rest(self, folder: Path, trainer_state: Path) -> None:
+        """Companions, critic, random state, progress."""
         _copy_companions(self.state.folder, folder)
         save_file(self.random, trainer_state / RANDOM)
         if self.state.critic is not None and self.critic is not None:
             write_critic(trainer_state, self.state.critic, self.critic)
         write_json(trainer_state / STATE, self.progress)
 
-    def weights_digest(self, folder: Path, trainer_state: Path, ranks: Ranks) -> str:
-        """Identity of the weights written to ``folder``; of the float32 shards where no others were."""
+    def weights_digest(self, folder: Path, files: Mapping[str, Mapping[str, Any]], ranks: Ranks) -> str:
+        """Identity of the weights written to ``folder``; of the float32 shards where no others were.
+
+        ``files`` are the digests of all files there, as in the manifest.
+        """
         if self.weights is not None:
-            return digest_weights(folder)
-        files = [trainer_state / shard_file(MASTER, rank, ranks.world_size) for rank in range(ranks.world_size)]
-        return digest_json({file.name: digest_file(file) for file in files if file.exists()})
+            return digest_weights(folder, lambda path: str(files[path.name]["sha256"]))
+        names = [shard_file(MASTER, rank, ranks.world_size) for rank in range(ranks.world_size)]
+        places = {name: f"{TRAINER_STATE}/{name}" for name in names}
+        return digest_json({name: files[place]["sha256"] for name, place in places.items() if place in files})
 
     def _write_weights(self, folder: Path) -> None:
         if self.state.lora is not None:
@@ -114,6 +136,10 @@ def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
         "position": None if position is None else asdict(position),
         "kl_control": None if control is None else control.to_json(),
     }
+
+
+def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: local_part(tensor) for name, tensor in tensors.items()}
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

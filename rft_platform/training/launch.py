@@ -75,11 +75,11 @@ def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
     options = {
         "--lease": spec.lease.absolute(), "--idle-timeout": spec.idle_timeout_s, "--threads": spec.threads,
         "--dtype": spec.dtype, "--device": spec.device, "--reduce-dtype": spec.layout.reduce_dtype,
+        "--compile": "auto" if spec.layout.compile is None else "yes" if spec.layout.compile else "no",
     }  # fmt: skip
     flags = {
         "--cpu-offload": spec.layout.cpu_offload,
         "--gradient-checkpointing": spec.layout.gradient_checkpointing,
-        "--compile": spec.layout.compile,
     }
     arguments = [str(part) for option in options.items() for part in option]
     arguments += [flag for flag, wanted in flags.items() if wanted]

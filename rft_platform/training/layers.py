@@ -1,30 +1,26 @@
 """Layers computed in other ways than one by one in full: activations checkpointed, code compiled.
 
-Compilation (``torch.compile``) pays where shapes repeat. Norms and MLP see the tokens of a pack as one long sequence:
-packs are padded to a few lengths (``padded_length``) and a layer is compiled once a length. Attention is left out, a
-break in the graph: its shapes are those of the rows, which differ from pack to pack, and it does not see the padding.
+Compilation (``torch.compile``) pays where shapes repeat: packs then have one of few static lengths
+(``packing.static_length``), and a layer is compiled once a length. Attention is a break in the graph (``attention``).
 """
 
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import nn
 
 from rft_platform.errors import UserError
-from rft_platform.training.layout import Layout
 
-SHORTEST = 512  # tokens that a pack is padded to at least
-STEPS_A_DOUBLING = 4  # lengths between one power of two and the next: at most a quarter of a pack is padding
+#: Variants of a layer's code that may be compiled: lengths x (training, scoring) x models of one class, and some room.
+COMPILED_VARIANTS = 32
 
 
-def prepare_layers(model: Any, body: nn.Module, layers: nn.ModuleList, layout: Layout) -> None:
-    """Checkpoint and compile the ``layers`` of ``body``, the transformer of ``model``, as wanted; before sharding."""
-    if layout.gradient_checkpointing:
+def prepare_layers(model: Any, layers: nn.ModuleList, *, checkpointing: bool, compiled: bool) -> None:
+    """Checkpoint and compile the ``layers`` of ``model``; before sharding."""
+    if checkpointing:
         _checkpoint(model, layers)
-    if layout.compile:
-        _compile(body, layers)
+    if compiled:
+        _compile(layers)
 
 
 def own_memory(model: nn.Module) -> None:
@@ -32,14 +28,6 @@ def own_memory(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.clone()
-
-
-def padded_length(tokens: int) -> int:
-    """The length that a pack of so many tokens is padded to: 512, then four lengths a doubling."""
-    if tokens <= SHORTEST:
-        return SHORTEST
-    step = (1 << ((tokens - 1).bit_length() - 1)) // STEPS_A_DOUBLING
-    return -(-tokens // step) * step
 
 
 def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
@@ -51,26 +39,17 @@ def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
         layer.training = True
 
 
-def _compile(body: nn.Module, layers: nn.ModuleList) -> None:
-    body.register_forward_pre_hook(_pad_pack, with_kwargs=True)
+def _compile(layers: nn.ModuleList) -> None:
+    """Compile what a layer does, but not its hooks: FSDP's gather weights and must run as they are.
+
+    Code that would be compiled over and over is an error, for what torch would fall back to is slow without a word.
+    """
+    torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in layers:
-        attention: Any = layer.self_attn
-        attention.forward = torch.compiler.disable(partial(_without_padding, attention.forward))
-        layer.compile(dynamic=False)
+        layer.forward = torch.compile(layer.forward, dynamic=False)
 
 
-def _pad_pack(body: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Before the transformer: ids and positions [1, T] with zeros up to the padded length."""
-    missing = padded_length(kwargs["input_ids"].shape[1]) - kwargs["input_ids"].shape[1]
-    return args, kwargs | {name: pad(kwargs[name], (0, missing)) for name in ("input_ids", "position_ids")}
-
-
-def _without_padding(
-    attend: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
-) -> tuple[Tensor, Any]:
-    """Self-attention of the pack's own tokens; zeros for the padding."""
-    tokens = kwargs["attention_plan"].nodes
-    missing = hidden_states.shape[1] - tokens
-    cos, sin = position_embeddings
-    out, weights = attend(hidden_states[:, :tokens], position_embeddings=(cos[:, :tokens], sin[:, :tokens]), **kwargs)
-    return pad(out, (0, 0, 0, missing)), weights
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process so far: it should not grow after a training's first step."""
+    return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))

@@ -13,7 +13,11 @@ class Layout:
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # of gradients while they are summed over ranks
     cpu_offload: bool = False  # parameters, gradients and AdamW's moments rest in host memory; needs CUDA
     gradient_checkpointing: bool = False  # a layer's activations are computed again in the backward pass
-    compile: bool = False  # torch.compile of each layer; packs are padded to a few lengths
+    compile: bool | None = None  # torch.compile of each layer, for packs of few lengths; None: where it pays
+
+    def compiles(self, device_type: str, *, float32: bool) -> bool:
+        """Whether layers are compiled on this device: by default on CUDA, but not in float32."""
+        return (device_type == "cuda" and not float32) if self.compile is None else self.compile
 
     def check(self, device_type: str) -> None:
         """UserError for what this device cannot do."""

@@ -3,7 +3,8 @@
 Hidden states are taken only where a token is predicted, and each distinct (state, target) is computed once. The LM
 head runs in chunks: logits, log-softmax, the loss of the chunk's tokens and its gradient, then the logits are dropped.
 So there is never a [tokens, vocabulary] tensor beyond a chunk, and no logits are computed twice (except for losses
-that look at whole rows: those need all log-probs first).
+that look at whole rows: those need all log-probs first). On CUDA what is made of a chunk's logits is compiled
+(``fused_head``); chunks there have one size, the last is padded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,20 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from rft_platform.errors import UserError
+from rft_platform.training import fused_head
 from rft_platform.training.attention import ATTENTION, AttentionPlan, plan_attention, register_attention
 from rft_platform.training.packable import check_packable
 from rft_platform.training.packing import Pack
 
 CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 512 MiB in float32, about three times that at the peak
+FUSED_ELEMENTS = 1 << 29  # on CUDA: 1 GiB in bfloat16, twice that at the peak
+FUSED_HEADS = 8192  # and no more heads than so many, however small the vocabulary is
 
 
 @dataclass(slots=True)
 class PackTensors:
     """The parts of a ``Pack`` that the model needs, on its device."""
 
-    input_ids: Tensor  # int64 [1, T]
+    input_ids: Tensor  # int64 [1, T], padding included
     position_ids: Tensor  # int64 [1, T]
     plan: AttentionPlan
     head_node: Tensor  # int64 [H]
@@ -44,12 +49,14 @@ class PackTensors:
         """Move ``pack`` to ``device``; ``dtype`` is that of the activations."""
 
         def move(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(device, non_blocking=True)
+            tensor = torch.from_numpy(values)  # pinned, it is copied without waiting for what the device does now
+            return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
+        padding = np.zeros(pack.length - len(pack.input_ids), np.int64)
         heads, pairs = len(pack.head_node), len(pack.pair_head)
         return cls(
-            move(pack.input_ids)[None],
-            move(pack.position_ids)[None],
+            move(np.append(pack.input_ids, padding))[None],
+            move(np.append(pack.position_ids, padding))[None],
             plan_attention(pack, device, dtype),
             move(pack.head_node),
             None if (pack.head_temperature == 1).all() else move(pack.head_temperature)[:, None],
@@ -97,6 +104,57 @@ def _chunks(batch: PackTensors, size: int) -> Iterator[Chunk]:
 
 
 @dataclass(slots=True)
+class Distributions:
+    """Next-token distributions of a chunk's heads, tempered; the whole table in one of two forms."""
+
+    log_sum: Tensor | None  # float32 [C'], with ``logits``
+    logits: Tensor | None  # raw, [C', V] with C' >= C: padded, as CUDA's kernels take them
+    log_softmax: Tensor | None  # float32 [C, V], in place of both
+    softmax: Tensor | None  # likewise; its memory becomes the gradient's
+    temperature: Tensor | None  # float32 [C', 1]
+    entropy: Tensor  # float32 [C]
+    logp: Tensor  # float32 [P], of the chunk's pairs
+
+    @classmethod
+    def fused(cls, logits: Tensor, temperature: Tensor | None, chunk: Chunk) -> "Distributions":
+        """Of raw ``logits`` on CUDA."""
+        log_sum, entropy = fused_head.compiled()[0](logits, temperature)
+        target = logits[chunk.pair_head, chunk.pair_target].float()
+        if temperature is not None:
+            target = target / temperature[chunk.pair_head, 0]
+        heads = chunk.heads.stop - chunk.heads.start
+        return cls(log_sum, logits, None, None, temperature, entropy[:heads], target - log_sum[chunk.pair_head])
+
+    @classmethod
+    def plain(cls, log_softmax: Tensor, temperature: Tensor | None, chunk: Chunk) -> "Distributions":
+        """Of log-probs [C, V] that are there already."""
+        softmax = log_softmax.exp()
+        entropy = -torch.linalg.vecdot(softmax, log_softmax)
+        logp = log_softmax[chunk.pair_head, chunk.pair_target]
+        return cls(None, None, log_softmax, softmax, temperature, entropy, logp)
+
+    def gradient(self, chunk: Chunk, by_logp: Tensor | None, by_entropy: Tensor | None) -> Tensor:
+        """Gradient by the raw logits [C, V]. To be called once."""
+        if self.log_softmax is not None and self.softmax is not None:
+            by_logits = logit_gradient(self.softmax, self.log_softmax, self.entropy, chunk, by_logp, by_entropy)
+            return by_logits if self.temperature is None else by_logits.div_(self.temperature)
+        assert self.logits is not None and self.log_sum is not None
+        by_logp = torch.zeros_like(self.logp) if by_logp is None else by_logp
+        heads, missing = len(self.entropy), len(self.log_sum) - len(self.entropy)
+        by_head = torch.zeros_like(self.log_sum).index_add_(0, chunk.pair_head, by_logp)
+        by_entropy = torch.zeros_like(self.entropy) if by_entropy is None else by_entropy
+        entropy, padded = (pad(x, (0, missing)) for x in (self.entropy, by_entropy))
+        result = fused_head.compiled()[1](self.logits, self.temperature, self.log_sum, entropy, by_head, padded)
+        target = by_logp - self.logp.exp() * (
+            by_head[chunk.pair_head] + by_entropy[chunk.pair_head] * (self.logp + self.entropy[chunk.pair_head])
+        )
+        if self.temperature is not None:
+            target = target / self.temperature[chunk.pair_head, 0]
+        result[chunk.pair_head, chunk.pair_target] = target.to(result.dtype)  # pairs are distinct
+        return result[:heads]
+
+
+@dataclass(slots=True)
 class LMHead:
     """The LM head and the states it is applied to."""
 
@@ -105,9 +163,32 @@ class LMHead:
     bias: Tensor | None
     batch: PackTensors
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether chunks are computed by compiled kernels."""
+        return self.hidden.is_cuda and self.hidden.dtype != torch.float32
+
+    @property
+    def fused_heads(self) -> int:
+        """Heads of a chunk then."""
+        return max(1, min(FUSED_HEADS, FUSED_ELEMENTS // len(self.weight)))
+
     def chunks(self, elements: int | None = None) -> Iterator[Chunk]:
         """Ranges of heads of at most ``elements`` logits each, or of one head."""
+        if elements is None and self.is_fused:
+            return _chunks(self.batch, self.fused_heads)
         return _chunks(self.batch, max(1, (elements or CHUNK_ELEMENTS) // len(self.weight)))
+
+    def distributions(self, chunk: Chunk) -> Distributions:
+        """Of one of ``chunks()``."""
+        temperature = None if self.batch.temperature is None else self.batch.temperature[chunk.heads]
+        if not self.is_fused:
+            return Distributions.plain(self.log_softmax(chunk), temperature, chunk)
+        hidden = self.hidden[chunk.heads]
+        if missing := self.fused_heads - len(hidden):
+            hidden = pad(hidden, (0, 0, 0, missing))
+            temperature = None if temperature is None else pad(temperature, (0, 0, 0, missing), value=1.0)
+        return Distributions.fused(nn.functional.linear(hidden, self.weight, self.bias), temperature, chunk)
 
     def log_softmax(self, chunk: Chunk) -> Tensor:
         """float32 [C, V]."""
@@ -121,9 +202,9 @@ class LMHead:
         """Log-probs of all pairs and entropies of all heads."""
         logp, entropy = [], []
         for chunk in self.chunks():
-            log_softmax = self.log_softmax(chunk)
-            logp.append(log_softmax[chunk.pair_head, chunk.pair_target])
-            entropy.append(-torch.linalg.vecdot(log_softmax.exp(), log_softmax))
+            found = self.distributions(chunk)
+            logp.append(found.logp)
+            entropy.append(found.entropy)
         return torch.cat(logp), torch.cat(entropy)
 
 
@@ -144,9 +225,7 @@ class HeadGradient:
         return cls(torch.empty_like(head.hidden), by_weight, by_bias, head.weight.dtype)
 
     def add(self, head: LMHead, chunk: Chunk, by_logits: Tensor) -> None:
-        """Take in the gradient by a chunk's tempered logits, float32 [C, V], which is changed in place."""
-        if head.batch.temperature is not None:
-            by_logits = by_logits.div_(head.batch.temperature[chunk.heads])
+        """Take in the gradient by a chunk's raw logits [C, V]."""
         by_logits = by_logits.to(self.dtype)
         self.by_hidden[chunk.heads] = by_logits @ head.weight
         if self.by_weight is not None:
@@ -199,19 +278,16 @@ class _HeadLoss(torch.autograd.Function):
                 loss_of, everything, (logp, batch.token_pair), (entropy, batch.token_head)
             )
         for chunk in chunks:
-            log_softmax = head.log_softmax(chunk)
-            softmax = log_softmax.exp()
-            entropy = -torch.linalg.vecdot(softmax, log_softmax)
+            found = head.distributions(chunk)
             if whole_rows:
                 by_logp = None if all_logp is None else all_logp[chunk.pairs]
                 by_entropy = None if all_entropy is None else all_entropy[chunk.heads]
             else:
-                logp = log_softmax[chunk.pair_head, chunk.pair_target]
                 loss, (by_logp, by_entropy) = loss_gradient(
-                    loss_of, chunk.tokens, (logp, chunk.token_pair), (entropy, chunk.token_head)
+                    loss_of, chunk.tokens, (found.logp, chunk.token_pair), (found.entropy, chunk.token_head)
                 )
                 total = total + loss
-            gradient.add(head, chunk, logit_gradient(softmax, log_softmax, entropy, chunk, by_logp, by_entropy))
+            gradient.add(head, chunk, found.gradient(chunk, by_logp, by_entropy))
         return total
 
     @staticmethod
@@ -228,7 +304,7 @@ def logit_gradient(
     by_logp: Tensor | None,
     by_entropy: Tensor | None,
 ) -> Tensor:
-    """Gradient by the logits [C, V]; made in place of ``softmax``.
+    """Gradient by the tempered logits [C, V]; made in place of ``softmax``.
 
     A log-prob contributes onehot - softmax, an entropy -softmax * (log_softmax + entropy).
     """
@@ -255,6 +331,8 @@ class PackedPolicy(nn.Module):
         super().__init__()
         self.model = model
         self.runs_on: torch.device | None = None
+        self.static_lengths = False  # whether packs are padded to few lengths (``packing.static_length``)
+        self.compiled_for: int | None = None  # tokens a pack, once ``step.warm_up`` has compiled for them
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         check_packable(causal)

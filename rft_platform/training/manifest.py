@@ -1,6 +1,7 @@
 """What a checkpoint says of itself: where it came from, and a digest of every file. No torch here."""
 
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -73,12 +74,14 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file below ``folder``."""
-    return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest_file(path)}
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    """Size and digest of every file below ``folder``; several are read at the same time."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
+        digests = pool.map(digest_file, paths)
+        return {
+            path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
+        }
 
 
 def verify(folder: Path, manifest: Manifest) -> None:

@@ -6,7 +6,7 @@ rank: 10 % of a step of 64 rows), so a single rank that computes in its paramete
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def load_policy(
     model.eval()  # no dropout: the importance ratio would be noise
     policy = PackedPolicy(model, compute_dtype=dtype)
     policy.runs_on = ranks.device
-    prepare_layers(policy.causal, policy.body, policy.layers, ranks.layout)
+    prepare_policy(policy, policy.causal, ranks, dtype)
     if is_sharded(ranks, dtype):
         shard(policy, policy.layers, ranks, dtype)
     if not with_adapter:
@@ -125,6 +125,26 @@ def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path
             raise UserError(f"LoRA cannot be added to {folder}: {error}") from error
 
 
+class Packed(Protocol):
+    """A model that reads packs."""
+
+    static_lengths: bool
+
+    @property
+    def layers(self) -> nn.ModuleList: ...
+
+
+def prepare_policy(policy: Packed, model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Checkpoint and compile the layers of ``policy`` around ``model`` as the group's layout says; before sharding.
+
+    Its packs have static lengths where layers are compiled, and where CUDA's attention is.
+    """
+    on_cuda, layout = ranks.device.type == "cuda", ranks.layout
+    compiled = layout.compiles(ranks.device.type, float32=dtype == torch.float32)
+    policy.static_lengths = compiled or (on_cuda and dtype != torch.float32)
+    prepare_layers(model, policy.layers, checkpointing=layout.gradient_checkpointing, compiled=compiled)
+
+
 def is_sharded(ranks: Ranks, dtype: torch.dtype) -> bool:
     """Whether FSDP is used: not where one rank computes in float32, which has nothing to shard, offload or round."""
     return ranks.world_size > 1 or dtype != torch.float32 or ranks.layout.cpu_offload
@@ -145,6 +165,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
     for part in in_float32:
         fully_shard(part, mesh=mesh, offload_policy=offload)
+    gathered = ranks.world_size > 1  # one rank has nothing to give back between forward and backward
     for layer in layers:
-        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=gathered)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

@@ -15,6 +15,7 @@ import numpy as np
 from rft_platform.training.samples import Sample
 
 WORTH_SHARING = 8  # neighbours that share less than 1/8 of a row may go to different packs
+TILE = 128  # static lengths are multiples of it: what CUDA's attention kernels compute at once
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Pack:
     is a range of pairs and a range of tokens.
     """
 
+    length: int  # what the device computes: T, or the static length that T is padded to
     input_ids: np.ndarray  # int64 [T]
     position_ids: np.ndarray  # int64 [T], depth in the trie
     subtree_end: np.ndarray  # int64 [T], one past the last node below it
@@ -48,13 +50,19 @@ class Pack:
 
 
 def pack(
-    samples: Sequence[Sample], max_tokens: int, *, share_prefixes: bool = True, whole_groups: bool = False
+    samples: Sequence[Sample],
+    max_tokens: int,
+    *,
+    share_prefixes: bool = True,
+    whole_groups: bool = False,
+    static: bool = False,
 ) -> list[Pack]:
     """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets a pack of its own.
 
     Rows without a trainable token are left out. The same samples in another order give the same tries. Without
     ``share_prefixes`` every row is a tree of its own. With ``whole_groups`` the rows of a group are in one pack,
-    however long it gets.
+    however long it gets. With ``static`` packs have one of few lengths (``static_length``), so that compiled code is
+    compiled for those only; rows are then spread so that little of them is padding.
     """
     rows = _sort_rows(samples)
     if not share_prefixes:
@@ -62,7 +70,20 @@ def pack(
     if not len(rows.sample):
         return []
     units = _units_of_groups(rows, samples) if whole_groups else _units(rows)
-    return [_build(rows, ranks) for ranks in _assign(units, max_tokens)]
+    if not static:
+        return [_build(rows, np.sort(units.ranks_of(part))) for part in _best_fit(units, max_tokens)]
+    parts = _assign_static(units, max_tokens)
+    return [_build(rows, np.sort(units.ranks_of(part)), max_tokens) for part in parts]
+
+
+def static_length(tokens: int, max_tokens: int) -> int:
+    """The length that a pack of so many nodes is padded to: a quarter of ``max_tokens``, or multiples of the whole.
+
+    Both are rounded up to whole tiles of 128.
+    """
+    whole = -(-max_tokens // TILE) * TILE
+    quarter = -(-whole // (4 * TILE)) * TILE
+    return quarter if tokens <= quarter else -(-tokens // whole) * whole
 
 
 def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -149,6 +170,24 @@ class _Units:
     size: np.ndarray  # int64 [U], nodes of the unit alone
     added: np.ndarray  # int64 [U], nodes that it adds to the unit before it
 
+    def ranks_of(self, part: Sequence[int]) -> np.ndarray:
+        """Of the sorted rows, those in some of the units."""
+        return np.concatenate([self.ranks[self.start[u] : self.start[u + 1]] for u in part])
+
+    def nodes_of(self, part: Sequence[int]) -> int:
+        """Nodes of a pack of some of the units, ascending, at most: units that are not neighbours may share some."""
+        index = np.asarray(part)
+        follows = np.append(False, np.diff(index) == 1)
+        return int(np.where(follows, self.added[index], self.size[index]).sum())
+
+    def only(self, part: Sequence[int]) -> "_Units":
+        """Some of the units, ascending, numbered from 0."""
+        index = np.asarray(part)
+        follows = np.append(False, np.diff(index) == 1)
+        counts = np.diff(self.start)[index]
+        added = np.where(follows, self.added[index], self.size[index])
+        return _Units(self.ranks_of(part), np.append(0, np.cumsum(counts)), self.size[index], added)
+
 
 def _units(rows: _Rows) -> _Units:
     """Every row a unit."""
@@ -176,10 +215,10 @@ def _shared_with_next(shared: np.ndarray, order: np.ndarray) -> np.ndarray:
     return np.append(0, common)
 
 
-def _assign(units: _Units, max_tokens: int) -> list[np.ndarray]:
-    """Split the units over packs: best fit, decreasing, of runs of units that share much. Ranks, ascending."""
+def _best_fit(units: _Units, max_tokens: int) -> list[list[int]]:
+    """Split the units over packs: best fit, decreasing, of runs of units that share much."""
     if units.added.sum() <= max_tokens:
-        return [np.sort(units.ranks)]
+        return [list(range(len(units.size)))]
     starts: list[int] = []
     sizes: list[int] = []
     for u, (size, own) in enumerate(zip(units.size.tolist(), units.added.tolist(), strict=True)):
@@ -189,7 +228,7 @@ def _assign(units: _Units, max_tokens: int) -> list[np.ndarray]:
             sizes.append(size)
         else:
             sizes[-1] += own
-    bounds = units.start[np.array([*starts, len(units.size)])].tolist()
+    ends = [*starts[1:], len(units.size)]
     packs: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, pack), ascending
     for run in sorted(range(len(sizes)), key=lambda r: -sizes[r]):
@@ -197,13 +236,44 @@ def _assign(units: _Units, max_tokens: int) -> list[np.ndarray]:
         left, target = room.pop(at) if at < len(room) else (max_tokens, len(packs))
         if target == len(packs):
             packs.append([])
-        packs[target].append(run)
+        packs[target].extend(range(starts[run], ends[run]))
         insort(room, (left - sizes[run], target))
-    return [np.sort(np.concatenate([units.ranks[bounds[r] : bounds[r + 1]] for r in runs])) for runs in packs]
+    return [sorted(part) for part in packs]
 
 
-def _build(rows: _Rows, ranks: np.ndarray) -> Pack:
-    """The trie of some of the sorted rows (``ranks`` ascending)."""
+def _in_order(units: _Units, max_tokens: int) -> list[list[int]]:
+    """Split the units over packs in their order, each filled before the next begins: runs are cut where it is full."""
+    packs: list[list[int]] = []
+    filled = 0
+    for u, (size, own) in enumerate(zip(units.size.tolist(), units.added.tolist(), strict=True)):
+        if not packs or filled + own > max_tokens:
+            packs.append([])
+            filled = size
+        else:
+            filled += own
+        packs[-1].append(u)
+    return packs
+
+
+def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
+    """The split with the least padding: by best fit or in order, the emptiest pack over short ones where that helps."""
+    short = static_length(1, max_tokens)
+
+    def padded(packs: list[list[int]]) -> int:
+        return sum(static_length(units.nodes_of(part), max_tokens) for part in packs)
+
+    packs = min((split(units, max_tokens) for split in (_in_order, _best_fit)), key=padded)
+    emptiest = min(packs, key=units.nodes_of)
+    if units.size[emptiest].max() > short:
+        return packs
+    rest = units.only(emptiest)
+    parts = [[emptiest[u] for u in part] for part in min((_in_order(rest, short), _best_fit(rest, short)), key=len)]
+    apart = [*(part for part in packs if part is not emptiest), *parts]
+    return apart if padded(apart) < padded(packs) else packs
+
+
+def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pack:
+    """The trie of some of the sorted rows (``ranks`` ascending), padded to a static length where one is to be used."""
     length = rows.length[ranks]
     # Rows that became neighbours share the least that the rows between them did.
     shared = np.zeros(len(ranks), np.int64)
@@ -215,7 +285,9 @@ def _build(rows: _Rows, ranks: np.ndarray) -> Pack:
     path = _paths(row_start, path_start, shared)
     last_row = np.zeros(row_start[-1], np.int64)
     last_row[path] = row  # rows ascend, and of repeated indices the last assignment stays
+    nodes = int(row_start[-1])
     return Pack(
+        length=nodes if max_tokens is None else static_length(nodes, max_tokens),
         input_ids=rows.ids[rows.start[ranks][row[new]] + depth[new]],
         position_ids=depth[new],
         subtree_end=row_start[last_row + 1],

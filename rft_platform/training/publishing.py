@@ -92,13 +92,13 @@ class Publication:
     def _lead(self) -> None:
         trainer_state = self._temp / TRAINER_STATE
         try:
-            self.draft.write_shards(trainer_state, self.ranks)
-            self.draft.write_rest(self._temp, trainer_state)
+            self.draft.write_all(self._temp, trainer_state, self.ranks)
             write_json(self._temp / STEPS, self.steps)
             self._ended.set()
             self._await_others()
-            digest = self.draft.weights_digest(self._temp, trainer_state, self.ranks)
-            self.manifest = replace(self.manifest, weights_digest=digest, files=describe_files(self._temp))
+            files = describe_files(self._temp)
+            digest = self.draft.weights_digest(self._temp, files, self.ranks)
+            self.manifest = replace(self.manifest, weights_digest=digest, files=files)
             write_manifest(self._temp, self.manifest)
         except Exception as error:
             self._error = error

@@ -14,6 +14,7 @@ from rft_platform.training.blame import culprits, not_finite
 from rft_platform.training.critic import Critic
 from rft_platform.training.critic_step import critic_alone, step_critic
 from rft_platform.training.flops import TrainingCost, added_flops
+from rft_platform.training.layers import compiled_graphs
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.optimizer import apply_step, clip_gradients, gradient_norm
 from rft_platform.training.peak_flops import peak_flops
@@ -21,7 +22,7 @@ from rft_platform.training.plan import TrainingPlan
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.state import TrainerState
-from rft_platform.training.step import accumulate_gradients
+from rft_platform.training.step import accumulate_gradients, warm_up
 from rft_platform.training.step_metrics import DeviceClock, Stopwatch, memory_mb, row_metrics
 
 OnStep = Callable[[StepEvent], None]
@@ -52,6 +53,8 @@ class StepRun:
 
         Raises TrainingCancelled or NonFiniteError; the state is then somewhere between the parent and the result.
         """
+        with self.watch.time("compile"):
+            warm_up(self.state.policy, self.request.max_tokens_per_pack)
         for number, chosen in enumerate(self.plan.steps[len(events) :], start=len(events)):
             if self.ranks.broadcast(cancelled()):
                 raise TrainingCancelled(f"training was cancelled before step {number + 1} of {len(self.plan.steps)}")
@@ -83,6 +86,7 @@ class StepRun:
     def _step(self, chosen: np.ndarray, step: int) -> dict[str, float]:
         """The update from global step ``step``; refused where loss or gradient are not finite."""
         lap, cpu, clock = Stopwatch(), time.process_time(), DeviceClock(self.ranks.device)
+        graphs = compiled_graphs()
         if critic_alone(self.state.critic, self.request.algorithm.critic):
             metrics = self._sizes(chosen)
         else:
@@ -98,6 +102,7 @@ class StepRun:
             **row_metrics(self.plan.rows, chosen, step),
             **self._speed(metrics, lap, clock),
             "cpu_seconds": self.ranks.total(time.process_time() - cpu),
+            "compilations": float(compiled_graphs() - graphs),
         }
 
     def _update_policy(self, chosen: np.ndarray, step: int, lap: Stopwatch, clock: DeviceClock) -> dict[str, float]:

@@ -93,7 +93,8 @@ class TrainingSession:
         samples = [
             demonstration_sample(str(index), list(ids), np.arange(len(ids)) > 0) for index, ids in enumerate(sequences)
         ]
-        values = score(self.state.policy, samples, max_tokens_per_pack=_SCORE_PACK, reduce=self.ranks.reduce)
+        tokens = self.state.policy.compiled_for or _SCORE_PACK
+        values = score(self.state.policy, samples, max_tokens_per_pack=tokens, reduce=self.ranks.reduce)
         return [[0.0, *row.tolist()] for row in values]
 
     def _run(

@@ -13,7 +13,7 @@ from rft_platform.training.critic import Critic
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.model import master_weights
 from rft_platform.training.protocol import CriticSpec, LoraSpec
-from rft_platform.training.shards import ShardReader
+from rft_platform.training.shards import ShardReader, local_part, on_host
 
 #: Whole tensors, not shards: what is published for others to load.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -47,14 +47,18 @@ class TrainerState:
 
 
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
-    """Trainable float32 tensors by name, whole, on the CPU, shared ones once. For rank 0, but all must call it."""
+    """Trainable tensors by name, whole, on the CPU, in the published format, shared ones once. All ranks must call it.
+
+    One rank rounds them on its device and copies the result; several gather float32 tensors, for rank 0.
+    """
     model = state.policy.model
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept = {name: tensor for name, tensor in master_weights(model).items() if state.lora is None or name in trained}
-    if any(isinstance(tensor, DTensor) for tensor in kept.values()):
+    sharded = [tensor for tensor in kept.values() if isinstance(tensor, DTensor)]
+    if sharded and sharded[0].device_mesh.size() > 1:
         whole = get_model_state_dict(model, options=_GATHER)
         return {name: whole[name].contiguous() for name in kept if name in whole}
-    return {name: tensor.cpu().contiguous() for name, tensor in kept.items()}
+    return on_host({name: local_part(tensor).to(state.dtype).contiguous() for name, tensor in kept.items()})
 
 
 def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Gradients of one optimiser step over packed rows, and log-probs through the same path."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -13,7 +14,8 @@ from rft_platform.algorithms.objective import Objective
 from rft_platform.training.distillation import distillation_loss
 from rft_platform.training.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.logprobs import PackedPolicy, PackTensors
-from rft_platform.training.packing import Pack, pack
+from rft_platform.training.model import Packed
+from rft_platform.training.packing import Pack, pack, static_length
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
 from rft_platform.training.step_metrics import DeviceClock
@@ -57,7 +59,8 @@ def accumulate_gradients(
     reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
     with clock.time("pack", on_host=True):
         cost = TrainingCost.of(policy)
-        window = _window(samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
+        window = _window(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
+        idle = idle_pack(policy, max_tokens_per_pack)
         counts = window.counts | _operations(window.packs, cost)
     largest = reduce(torch.tensor([len(window.packs), counts["flops"]], dtype=torch.float64), "max").tolist()
     totals = reduce(torch.tensor(list(counts.values()), dtype=torch.float64), "sum").tolist()
@@ -69,7 +72,7 @@ def accumulate_gradients(
     sums: dict[str, Tensor] = {}
     for index in range(passes):
         with clock.time("pack", on_host=True):
-            part = _PartLoss(window, index, weight, policy.device)
+            part = _PartLoss(window, index, weight, policy.device, idle)
             batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
         with clock.time("forward"):
             if window.objective.policy_loss.teacher:
@@ -92,16 +95,33 @@ def score(
 
     Under FSDP every rank must call it; each gets the log-probs of its own samples.
     """
-    packs = pack(samples, max_tokens_per_pack)
+    packs = pack(samples, max_tokens_per_pack, static=policy.static_lengths)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
     with torch.no_grad():
         for index in range(most(len(packs), reduce or one_rank)):
-            part = packs[index] if index < len(packs) else idle_pack()
+            part = packs[index] if index < len(packs) else idle_pack(policy, max_tokens_per_pack)
             logp = policy(PackTensors.of(part, policy.device, policy.compute_dtype))
             if index < len(packs):
                 values[part.token_source] = logp.cpu().numpy()
     ends = np.cumsum([len(s.token_ids) for s in samples])
     return [row[s.loss_mask] for row, s in zip(np.split(values, ends[:-1]), samples, strict=True)] if samples else []
+
+
+def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
+    """Compile what a step needs for every static length, so that no later step meets one for the first time.
+
+    Runs two rows that share a prompt, padded to each length, forward and backward; gradients are dropped.
+    """
+    if not policy.static_lengths or policy.compiled_for == max_tokens_per_pack:
+        return
+    ids = np.arange(4, dtype=np.int32) % 2
+    rows = [Sample(str(last), np.append(ids, last).astype(np.int32), np.arange(5) >= 3) for last in (0, 1)]
+    (part,) = pack(rows, max_tokens_per_pack, static=True)
+    for length in {static_length(1, max_tokens_per_pack), static_length(max_tokens_per_pack, max_tokens_per_pack)}:
+        batch = PackTensors.of(replace(part, length=length), policy.device, policy.compute_dtype)
+        policy(batch, lambda logp, entropy, tokens: 0.0 * (logp.sum() + entropy.sum())).backward()
+    policy.zero_grad()
+    policy.compiled_for = max_tokens_per_pack
 
 
 class _PartLoss:
@@ -110,9 +130,9 @@ class _PartLoss:
     Past this rank's last pack it is an idle pack with weight 0: under FSDP all ranks must run as many passes.
     """
 
-    def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device) -> None:
+    def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device, idle_pack: Pack) -> None:
         idle = index >= len(window.packs)
-        self.pack = idle_pack() if idle else window.packs[index]
+        self.pack = idle_pack if idle else window.packs[index]
         self.sums: dict[str, Tensor] = {}
         self._objective = window.objective
         self._counted = 0.0 if idle else 1.0
@@ -153,6 +173,7 @@ class _PartLoss:
 
 
 def _window(
+    policy: PackedPolicy,
     samples: Sequence[Sample],
     algorithm: AlgorithmSpec,
     max_tokens: int,
@@ -161,9 +182,10 @@ def _window(
     cost: TrainingCost,
 ) -> Window:
     """The window as asked for; with None as trees, unless the rows share so little that it does not pay."""
-    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False)
+    static = policy.static_lengths
+    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
-        return Window.of(samples, algorithm, max_tokens, skip, False)
+        return Window.of(samples, algorithm, max_tokens, skip, False, static)
     return window
 
 
@@ -172,9 +194,10 @@ def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:
     return {"flops": cost.flops(Work.of_packs(packs)), "flops_unpacked": cost.flops(Work.of_rows(packs))}
 
 
-def idle_pack() -> Pack:
-    """The smallest pack: one node that predicts one token."""
-    return pack([Sample("idle", np.zeros(2, np.int32), np.array([False, True]))], 1)[0]
+def idle_pack(model: Packed, max_tokens: int) -> Pack:
+    """The smallest pack for ``model``: one node that predicts one token."""
+    row = Sample("idle", np.zeros(2, np.int32), np.array([False, True]))
+    return pack([row], max_tokens, static=model.static_lengths)[0]
 
 
 def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
@@ -201,6 +224,7 @@ def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, 
         "loss": 0.0,
         **(advantages if objective.policy_loss.policy_gradient else {}),
         "computed_share": counts["tokens_computed"] / run,
+        "padding_share": counts["tokens_padding"] / max(counts["tokens_computed"] + counts["tokens_padding"], 1),
         "flops_share": counts["flops"] / counts["flops_unpacked"] if counts["flops_unpacked"] else 1.0,
         "rank_balance": counts["flops"] / counts["flops_if_balanced"] if counts["flops_if_balanced"] else 1.0,
         **{name: counts[name] for name in _COUNTS},

@@ -22,6 +22,7 @@ _PHASES = (
     "teacher",
     "old_logprobs",
     "values",
+    "compile",
     "forward_backward",
     "optimizer",
     "critic",

@@ -5,6 +5,9 @@ one of its keys as an ancestor. Tiles are found on the CPU from the trie in time
 and backward, of 16 query and 8 key heads of 128 on an H200, bfloat16: 5.0 ms for ten groups of 8 x 256 tokens below
 prompts of 1,024 (variable-length attention over gathered keys: 8.0 ms), 3.6 ms for eight runs of eight turns (7.5 ms).
 Unlike that one its gradients are the same every time (benchmarks/results/tree_attention_cuda.json).
+
+The kernel is compiled once a static length of packs. Where it cannot be compiled that is an error: the unfused form of
+flex_attention, which torch would fall back to, builds the whole matrix of scores.
 """
 
 import functools
@@ -16,22 +19,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rft_platform.training.packing import Pack, ragged
+from rft_platform.training.packing import TILE, Pack, ragged
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-TILE = 128
 _LEAST_DIM = 16  # the kernel multiplies nothing narrower
 
 
 def tree_mask(pack: Pack, device: torch.device) -> "BlockMask":
-    """Block mask in which node i sees node j iff ``j <= i < subtree_end[j]``."""
+    """Block mask in which node i sees node j iff ``j <= i < subtree_end[j]``; a token of padding sees itself."""
     from torch.nn.attention.flex_attention import BlockMask
 
-    nodes = len(pack.input_ids)
     touched, full = _tiles(pack)
-    subtree_end = torch.from_numpy(pack.subtree_end).to(device, torch.int32)
+    ends = np.append(pack.subtree_end, np.arange(len(pack.input_ids), pack.length) + 1)
+    subtree_end = torch.from_numpy(ends).to(device, torch.int32)
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < subtree_end[key])
@@ -41,7 +43,7 @@ def tree_mask(pack: Pack, device: torch.device) -> "BlockMask":
         *_ordered(full, device),
         BLOCK_SIZE=TILE,
         mask_mod=sees,
-        seq_lengths=(nodes, nodes),
+        seq_lengths=(pack.length, pack.length),
     )
 
 
@@ -57,7 +59,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, mask: "BlockMask",
 def _tiles(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
     """bool [tiles, tiles] each: which tiles (query, key) have any pair that sees, and in which all do."""
     nodes = len(pack.input_ids)
-    count = -(-nodes // TILE)
+    count = -(-pack.length // TILE)
     touched = np.zeros((count, count), bool)
     row, offset = ragged(np.diff(pack.path_start))
     ancestor = pack.path[pack.path_start[row] + offset] // TILE
@@ -68,7 +70,10 @@ def _tiles(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
     touched[first[row][pair] + step, ancestor[pair]] = True
     touched &= np.tri(count, dtype=bool)
     start = np.arange(count) * TILE
-    covers = np.minimum.reduceat(pack.subtree_end, start)  # every node of the key tile is an ancestor up to here
+    touched[start + TILE > nodes, start + TILE > nodes] = True  # on the diagonal: padding sees itself
+    covers = np.zeros(count, np.int64)  # every node of the key tile is an ancestor up to here
+    real = start < nodes
+    covers[real] = np.minimum.reduceat(pack.subtree_end, start[real])
     full = touched & (start[:, None] >= start + TILE) & (np.minimum(start + TILE, nodes)[:, None] <= covers)
     return touched, full
 
@@ -82,7 +87,7 @@ def _ordered(tiles: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
 
 @functools.cache
 def _compiled() -> Callable[..., Tensor]:
-    """The fused kernel; the second pack of another length makes it one for all lengths."""
+    """The fused kernel, compiled for each length that it meets."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)
+    return torch.compile(flex_attention, dynamic=False)

@@ -44,6 +44,7 @@ class Window:
         max_tokens: int,
         skip: bool,
         share_prefixes: bool = True,
+        static: bool = False,
     ) -> "Window":
         """Pack ``samples``; with ``skip`` those that cannot have a gradient are counted but not computed."""
         objective = build_objective(algorithm)
@@ -52,7 +53,8 @@ class Window:
         inert = skip and objective.zero_advantage_is_inert and not objective.policy_loss.whole_groups
         run = [s for s in samples if s.expert or np.any(s.advantage)] if inert else samples
         columns = _columns(run, objective, mixed=algorithm.expert_weight is not None)
-        packs = pack(run, max_tokens, share_prefixes=share_prefixes, whole_groups=objective.policy_loss.whole_groups)
+        whole_groups = objective.policy_loss.whole_groups
+        packs = pack(run, max_tokens, share_prefixes=share_prefixes, whole_groups=whole_groups, static=static)
         tokens = np.array([np.count_nonzero(s.loss_mask) for s in run], np.int64)
         counts = {
             "tokens": sum(np.count_nonzero(s.loss_mask) for s in samples),
@@ -64,6 +66,7 @@ class Window:
             "tokens_evaluated": tokens.sum(),
             "tokens_unpacked": sum(len(s.token_ids) for s in samples),
             "tokens_computed": sum(len(p.input_ids) for p in packs),
+            "tokens_padding": sum(p.length - len(p.input_ids) for p in packs),
             "packs": len(packs),
         }
         weight = aggregation.weights(tokens) * np.array([s.weight for s in run])

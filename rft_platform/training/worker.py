@@ -44,7 +44,6 @@ LOG = logging.getLogger("rft_platform.training.worker")
 _LAYOUT = {
     "cpu-offload": "keep parameters and moments in host memory",
     "gradient-checkpointing": "compute activations again in the backward pass",
-    "compile": "compile the layers",
 }
 _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
@@ -56,7 +55,8 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    layout = Layout(options.reduce_dtype, options.cpu_offload, options.gradient_checkpointing, options.compile)
+    compiled = None if options.compile == "auto" else options.compile == "yes"
+    layout = Layout(options.reduce_dtype, options.cpu_offload, options.gradient_checkpointing, compiled)
     ranks = Ranks.join(options.device, layout)
     session = TrainingSession(ranks, options.dtype)
     if ranks.is_first:
@@ -74,6 +74,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
+    parser.add_argument("--compile", choices=("auto", "yes", "no"), default="auto", help="compile the layers")
     for flag, what in _LAYOUT.items():
         parser.add_argument(f"--{flag}", action="store_true", help=what)
     return parser.parse_args()

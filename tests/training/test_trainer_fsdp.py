@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from rft_platform.errors import UserError
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.layers import padded_length
 from rft_platform.training.layout import Layout
 from rft_platform.training.model import check_tied, load_policy
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec
@@ -64,14 +63,6 @@ def test_compiled_layers_give_the_same_gradients(tiny_model, ranks) -> None:
     assert_same(compiled, gradients(tiny_model, ranks), 1e-5)
 
 
-def test_packs_are_padded_to_few_lengths() -> None:
-    lengths = [padded_length(tokens) for tokens in range(1, 16385)]
-    assert sorted(set(lengths))[:7] == [512, 640, 768, 896, 1024, 1280, 1536]
-    assert len(set(lengths)) == 1 + 4 * 5
-    for tokens, length in enumerate(lengths, start=1):
-        assert tokens <= length and (length == 512 or length <= 1.25 * tokens)
-
-
 def test_mixed_precision_keeps_float32_masters_and_sums(tiny_model, ranks) -> None:
     policy = load_policy(tiny_model, ranks, torch.bfloat16)
     assert all(isinstance(p, DTensor) and p.dtype == torch.float32 for p in policy.parameters())
@@ -90,6 +81,14 @@ def test_tied_embeddings_stay_one_tensor_and_an_untied_one_is_refused(tiny_model
         check_tied(causal, tiny_model)
 
 
+def test_layers_are_compiled_by_default_on_gpus_below_float32() -> None:
+    assert Layout().compiles("cuda", float32=False)
+    assert not Layout().compiles("cuda", float32=True)
+    assert not Layout().compiles("cpu", float32=False)
+    assert Layout(compile=True).compiles("cpu", float32=True)
+    assert not Layout(compile=False).compiles("cuda", float32=False)
+
+
 def test_offload_needs_a_gpu() -> None:
     with pytest.raises(UserError, match="without a GPU turn it off"):
         Layout(cpu_offload=True).check("cpu")
@@ -102,7 +101,7 @@ def test_command_lines_of_one_rank_of_one_node_and_of_several(tmp_path) -> None:
         return command(spec, node_rank)[1:]
 
     assert line(1, Rendezvous())[:2] == ["-m", "rft_platform.training.worker"]
-    assert line(1, Rendezvous())[-3:] == ["--reduce-dtype", "bfloat16", "--cpu-offload"]
+    assert line(1, Rendezvous())[-5:] == ["--reduce-dtype", "bfloat16", "--compile", "auto", "--cpu-offload"]
     assert "--standalone" in line(8, Rendezvous())
     second = line(8, Rendezvous(2, "trainer-0:29500"), node_rank=1)
     assert {"--nnodes=2", "--node-rank=1", "--master-addr=trainer-0", "--master-port=29500"} < set(second)

@@ -19,7 +19,6 @@ from torch import Tensor
 from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.training import attention
 from rft_platform.training.layers import prepare_layers
-from rft_platform.training.layout import Layout
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.samples import Sample
 
@@ -38,9 +37,9 @@ class Trial:
         self.ranks = [PackedPolicy(build_model()) for _ in range(3)]
         self.prepared = PackedPolicy(build_model())
         with pytest.MonkeyPatch.context() as patch:  # the padding without the compiler, which takes minutes
-            patch.setattr(torch.nn.Module, "compile", lambda layer, **options: None)
-            layout = Layout(gradient_checkpointing=True, compile=True)
-            prepare_layers(self.prepared.causal, self.prepared.body, self.prepared.layers, layout)
+            patch.setattr(torch, "compile", lambda function, **options: function)
+            prepare_layers(self.prepared.causal, self.prepared.layers, checkpointing=True, compiled=True)
+            self.prepared.static_lengths = True
         self._plain: dict[str, Result] = {}
 
     def run(self, name: str, rows: list[Sample] | None = None, **how: Any) -> Result:

@@ -3,10 +3,11 @@
 import time
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.training.packing import Pack, pack
+from rft_platform.training.packing import Pack, pack, static_length
 from rft_platform.training.samples import Sample, rollout_sample
 
 
@@ -78,6 +79,40 @@ def test_order_of_rows_does_not_matter(samples: list[Sample], max_tokens: int, r
         np.testing.assert_array_equal(one.input_ids, other.input_ids)
         np.testing.assert_array_equal(one.subtree_end, other.subtree_end)
         np.testing.assert_array_equal(one.pair_target, other.pair_target)
+
+
+@given(random_rows(), st.integers(1, 40), st.booleans())
+def test_static_packs_hold_the_same_rows(samples: list[Sample], max_tokens: int, share: bool) -> None:
+    exact, static = (pack(samples, max_tokens, share_prefixes=share, static=static) for static in (False, True))
+    assert sorted(row for p in static for row in p.rows) == sorted(row for p in exact for row in p.rows)
+    for packed in static:
+        assert packed.length == static_length(len(packed.input_ids), max_tokens) >= len(packed.input_ids)
+    assert all(packed.length == len(packed.input_ids) for packed in exact)
+
+
+def test_static_lengths_are_few_and_whole_tiles() -> None:
+    assert {static_length(n, 16_384) for n in range(1, 16_385)} == {4096, 16_384}
+    assert {static_length(n, 1000) for n in range(1, 1025)} == {256, 1024}
+    assert static_length(20_000, 16_384) == 32_768
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("longest", [512, 4096])
+def test_little_of_static_packs_is_padding(longest: int, seed: int, share: bool) -> None:
+    """Groups of 8 below prompts of many lengths, answers that end by chance."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for group in range(40):
+        prompt = rng.integers(0, 1000, int(rng.integers(30, longest // 2)))
+        for run in range(8):
+            answer = rng.integers(0, 1000, min(longest, 1 + int(rng.geometric(2 / longest))))
+            rows.append(
+                rollout_sample(f"{group}-{run}", prompt, answer, np.zeros(len(answer)), answer >= 0, advantage=1.0)
+            )
+    packs = pack(rows, 16_384, share_prefixes=share, static=True)
+    nodes, padded = sum(len(p.input_ids) for p in packs), sum(p.length for p in packs)
+    assert padded <= 1.06 * nodes + 4096  # and the last pack
 
 
 def test_best_fit_fills_packs() -> None:

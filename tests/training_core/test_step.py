@@ -29,7 +29,7 @@ SPECS = {
 
 
 #: Metrics that say how the work was split, and so depend on it.
-OF_THE_SPLIT = {"packs", "tokens_computed", "computed_share", "flops", "flops_share", "rank_balance"}
+OF_THE_SPLIT = {"packs", "tokens_computed", "computed_share", "padding_share", "flops", "flops_share", "rank_balance"}
 
 
 def plain_loss(model: Any, samples: list[Sample], spec: AlgorithmSpec) -> Tensor:

@@ -1,0 +1,139 @@
+"""The training phase alone on one GPU: tokens a second, use of the device, memory, compilations, and a kernel profile.
+
+A random model of a 0.6 billion parameter shape trains on groups of 8 rows of two mixes: ``even`` (prompts of about 60
+tokens, answers of 512) and ``uneven`` (prompts of 60 to 1,000 tokens, answers that end by chance, 1,024 at most).
+``python benchmarks/training_step_gpu.py --out FILE [--packs 16384 32768] [--mixes even uneven] [--profile]``
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import describe
+from shape_model import SHAPE, build_shape_model
+
+from rft_platform.training.layers import compiled_graphs
+from rft_platform.training.layout import Layout
+from rft_platform.training.model import load_policy
+from rft_platform.training.optimizer import apply_step, build_optimizer, clip_gradients
+from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.samples import Sample, rollout_sample
+from rft_platform.training.step import accumulate_gradients, warm_up
+from rft_platform.training.step_metrics import DeviceClock
+
+GROUPS, RUNS, LONGEST = 64, 8, 1024
+PEAK = 790e12  # bf16 products on an H200, measured
+
+
+def rows_of(mix: str, seed: int, length: int) -> list[Sample]:
+    """Rows of a round: 64 groups of 8 over one prompt each."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for group in range(GROUPS if mix != "long" else 4):
+        prompt = rng.integers(0, SHAPE["vocab_size"], {"even": 60, "long": 512}.get(mix) or int(rng.integers(60, 1000)))
+        for run in range(RUNS):
+            count = {"even": 512, "long": length}.get(mix) or min(LONGEST, 1 + int(rng.geometric(1 / 600)))
+            answer = rng.integers(0, SHAPE["vocab_size"], count)
+            rows.append(
+                rollout_sample(
+                    f"{group}-{run}", prompt, answer, np.full(count, -11.9), np.ones(count, bool),
+                    advantage=1.0 if run % 2 else -1.0,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def steps(
+    policy: Any, optimizer: Any, mix: str, max_tokens: int, share: bool | None, count: int
+) -> Iterator[dict[str, Any]]:
+    """Optimiser steps over fresh rows, measured."""
+    for step in range(count):
+        rows = rows_of(mix, 1000 + step, 16_000)
+        torch.cuda.reset_peak_memory_stats()
+        before, clock = compiled_graphs(), DeviceClock(policy.device)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        metrics = accumulate_gradients(
+            policy, rows, AlgorithmSpec(), max_tokens_per_pack=max_tokens, share_prefixes=share, clock=clock
+        )
+        norm = clip_gradients(policy.parameters(), 1.0)
+        apply_step(optimizer, OptimizerSpec(lr=1e-6), step)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        yield {
+            "seconds": round(seconds, 3),
+            "tokens_per_s": round(metrics["tokens_unpacked"] / seconds),
+            "mfu": round(metrics["flops"] / seconds / PEAK, 4),
+            "loss": metrics["loss"],
+            "grad_norm": norm,
+            "compiled": compiled_graphs() - before,
+            "peak_gb": round(torch.cuda.max_memory_allocated() / 2**30, 1),
+            **{k: round(metrics[k], 4) for k in ("packs", "computed_share", "padding_share", "flops_share")},
+            **{k: round(v, 3) for k, v in clock.seconds().items()},
+        }
+
+
+def profile(policy: Any, optimizer: Any, mix: str, max_tokens: int, share: bool | None) -> str:
+    """Where the time of a step goes, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        list(steps(policy, optimizer, mix, max_tokens, share, 1))
+    table: str = found.key_averages().table(sort_by="self_cuda_time_total", row_limit=45, max_name_column_width=90)
+    return table
+
+
+def main() -> None:
+    """Measure what was asked for and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--packs", type=int, nargs="+", default=[32_768])
+    parser.add_argument("--mixes", nargs="+", default=["even", "uneven"], choices=["even", "uneven", "long"])
+    parser.add_argument("--share", nargs="+", default=["auto"], choices=["auto", "yes", "no"])
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    folder = build_shape_model(Path(tempfile.gettempdir()) / "shape-0.6b")
+    ranks = Ranks.join("cuda", Layout(compile=not given.eager, gradient_checkpointing=given.checkpointing))
+    found: list[dict[str, Any]] = []
+    for max_tokens in given.packs:
+        policy = load_policy(folder, ranks, torch.bfloat16)
+        optimizer = build_optimizer(policy.model, OptimizerSpec(lr=1e-6))
+        start = time.perf_counter()
+        warm_up(policy, max_tokens)
+        torch.cuda.synchronize()
+        print("compiling took", round(time.perf_counter() - start, 1), "s,", compiled_graphs(), "graphs", flush=True)
+        for mix in given.mixes:
+            for name in given.share:
+                share = {"auto": None, "yes": True, "no": False}[name]
+                case = {"mix": mix, "max_tokens": max_tokens, "share": name, "compiled": not given.eager}
+                try:
+                    case["steps"] = list(steps(policy, optimizer, mix, max_tokens, share, given.steps))
+                    if given.profile:
+                        table = profile(policy, optimizer, mix, max_tokens, share)
+                        given.out.with_suffix(f".{mix}-{name}-{max_tokens}.txt").write_text(table)
+                except Exception as error:  # the others are still worth measuring
+                    case["error"] = f"{type(error).__name__}: {error}"[-1500:]
+                found.append(case)
+                for line in case.get("steps", []) or [case]:
+                    print(mix, max_tokens, name, json.dumps(line), flush=True)
+                given.out.write_text(json.dumps({"machine": describe("cuda"), "results": found}, indent=1))
+        del policy, optimizer
+        gc.collect()
+        torch.cuda.empty_cache()
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Packs of static lengths on CUDA, compiled and not, against separate rows in float32 on the CPU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from invariance import build_rows
+from small_model import VOCABULARY, build_model
+
+from rft_platform.training.layers import prepare_layers
+from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.protocol import AlgorithmSpec
+from rft_platform.training.samples import Sample
+from rft_platform.training.step import accumulate_gradients, score, warm_up
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),  # torch's compiler, of itself
+]
+SPEC = AlgorithmSpec(entropy_coef=0.01)
+
+
+def uneven_rows(seed: int, count: int) -> list[Sample]:
+    """Rows of 3 to 300 tokens, temperatures of two kinds, half of them below one prompt."""
+    rng = np.random.default_rng(seed)
+    prompt = rng.integers(0, VOCABULARY, 40)
+    rows = []
+    for index in range(count):
+        start = prompt if index % 2 else rng.integers(0, VOCABULARY, int(rng.integers(2, 60)))
+        ids = np.concatenate([start, rng.integers(0, VOCABULARY, int(rng.integers(1, 260)))]).astype(np.int32)
+        mask = np.arange(len(ids)) >= len(start)
+        behaviour = np.full(len(ids), -3.0, np.float32)
+        rows.append(
+            Sample(str(index), ids, mask, behaviour, float(rng.normal()), temperature=(1.0, 0.7)[index % 3 == 0])
+        )
+    return rows
+
+
+def on_cuda(head_dim: int, *, compiled: bool) -> PackedPolicy:
+    policy = PackedPolicy(build_model(dtype=torch.bfloat16, head_dim=head_dim).to("cuda"))
+    policy.static_lengths = True
+    prepare_layers(policy.causal, policy.layers, checkpointing=False, compiled=compiled)
+    return policy
+
+
+def gradients(policy: PackedPolicy, rows: list[Sample], share: bool) -> dict[str, torch.Tensor]:
+    accumulate_gradients(policy, rows, SPEC, max_tokens_per_pack=1024, share_prefixes=share)
+    found = {name: p.grad.float().cpu() for name, p in policy.model.named_parameters() if p.grad is not None}
+    policy.zero_grad()
+    return found
+
+
+@pytest.fixture(params=[(8, False), (32, False), (32, True), (20, True)], ids=str)
+def policies(request: pytest.FixtureRequest) -> Iterator[tuple[PackedPolicy, PackedPolicy]]:
+    head_dim, compiled = request.param
+    torch._dynamo.reset()
+    yield PackedPolicy(build_model(head_dim=head_dim)), on_cuda(head_dim, compiled=compiled)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
+@pytest.mark.parametrize("rows", [build_rows(), uneven_rows(1, 24)], ids=["short", "uneven"])
+def test_packs_on_cuda_give_what_rows_give_on_the_cpu(policies: Any, rows: list[Sample], share: bool) -> None:
+    exact, policy = policies
+    head_dim = exact.causal.config.head_dim
+    want, rounded, got = (
+        np.concatenate(score(model, rows, max_tokens_per_pack=tokens))
+        for model, tokens in (
+            (exact, 1),
+            (PackedPolicy(build_model(dtype=torch.bfloat16, head_dim=head_dim)), 1),
+            (policy, 1024),
+        )
+    )
+    assert np.abs(want - got).mean() < 1.5 * np.abs(want - rounded).mean()  # no worse than bfloat16 is on the CPU
+    expected, found = gradients(exact, rows, share), gradients(policy, rows, share)
+    for name, gradient in expected.items():
+        cosine = torch.cosine_similarity(found[name].flatten(), gradient.flatten(), 0)
+        assert cosine > 0.98, name
+        assert found[name].norm() == pytest.approx(gradient.norm(), rel=0.15), name
+
+
+@pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
+def test_other_rows_of_other_lengths_compile_nothing_anew(share: bool) -> None:
+    torch._dynamo.reset()
+    policy = on_cuda(32, compiled=True)
+    warm_up(policy, 1024)
+    gradients(policy, uneven_rows(1, 24), share)
+    compiled = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert compiled > 0
+    for seed in range(2, 6):
+        gradients(policy, uneven_rows(seed, 20 + seed), share)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiled
