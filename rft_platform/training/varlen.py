@@ -46,10 +46,7 @@ def row_attention(query: Tensor, key: Tensor, value: Tensor, rows: RowRanges, sc
         query, key, value = (pad(x, (0, missing)) for x in (query, key, value))
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
-    if q.shape[1] != k.shape[1]:
-        if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-            options["enable_gqa"] = True
-        else:  # torch 2.11: one key and value head a query head
-            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    if q.shape[1] != k.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = True  # torch 2.11 takes grouped heads without this option
     out: Tensor = varlen_attn(q, k, v, rows.offsets, rows.offsets, rows.longest, rows.longest, **options)
     return out[None, ..., :width]

@@ -46,40 +46,39 @@ def on_cuda(head_dim: int, *, compiled: bool) -> PackedPolicy:
     return policy
 
 
-def gradients(policy: PackedPolicy, rows: list[Sample], share: bool) -> dict[str, torch.Tensor]:
-    accumulate_gradients(policy, rows, SPEC, max_tokens_per_pack=1024, share_prefixes=share)
+def gradients(policy: PackedPolicy, rows: list[Sample], share: bool, tokens: int = 1024) -> dict[str, torch.Tensor]:
+    accumulate_gradients(policy, rows, SPEC, max_tokens_per_pack=tokens, share_prefixes=share)
     found = {name: p.grad.float().cpu() for name, p in policy.model.named_parameters() if p.grad is not None}
     policy.zero_grad()
     return found
 
 
 @pytest.fixture(params=[(8, False), (32, False), (32, True), (20, True)], ids=str)
-def policies(request: pytest.FixtureRequest) -> Iterator[tuple[PackedPolicy, PackedPolicy]]:
+def policies(request: pytest.FixtureRequest) -> Iterator[tuple[PackedPolicy, PackedPolicy, PackedPolicy]]:
+    """In float32 and in bfloat16 on the CPU, and on CUDA."""
     head_dim, compiled = request.param
     torch._dynamo.reset()
-    yield PackedPolicy(build_model(head_dim=head_dim)), on_cuda(head_dim, compiled=compiled)
+    on_cpu = (PackedPolicy(build_model(head_dim=head_dim, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16))
+    yield *on_cpu, on_cuda(head_dim, compiled=compiled)
     torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
 @pytest.mark.parametrize("rows", [build_rows(), uneven_rows(1, 24)], ids=["short", "uneven"])
 def test_packs_on_cuda_give_what_rows_give_on_the_cpu(policies: Any, rows: list[Sample], share: bool) -> None:
-    exact, policy = policies
-    head_dim = exact.causal.config.head_dim
-    want, rounded, got = (
+    """Near the error that bfloat16 has on the CPU, row by row. There attention alone is computed in float32, here it
+    is not: in tries and in rows alike that makes up to four times the error of a gradient (measured on an H200)."""
+    want, near, got = (
         np.concatenate(score(model, rows, max_tokens_per_pack=tokens))
-        for model, tokens in (
-            (exact, 1),
-            (PackedPolicy(build_model(dtype=torch.bfloat16, head_dim=head_dim)), 1),
-            (policy, 1024),
-        )
+        for model, tokens in zip(policies, (1, 1, 1024), strict=True)
     )
-    assert np.abs(want - got).mean() < 1.5 * np.abs(want - rounded).mean()  # no worse than bfloat16 is on the CPU
-    expected, found = gradients(exact, rows, share), gradients(policy, rows, share)
+    assert np.abs(want - got).mean() < 2 * np.abs(want - near).mean()
+    expected, close, found = (
+        gradients(model, rows, share, tokens) for model, tokens in zip(policies, (1, 1, 1024), strict=True)
+    )
     for name, gradient in expected.items():
-        cosine = torch.cosine_similarity(found[name].flatten(), gradient.flatten(), 0)
-        assert cosine > 0.98, name
-        assert found[name].norm() == pytest.approx(gradient.norm(), rel=0.15), name
+        of_rounding, error = ((other[name] - gradient).norm() for other in (close, found))
+        assert error < 5 * of_rounding + 0.02 * gradient.norm(), name
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["tries", "rows"])
