@@ -83,7 +83,8 @@ class Draft:
 
     def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
         """Write this rank's part and what is one rank's business, the large files at the same time."""
-        writers = [*self._shard_writers(trainer_state, ranks), partial(self._write_weights, folder)]
+        writers = self._shard_writers(trainer_state, ranks)
+        writers.append(partial(self._write_weights, folder))
         with ThreadPoolExecutor(len(writers)) as pool:
             for written in [pool.submit(write) for write in writers]:
                 written.result()
