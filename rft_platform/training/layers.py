@@ -47,7 +47,7 @@ def _compile(layers: nn.ModuleList) -> None:
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, dynamic=False)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward, dynamic=False)
 
 
 def compiled_graphs() -> int:
