@@ -27,6 +27,7 @@ ENDPOINTS: dict[str, type[Endpoint]] = {
 }
 _VERSION_HEADER = "x-policy-version"
 _BYTES_A_TOKEN = 4  # of a request, roughly
+_MOST_TOKENS = 1 << 20  # that an answer may count for
 _RETRIES = b"x-stainless-retry-count"  # how often an OpenAI client has sent this request before
 _IDEMPOTENCY_KEY = b"idempotency-key"  # by which any client may name a call that it will repeat
 
@@ -54,7 +55,7 @@ class ModelCall:
         self._created_at, self._started = time(), perf_counter()
         try:
             self._prepare(endpoint, content)
-        except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             history.refuse_call(self._sending)
             self.ended()
             if isinstance(error, UserError):
@@ -84,7 +85,7 @@ class ModelCall:
         """How many tokens the call may take, roughly: what a router weighs it by."""
         sent = self._form.sent
         limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or 0
-        return self._form.choices * int(limit) + len(self.content) // _BYTES_A_TOKEN
+        return self._form.choices * min(int(limit), _MOST_TOKENS) + len(self.content) // _BYTES_A_TOKEN
 
     def refused(self, status: int, content: bytes) -> None:
         """The engine refuses the call; noted where the conversation has outgrown the context."""

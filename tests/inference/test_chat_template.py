@@ -40,8 +40,27 @@ def test_arguments_become_an_object_where_they_are_json() -> None:
 
 def test_own_template_options_and_digest(tokenizer: PolicyTokenizer) -> None:
     own, default = ChatTemplate(tokenizer, TEMPLATE), ChatTemplate(tokenizer)
-    assert own.text([{"role": "user", "content": "x"}], mood="!") == "[user]x!"
+    assert own.text([{"role": "user", "content": "x"}], options={"mood": "!"}) == "[user]x!"
     assert own.digest != default.digest == ChatTemplate(tokenizer).digest
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "self", "tools", "add_generation_prompt", "chat_template", "conversations"]
+)
+def test_reserved_variables_are_refused(tokenizer: PolicyTokenizer, name: str) -> None:
+    with pytest.raises(UserError, match=name):
+        ChatTemplate(tokenizer).text([{"role": "user", "content": "x"}], options={name: "y"})
+
+
+@pytest.mark.parametrize("calls", ["abc", [5], [{"function": "f"}], {"a": 1}])
+def test_tool_calls_of_other_types_are_refused(calls: object) -> None:
+    with pytest.raises(UserError, match=r"tool call|tool_calls"):
+        normalised({"role": "assistant", "tool_calls": calls})
+
+
+def test_arguments_that_are_nested_too_deeply_stay_text() -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 100_000}}
+    assert normalised({"role": "assistant", "tool_calls": [call]})["tool_calls"] == [call]
 
 
 def test_a_template_that_refuses_is_the_callers_error(tokenizer: PolicyTokenizer) -> None:

@@ -2,14 +2,26 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import UserError
+from rft_platform.inference.serving import json_codec
+from rft_platform.inference.serving.template_process import TemplateLimitError, template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 
+LOG = logging.getLogger(__name__)
+#: Variables that a request cannot set: they are the conversation itself, or parameters and functions of the rendering.
+RESERVED_VARIABLES = frozenset(
+    {
+        *("self", "messages", "tools", "documents", "conversation", "conversations", "chat_template", "tokenize"),
+        *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+        *("raise_exception", "strftime_now"),
+    }
+)
 Message = dict[str, Any]
 
 
@@ -30,30 +42,53 @@ class ChatTemplate:
         options = json.dumps(self.options, sort_keys=True) if self.options else ""
         return hashlib.sha256((self.source + options).encode()).hexdigest() if self.source else ""
 
-    def text(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, **options: Any) -> str:
-        """The prompt as text, up to where the assistant speaks next. ``options`` are variables of the template."""
-        from jinja2 import TemplateError
+    def check(self) -> None:
+        """Render a question; raises TemplateLimitError for a template that exceeds its limits."""
+        if self.source is None:
+            return
+        try:
+            self.text([{"role": "user", "content": "2+2?"}])
+        except TemplateLimitError:
+            raise
+        except UserError as error:  # it may want another conversation
+            LOG.warning("the chat template refuses a plain question: %s", error)
 
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt as text, up to where the assistant speaks next. ``options`` are variables of the template."""
+        (text,) = self.texts([messages], tools, options)
+        return text
+
+    def texts(
+        self,
+        conversations: Sequence[Sequence[Message]],
+        tools: list[dict[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """As ``text``, for several conversations."""
         if self.source is None:
             raise UserError("the model has no chat template: send prompts to /v1/completions, or set a chat template")
-        try:
-            rendered: str = self.tokenizer.hf.apply_chat_template(
-                [normalised(message) for message in messages],
-                tools=tools or None,
-                chat_template=self.source,
-                add_generation_prompt=True,
-                tokenize=False,
-                **{**self.options, **options},
-            )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            raise UserError(f"the chat template refuses these messages: {error}") from error
-        return rendered
+        variables = {**self.tokenizer.hf.special_tokens_map, **self.options, **(options or {})}
+        check_variables(variables)
+        messages = [[normalised(message) for message in conversation] for conversation in conversations]
+        return template_process().render(self.source, messages, tools or None, variables)
 
     def render(
         self, conversations: Sequence[Sequence[Message]], tools: list[dict[str, Any]] | None = None
     ) -> list[list[int]]:
         """Prompt ids of each conversation."""
-        return self.tokenizer.encode([self.text(messages, tools) for messages in conversations])
+        return self.tokenizer.encode(self.texts(conversations, tools))
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raise UserError for a variable of the template that the engine sets itself."""
+    taken = sorted(RESERVED_VARIABLES & variables.keys())
+    if taken:
+        raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set: the engine sets it")
 
 
 def normalised(message: Message) -> Message:
@@ -62,8 +97,10 @@ def normalised(message: Message) -> Message:
     Clients also send content as a list of text parts, as null or not at all, and arguments as a JSON string.
     """
     result = {**message, "content": text_of(message.get("content"))}
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_normalised_call(call) for call in message["tool_calls"]]
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+            raise UserError("tool_calls of a message must be a list of objects with a function")
+        result["tool_calls"] = [_normalised_call(call) for call in calls]
     return result
 
 
@@ -91,8 +128,11 @@ def text_of(content: Any) -> str:
 
 
 def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = dict(call.get("function") or {})
+    function = call.get("function") or {}
+    if not isinstance(function, dict):
+        raise UserError("the function of a tool call must be an object with name and arguments")
+    function = dict(function)
     if isinstance(function.get("arguments"), str):
-        with suppress(json.JSONDecodeError):  # what a model wrote need not be JSON: the template then shows it as it is
-            function["arguments"] = json.loads(function["arguments"] or "{}")
+        with suppress(ValueError):  # what a model wrote need not be JSON: the template then shows it as it is
+            function["arguments"] = json_codec.parse(function["arguments"] or "{}")
     return {**call, "function": function}

@@ -1,13 +1,35 @@
-"""Bodies of the OpenAI plane. Unknown fields are accepted; known ones that cannot be honoured are refused by name."""
+"""Bodies of the OpenAI plane. Unknown fields are accepted; known ones that cannot be honoured are refused by name.
 
-from typing import Any
+Every number has bounds: what passes here can be sampled and recorded on every engine.
+"""
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Annotated, Any, Literal
 
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
+
+from rft_platform.errors import UserError
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.serving.chat_template import check_variables
+from rft_platform.inference.serving.openai_messages import ChatMessage, Tool, ToolChoice
 
+MAX_ROWS = 2048  # sequences that one request samples: prompts times choices
 MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_TOP_K = 2**31 - 1  # as rows store it
+MAX_SEED = 2**63 - 1
+MAX_TEMPERATURE = 100.0  # beyond it every token is equally likely
+MIN_TEMPERATURE = 1e-5  # below it, but for 0, logits overflow; 0 is greedy
+MAX_STOPS = 64
+
+StopText = Annotated[str, Field(max_length=1024)]
 
 #: Fields that would change the distribution or the prompt, and the values of them that do not. What is recorded must be
 #: the policy's own log-probs, and the same request must mean the same to every engine.
@@ -57,19 +79,26 @@ class StreamOptions(BaseModel):
 class SamplingBody(BaseModel):
     """What both kinds of completion share. A null means the default."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     model: str | None = None
     n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: int | None = Field(default=None, ge=-MAX_SEED - 1, le=MAX_SEED)
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
+    temperature: float | None = Field(default=None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=MAX_TOP_K)
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @field_validator("temperature")
+    @classmethod
+    def _refuse_what_overflows(cls, value: float | None) -> float | None:
+        if value and value < MIN_TEMPERATURE:
+            raise ValueError(f"expected 0 (greedy) or at least {MIN_TEMPERATURE:g}")
+        return value
 
     @model_validator(mode="after")
     def _refuse_what_cannot_be_honoured(self) -> "SamplingBody":
@@ -104,43 +133,66 @@ class SamplingBody(BaseModel):
 class ChatBody(SamplingBody):
     """POST /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def token_limit(self) -> int | None:
         """The newer name of the field wins."""
         return self.max_completion_tokens or self.max_tokens
 
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _refuse_reserved_variables(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            check_variables(value or {})
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        return value
+
     @model_validator(mode="after")
     def _check_tools(self) -> "ChatBody":
-        for message in self.messages:
-            if not isinstance(message.get("role"), str):
-                raise ValueError("messages: every message needs a role")
+        if self.tool_choice == "required" and not self.tools:
+            raise ValueError("tool_choice is 'required', but the request has no tools")
         if self.forced_tool not in (None, "", *self.tool_names):
             raise ValueError(f"tool_choice names {self.forced_tool!r}, which is not among the tools {self.tool_names}")
         return self
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_what_was_sent(cls, data: Any, handler: ModelWrapValidatorHandler["ChatBody"]) -> "ChatBody":
+        """The template gets messages and tools as they were sent: the order of their fields is part of the prompt."""
+        body = handler(data)
+        body._sent = data if isinstance(data, dict) else {}
+        return body
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """The messages as they were sent."""
+        messages: list[dict[str, Any]] = self._sent["messages"]
+        return messages
+
     @property
     def tool_names(self) -> list[str]:
         """Names of the functions on offer."""
-        return [str((tool.get("function") or {}).get("name")) for tool in self.tools or []]
+        return [tool.function.name for tool in self.tools or []]
 
     @property
     def tools_on_offer(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of: none where the choice is "none"."""
-        return None if self.tool_choice == "none" else self.tools
+        """The tools that the model is told of, as they were sent: none where the choice is "none"."""
+        return None if self.tool_choice == "none" else self._sent.get("tools")
 
     @property
     def forced_tool(self) -> str | None:
         """The function that must be called, "" for any; None where the model is free."""
-        if isinstance(self.tool_choice, dict):
-            return str((self.tool_choice.get("function") or {}).get("name"))
-        return "" if self.tool_choice == "required" and self.tools else None
+        if isinstance(self.tool_choice, ToolChoice):
+            return self.tool_choice.function.name
+        return "" if self.tool_choice == "required" else None
 
 
 class CompletionBody(SamplingBody):
@@ -148,3 +200,13 @@ class CompletionBody(SamplingBody):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> "CompletionBody":
+        one = isinstance(self.prompt, str) or (self.prompt and isinstance(self.prompt[0], int))
+        prompts = 1 if one else len(self.prompt)
+        if prompts * (self.n or 1) > MAX_ROWS:
+            raise ValueError(
+                f"prompt: {prompts} prompts of {self.n or 1} choices; at most {MAX_ROWS} sequences a request"
+            )
+        return self

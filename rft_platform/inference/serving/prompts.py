@@ -4,9 +4,21 @@ from collections.abc import Sequence
 
 from rft_platform.errors import UserError
 
+MAX_CHARACTERS_A_TOKEN = 64  # on average over a prompt; tokens have about 4, long runs of spaces up to 128
+
 
 class ContextLengthError(UserError):
     """A prompt longer than the model's context."""
+
+
+def check_text(text: str, max_model_len: int) -> None:
+    """Raise for a text that is too long for the context whatever its tokens are, before time is spent on tokenising."""
+    limit = MAX_CHARACTERS_A_TOKEN * max_model_len
+    if len(text) > limit:
+        raise ContextLengthError(
+            f"the prompt has {len(text)} characters; at most {limit} can fit the model's context of "
+            f"{max_model_len} tokens"
+        )
 
 
 def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:

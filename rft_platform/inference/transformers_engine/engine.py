@@ -14,6 +14,7 @@ from rft_platform.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
 from rft_platform.inference.serving.prompts import check_ids, check_prompt
+from rft_platform.inference.serving.template_process import template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.serving.weight_files import is_adapter
 from rft_platform.inference.transformers_engine.generator import Generator
@@ -73,6 +74,7 @@ class TransformersEngine:
         self.tokenizer = PolicyTokenizer(folder)
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template), thinking)
+        template_process().start()  # while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
@@ -85,6 +87,7 @@ class TransformersEngine:
         self._seeds = None if settings.seed is None else itertools.count(settings.seed)
         self._counts = {"requests": 0.0, "prompt_tokens": 0.0, "completion_tokens": 0.0, "weight_updates": 0.0}
         self._process = psutil.Process()
+        self.template.check()
 
     def submit(
         self,

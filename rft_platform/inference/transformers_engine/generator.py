@@ -105,15 +105,17 @@ class Generator:
 
     @torch.inference_mode()
     def admit(self, request: Request, count: int) -> None:
-        """Start the next ``count`` rows of ``request`` and sample their first tokens."""
+        """Start the next ``count`` rows of ``request`` and sample their first tokens; stop where it is abandoned."""
         rows = range(request.admitted, request.admitted + count)
         request.admitted += count
         n = request.sampling.n
         prompts, places = _distinct(request.prompts[rows[0] // n : rows[-1] // n + 1])
         place_of = {row: places[row // n - rows[0] // n] for row in rows}
-        batches = self.model.read_prompts(prompts)
-        self.cache.reserve(len(self.rows) + count, max(map(len, prompts)) + 1, len(self.rows), batches[0].kept)
-        for batch in batches:
+        slots, longest = len(self.rows) + count, max(map(len, prompts))
+        for batch in self.model.read_prompts(prompts):
+            if request.abandoned:
+                return
+            self.cache.reserve(slots, longest + 1, len(self.rows), batch.kept)
             held = {place: position for position, place in enumerate(batch.indices)}
             members = [row for row in rows if place_of[row] in held]
             source = torch.tensor([held[place_of[row]] for row in members], device=self.model.device)

@@ -1,6 +1,6 @@
 """The policy model as the engine uses it: prompts in, one token a row onwards, log-probs of whole sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,12 @@ class PolicyModel:
         """Hidden states to put through the output head at once: [rows, vocabulary] must stay bounded."""
         return max(1, HEAD_LOGITS // self.vocabulary)
 
-    @torch.inference_mode()
-    def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> list[PromptBatch]:
-        """Forward every prompt once, in batches of like length; ``keep`` holds keys and values for a cache."""
-        return [self._read(prompts, indices, keep)[0] for indices in plan_batches([len(p) for p in prompts])]
+    def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> Iterator[PromptBatch]:
+        """Forward every prompt once, batch after batch of like length; ``keep`` holds keys and values for a cache."""
+        for indices in plan_batches([len(p) for p in prompts]):
+            with torch.inference_mode():
+                batch = self._read(prompts, indices, keep)[0]
+            yield batch
 
     @torch.inference_mode()
     def next_hidden(self, tokens: torch.Tensor, lengths: torch.Tensor, longest: int, cache: SlotCache) -> torch.Tensor:

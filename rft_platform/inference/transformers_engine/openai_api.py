@@ -12,8 +12,10 @@ from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.json_route import JsonRoute
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
 from rft_platform.inference.serving.presence import VERSION_HEADER
+from rft_platform.inference.serving.prompts import check_text
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer
@@ -52,37 +54,45 @@ class Work:
 
 
 def install(app: FastAPI, engine: TransformersEngine) -> None:
-    """Add the routes below /v1."""
-    router = APIRouter(prefix="/v1")
+    """Add the routes below /v1. Rendering and tokenising take time on long texts, so a thread does them."""
+    router = APIRouter(prefix="/v1", route_class=JsonRoute)
+    entries = {
+        name: {"id": name, "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len}
+        for name in (engine.model_path.name, str(engine.model_path))
+    }
 
     @router.get("/models")
     async def models() -> dict[str, Any]:
-        names = [engine.model_path.name, str(engine.model_path)]
-        entries = [
-            {"id": n, "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len} for n in names
-        ]
-        return {"object": "list", "data": entries}
+        return {"object": "list", "data": list(entries.values())}
+
+    @router.get("/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        found = entries.get(name) or entries.get(f"/{name}")
+        if found is None:
+            raise _unknown_model(engine, name)
+        return found
 
     @router.post("/chat/completions")
     async def chat(body: ChatBody, http: HttpRequest) -> Response:
-        return await _answer(engine, _chat_work(engine, body), http)
+        return await _answer(engine, await asyncio.to_thread(_chat_work, engine, body), http)
 
     @router.post("/completions")
     async def completions(body: CompletionBody, http: HttpRequest) -> Response:
-        return await _answer(engine, _completion_work(engine, body), http)
+        return await _answer(engine, await asyncio.to_thread(_completion_work, engine, body), http)
 
     app.include_router(router)
 
 
 def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
-    text = engine.template.text(body.messages, body.tools_on_offer, **(body.chat_template_kwargs or {}))
+    form = _form(engine, body, chat=True, logprobs=bool(body.logprobs))
+    text = engine.template.text(body.conversation, body.tools_on_offer, body.chat_template_kwargs)
     prefix = "" if body.forced_tool is None else forced_beginning(body.forced_tool)
     return Work(
         body,
-        engine.tokenizer.encode([text + prefix]),
+        [_encoded(engine, text + prefix)],
         top_logprobs=body.top_logprobs or 0,
         default_max_tokens=engine.max_model_len,
-        form=_form(engine, body, chat=True, logprobs=bool(body.logprobs)),
+        form=form,
         parse_tools=bool(body.tools_on_offer),
         prefix=prefix,
         reasoning_after=text if engine.parses_reasoning and not prefix else None,
@@ -100,7 +110,13 @@ def _prompts(engine: TransformersEngine, body: CompletionBody) -> list[list[int]
         given = [given]
     if not given:
         raise ApiError(400, "prompt is empty", "invalid_value", "prompt")
-    return [engine.tokenizer.encode([each])[0] if isinstance(each, str) else each for each in given]
+    return [_encoded(engine, each) if isinstance(each, str) else each for each in given]
+
+
+def _encoded(engine: TransformersEngine, text: str) -> list[int]:
+    check_text(text, engine.max_model_len)
+    (ids,) = engine.tokenizer.encode([text])
+    return ids
 
 
 def forced_beginning(tool: str) -> str:
@@ -111,15 +127,19 @@ def forced_beginning(tool: str) -> str:
 def _form(engine: TransformersEngine, body: SamplingBody, chat: bool, logprobs: bool) -> AnswerForm:
     known = (engine.model_path.name, str(engine.model_path))
     if body.model is not None and body.model not in known:
-        message = f"the model {body.model!r} does not exist: this engine serves {known[0]!r}"
-        raise ApiError(404, message, "model_not_found", "model")
+        raise _unknown_model(engine, body.model)
     return AnswerForm(chat, body.model or known[0], engine.tokenizer, logprobs, bool(body.return_token_ids))
+
+
+def _unknown_model(engine: TransformersEngine, name: str) -> ApiError:
+    message = f"the model {name!r} does not exist: this engine serves {engine.model_path.name!r}"
+    return ApiError(404, message, "model_not_found", "model")
 
 
 async def _answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> Response:
     sampling = work.body.sampling(work.default_max_tokens)
     if work.body.stream:
-        return await _streamed_answer(engine, work)
+        return await _streamed_answer(engine, work, http)
     request = engine.submit(work.prompts, sampling, work.top_logprobs)
     await finished(engine, request, http)
     texts = work.texts(engine, request.rows, sampling.stop)
@@ -149,7 +169,7 @@ def version_header(request: Request) -> dict[str, str]:
     return {VERSION_HEADER: str(request.policy_version)}
 
 
-async def _streamed_answer(engine: TransformersEngine, work: Work) -> Response:
+async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> Response:
     events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -160,7 +180,8 @@ async def _streamed_answer(engine: TransformersEngine, work: Work) -> Response:
     sampling = work.body.sampling(work.default_max_tokens)
     request = engine.submit(work.prompts, sampling, work.top_logprobs, on_token=post)
     request.future.add_done_callback(lambda _: post(None))
-    first = await events.get()  # now the version is known, and a failure can still have its status
+    # From the first token on the version is known; until then a failure can still have its status.
+    first = await _first_event(engine, request, events, http)
     if first is None:
         request.future.result()
     builders = [
@@ -169,6 +190,21 @@ async def _streamed_answer(engine: TransformersEngine, work: Work) -> Response:
     ]
     chunks = _chunks(engine, request, first, events, builders, work.body.includes_usage)
     return StreamingResponse(chunks, media_type="text/event-stream", headers=version_header(request))
+
+
+async def _first_event(
+    engine: TransformersEngine, request: Request, events: "asyncio.Queue[TokenEvent | None]", http: HttpRequest
+) -> TokenEvent | None:
+    """The first event of a streamed request, which is given up where its caller goes away before."""
+    first = asyncio.ensure_future(events.get())
+    gone = asyncio.ensure_future(_disconnected(http))
+    try:
+        await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            engine.scheduler.cancel(request)
+        return await first
+    finally:
+        gone.cancel()
 
 
 async def _chunks(

@@ -36,6 +36,7 @@ class Request:
     future: "Future[list[Generation]]" = field(default_factory=Future)
     policy_version: int | None = None  # set when its first row is admitted
     admitted: int = 0  # rows given to the generator so far
+    abandoned: bool = False  # its caller has gone away; set from any thread
     results: dict[int, Completion] = field(default_factory=dict)  # by row
     tops: dict[int, list[TopLogprobs]] = field(default_factory=dict)  # by row
 
@@ -48,6 +49,11 @@ class Request:
     def started(self) -> bool:
         """Whether a row of it has been sampled from: it will then finish on these weights."""
         return self.admitted > 0
+
+    @property
+    def over(self) -> bool:
+        """Whether no more of it is to be started."""
+        return self.abandoned or self.future.done()
 
     def limit_of(self, prompt: int) -> int:
         """Tokens to sample at most after prompt number ``prompt``."""
@@ -66,6 +72,8 @@ class Request:
 
     def abort(self) -> None:
         """Close every row that has no result yet, without tokens."""
+        if self.future.done():
+            return
         for row in range(self.rows):
             if row not in self.results:
                 self.finish(row, Completion([], [], "abort"), [])

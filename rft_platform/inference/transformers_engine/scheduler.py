@@ -74,8 +74,14 @@ class Scheduler:
             self._wake.notify()
 
     def cancel(self, request: Request) -> None:
-        """Give up ``request``: its caller has gone away."""
-        self.call(lambda: self._abort(lambda other: other is request))
+        """Give up ``request``: its caller has gone away. Its prompts that have not been read yet are left unread."""
+        request.abandoned = True
+
+        def end() -> None:
+            self._abort(lambda other: other is request)
+            request.abort()  # where it waits no longer, but some of its rows never started
+
+        self.call(end)
 
     def call(self, function: Callable[[], T]) -> "Future[T]":
         """Run ``function`` in the engine's thread, between two tokens."""
@@ -196,7 +202,7 @@ class Scheduler:
             request = self._waiting[0]
             if self._updates and not request.started:
                 return
-            count = 0 if request.future.done() else self._fitting(request)
+            count = 0 if request.over else self._fitting(request)
             if count:
                 request.policy_version = self.served.policy_version
                 try:
@@ -204,7 +210,7 @@ class Scheduler:
                 except Exception as error:
                     request.fail(error)
                     raise
-            if request.admitted < request.rows and not request.future.done():
+            if request.admitted < request.rows and not request.over:
                 return
             with self._wake:
                 self._waiting.popleft()

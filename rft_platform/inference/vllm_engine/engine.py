@@ -10,10 +10,12 @@ from typing import Any
 
 import psutil
 
-from rft_platform.errors import EngineError
+from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate
-from rft_platform.inference.serving.prompts import check_ids, check_prompt
+from rft_platform.inference.serving.openai_schema import ChatBody
+from rft_platform.inference.serving.prompts import check_ids, check_prompt, check_text
+from rft_platform.inference.serving.template_process import TemplateLimitError
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.vllm_engine.gate import Gate
 from rft_platform.inference.vllm_engine.requests import completions_of, sampling_params, scores_of, scoring_params
@@ -58,6 +60,7 @@ class VllmEngine:
 
     async def warm_up(self) -> None:
         """Answer once: the first request takes seconds, which no caller shall wait."""
+        await asyncio.to_thread(self.template.check)
         await self.generate([[0, 0]], SamplingParams(2, n=2))
         await self.score([[0, 0]])
         self.counts = dict.fromkeys(self.counts, 0.0)
@@ -66,6 +69,16 @@ class VllmEngine:
     async def render(self, conversations: list[list[dict[str, Any]]], tools: list[Any] | None) -> list[list[int]]:
         """Prompt ids of each conversation."""
         return await asyncio.to_thread(self.template.render, conversations, tools)
+
+    def check_rendering(self, chat: ChatBody) -> None:
+        """Raise UserError where the template exceeds its limits: vLLM renders in its event loop, without any."""
+        try:
+            text = self.template.text(chat.conversation, chat.tools_on_offer, chat.chat_template_kwargs)
+        except TemplateLimitError:
+            raise
+        except UserError:
+            return  # vLLM says what is wrong
+        check_text(text, self.max_model_len)
 
     async def decode(self, sequences: list[list[int]]) -> list[str]:
         """Text of each sequence."""

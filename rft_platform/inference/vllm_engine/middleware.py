@@ -132,7 +132,10 @@ class EnginePlanes:
         """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
         try:
             options = self.settings.template_options
-            checked = checked_request(path, await read_body(receive), engine.max_model_len, options)
+            body = await read_body(receive)
+            checked = await asyncio.to_thread(checked_request, path, body, engine.max_model_len, options)
+            if checked.chat is not None:
+                await asyncio.to_thread(engine.check_rendering, checked.chat)
         except Exception as error:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
             return

@@ -5,15 +5,18 @@ policy version, and errors OpenAI's codes.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, error_body
 from rft_platform.inference.serving.chat_template import text_of
 from rft_platform.inference.serving.context_limit import says_too_long
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
+from rft_platform.inference.serving.prompts import check_text
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
@@ -27,6 +30,7 @@ class CheckedRequest:
     """A request as vLLM gets it."""
 
     body: bytes
+    chat: ChatBody | None = None
     constrained: bool = False  # vLLM samples under a grammar: the log-probs are not the policy's own
 
 
@@ -39,17 +43,17 @@ def checked_request(
     ``template_options`` are variables of the chat template where the request names none.
     """
     try:
-        given = json.loads(body)
+        given = json_codec.parse_object(body)
     except ValueError as error:
-        raise ApiError(400, f"the body is not JSON: {error}", "invalid_value") from error
-    if not isinstance(given, dict):
-        raise ApiError(400, "the body must be a JSON object", "invalid_value")
+        raise ApiError(400, f"the body must be a JSON object: {error}", "invalid_value") from error
     try:
         checked = SCHEMAS[path].model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None) from error
+    for text in _texts(checked):
+        check_text(text, max_model_len)
     kept = {name: value for name, value in given.items() if value is not None}
     kept |= {name: min(int(kept[name]), max_model_len - 1) for name in LIMITS if name in kept}
     if path == CHAT:
@@ -59,7 +63,17 @@ def checked_request(
         if template_options:
             kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
     constrained = isinstance(checked, ChatBody) and checked.forced_tool is not None
-    return CheckedRequest(json.dumps(kept).encode(), constrained)
+    return CheckedRequest(json.dumps(kept).encode(), checked if isinstance(checked, ChatBody) else None, constrained)
+
+
+def _texts(body: SamplingBody) -> Iterator[str]:
+    """The texts that vLLM will tokenise, as far as they can be known without the template."""
+    if isinstance(body, ChatBody):
+        yield "".join(text_of(message.get("content")) for message in body.conversation)
+    elif isinstance(body, CompletionBody):
+        yield from (
+            text for text in ([body.prompt] if isinstance(body.prompt, str) else body.prompt) if isinstance(text, str)
+        )
 
 
 def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Render chat templates in a process of their own, with limits of processor time and memory.
+
+One such process serves all templates of a program; it is started when it is first needed and replaced when a template
+has exceeded its limits.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from rft_platform.errors import EngineError, UserError
+from rft_platform.inference.serving.template_worker import CPU_SECONDS
+
+WORKER = "rft_platform.inference.serving.template_worker"
+ANSWER_TIMEOUT_S = 120.0  # the limit is processor time; this is for a machine that gives the worker none
+_INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # no secrets
+_TOO_SLOW = (-signal.SIGPROF, -signal.SIGKILL)
+
+
+class TemplateLimitError(UserError):
+    """A template that takes more time or memory than rendering may."""
+
+
+class TemplateProcess:
+    """Safe to share between threads; requests are rendered one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = None
+
+    def start(self) -> None:
+        """Start the worker, where none runs; its imports take seconds, which the caller may spend otherwise."""
+        with self._lock:
+            self._running()
+
+    def render(
+        self,
+        source: str,
+        conversations: Sequence[Any],
+        tools: Any,
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+    ) -> list[str]:
+        """The text of each conversation under the template ``source``.
+
+        Raises UserError where the template refuses them or exceeds its limits.
+        """
+        request = {
+            "source": source,
+            "conversations": list(conversations),
+            "tools": tools,
+            "variables": dict(variables),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            line = json.dumps(request).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"messages and tools must be JSON values: {error}") from error
+        with self._lock:
+            answer = self._ask(line)
+        if "error" in answer:
+            kind = TemplateLimitError if answer["error"].startswith("MemoryError") else UserError
+            raise kind(f"the chat template refuses these messages: {answer['error']}")
+        texts: list[str] = answer["texts"]
+        return texts
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        worker = self._running()
+        try:
+            answer: dict[str, Any] = json.loads(worker.ask(line))
+        except (OSError, ValueError) as error:
+            self._worker = None
+            code = worker.end()
+            if code not in _TOO_SLOW:
+                raise EngineError(f"the process that renders chat templates ended with exit code {code}") from error
+            raise TemplateLimitError(
+                f"the chat template did not render these messages within {CPU_SECONDS:g} s of processor time: use "
+                "shorter messages, or another template (chat_template)"
+            ) from error
+        return answer
+
+    def _running(self) -> "_Worker":
+        if self._worker is None or not self._worker.is_ours():
+            self._worker = _Worker()
+        return self._worker
+
+
+class _Worker:
+    """One worker process and its pipes."""
+
+    def __init__(self) -> None:
+        environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        environment |= {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+        command = [sys.executable, "-P", "-m", WORKER]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        self._starter = os.getpid()
+        self._end = weakref.finalize(self, _end, self._process)
+
+    def is_ours(self) -> bool:
+        """Whether it runs, and was started by this process and not by the one that this was forked from."""
+        return self._starter == os.getpid() and self._process.poll() is None
+
+    def ask(self, line: bytes) -> bytes:
+        """Send a line, read one; OSError where the worker has ended or does not answer in time."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        if not poll.poll(ANSWER_TIMEOUT_S * 1000):
+            self._process.kill()
+        return self._process.stdout.readline()
+
+    def end(self) -> int:
+        """Kill it; its exit code."""
+        self._end()
+        return self._process.returncode
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except OSError:
+                continue
+    try:
+        process.wait(1)  # its input has ended
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@cache
+def template_process() -> TemplateProcess:
+    """The one of this program."""
+    return TemplateProcess()

@@ -1,0 +1,62 @@
+"""``python -m rft_platform.inference.serving.template_worker``: renders chat templates for ``template_process``.
+
+A template comes with a model folder, so it is foreign code. Jinja's sandbox keeps it from the interpreter, but not from
+looping for ever or from filling the memory: this process has limits of its own, and the kernel ends it at the first.
+
+One JSON request a line on standard input, one JSON answer a line on standard output; ends with its parent.
+"""
+
+import json
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+CPU_SECONDS = 3.0  # of one conversation
+MEMORY_BYTES = 1 << 30  # beyond what the interpreter and its packages take
+TEXT_CHARACTERS = 64 << 20  # of one prompt
+
+
+def main() -> None:
+    """Answer until standard input ends."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _limit_memory()
+    for line in sys.stdin.buffer:
+        answer = _answer(json.loads(line), render_jinja_template)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _answer(request: dict[str, Any], render: Any) -> dict[str, Any]:
+    """``{"texts": [...]}`` or ``{"error": ...}`` for ``{"source", "variables", "conversations", "tools"}``."""
+    texts = []
+    try:
+        for conversation in request["conversations"]:
+            signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+            (text,), _ = render(
+                [conversation],
+                request["tools"],
+                chat_template=request["source"],
+                add_generation_prompt=request["add_generation_prompt"],
+                **request["variables"],
+            )
+            if len(text) > TEXT_CHARACTERS:
+                raise ValueError(f"a prompt of {len(text)} characters; at most {TEXT_CHARACTERS} are supported")
+            texts.append(text)
+    except Exception as error:  # of the template: nothing that it raises is ours
+        return {"error": f"{type(error).__name__}: {error}"[:2000]}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return {"texts": texts}
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    main()
