@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import StorageError, UserError
 from rft_platform.inference.serving.chat_template import normalised
+from rft_platform.inference.serving.template_process import template_process
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+RENDERED_AT_ONCE = 256
 Conversation = list[dict[str, Any]]
 
 
@@ -70,11 +72,11 @@ def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int],
     """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder, local_files_only=True, trust_remote_code=False)
     if tokenizer.chat_template is None:
         raise UserError(f"model folder {model_folder} has no chat template: conversations cannot be rendered")
     prompts = _prompts(tokenizer, turns)
-    wholes = [_render(tokenizer, [*turn.before, turn.answer], turn, prompt=False) for turn in turns]
+    wholes = _rendered(tokenizer, turns, [[*turn.before, turn.answer] for turn in turns], prompt=False)
     answers = [_answer(*texts) for texts in zip(turns, prompts, wholes, strict=True)]
     ends = _end_ids(tokenizer, model_folder)
     prompt_ids, answer_ids = _ids(tokenizer, prompts), _ids(tokenizer, answers)
@@ -85,18 +87,34 @@ def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int],
 
 def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
     """The rendered prompts; neighbours that answer the very same conversation (a pair) have it rendered once."""
-    prompts: list[str] = []
-    for index, turn in enumerate(turns):
-        last = turns[index - 1] if index else None
-        same = last is not None and turn.before is last.before and turn.tools is last.tools
-        prompts.append(prompts[-1] if same else _render(tokenizer, turn.before, turn, prompt=True))
-    return prompts
+    places: list[int] = []  # of each turn's prompt among the distinct ones
+    distinct: list[Turn] = []
+    for turn in turns:
+        if not distinct or turn.before is not distinct[-1].before or turn.tools is not distinct[-1].tools:
+            distinct.append(turn)
+        places.append(len(distinct) - 1)
+    texts = _rendered(tokenizer, distinct, [turn.before for turn in distinct], prompt=True)
+    return [texts[place] for place in places]
 
 
-def _render(tokenizer: Any, messages: Conversation, turn: Turn, *, prompt: bool) -> str:
-    messages = [normalised(message) for message in messages]  # as at inference
-    text: str = tokenizer.apply_chat_template(messages, tools=turn.tools, tokenize=False, add_generation_prompt=prompt)
-    return text
+def _rendered(
+    tokenizer: Any, turns: Sequence[Turn], conversations: Sequence[Conversation], *, prompt: bool
+) -> list[str]:
+    """The text of each conversation under the tools of its turn; batches share the way to the rendering process."""
+    texts: list[str] = []
+    while len(texts) < len(turns):
+        start, first = len(texts), turns[len(texts)]
+        count = _with_equal_tools(turns[start : start + RENDERED_AT_ONCE])
+        messages = [[normalised(message) for message in each] for each in conversations[start : start + count]]
+        texts += template_process().render(
+            tokenizer.chat_template, messages, first.tools, tokenizer.special_tokens_map, add_generation_prompt=prompt
+        )
+    return texts
+
+
+def _with_equal_tools(turns: Sequence[Turn]) -> int:
+    """How many turns, from the first on, have the tools of the first."""
+    return next((place for place, turn in enumerate(turns) if turn.tools != turns[0].tools), len(turns))
 
 
 def _answer(turn: Turn, prompt: str, whole: str) -> str:

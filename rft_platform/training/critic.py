@@ -70,8 +70,8 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
         raise UserError(f"{folder}: expected a Hugging Face model folder for the critic, but it has no config.json")
     try:
         model, info = AutoModelForTokenClassification.from_pretrained(
-            folder, num_labels=1, dtype=torch.float32, local_files_only=True, use_safetensors=True,
-            output_loading_info=True,
+            folder, num_labels=1, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
+            use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"{folder}: transformers cannot make a value model of it: {error}") from error

@@ -133,7 +133,7 @@ def check_vocabulary(student: Path, teacher: Path) -> None:
 def _vocabulary_size(folder: Path) -> int:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     return int(config.get_text_config().vocab_size)
 
 

@@ -76,10 +76,10 @@ def _read(folder: Path) -> Any:
         raise UserError(f"{folder}: expected a Hugging Face model folder, but there is no config.json in it")
     try:
         if _has_master(folder) and not any(folder.glob("*.safetensors")):
-            config = AutoConfig.from_pretrained(folder, local_files_only=True)
-            return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
         return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, use_safetensors=True
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
@@ -107,7 +107,7 @@ def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path
     from peft import LoraConfig, PeftModel, get_peft_model
 
     if adapter is not None:
-        return PeftModel.from_pretrained(model, adapter, is_trainable=True)
+        return PeftModel.from_pretrained(model, adapter, is_trainable=True, local_files_only=True)
     assert lora is not None
     modules = lora.target_modules
     config = LoraConfig(

@@ -31,7 +31,7 @@ HALF_DELTA = 0.5  # the largest |delta log-prob| of a single token in 16 bits
 MAX_MODEL_LEN = 256
 TOOL_QUESTION: list[dict[str, Any]] = [{"role": "user", "content": "What is 12*7?"}]
 TOOL_ANSWER = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "12*7"}}\n</tool_call><|im_end|>'
-FORCED = '<tool_call>\n{"name": "calculator", "arguments": '
+FORCED = '<tool_call>\n{"name": "calculator", "arguments":'
 TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",

@@ -15,7 +15,7 @@ class PolicyTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self.hf: Any = AutoTokenizer.from_pretrained(folder)
+            self.hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"model folder {folder}: no tokenizer can be loaded from it: {error}") from error
         self.end_ids = end_ids(folder, self.hf.eos_token_id)

@@ -41,7 +41,14 @@ class PolicyModel:
 
         AttentionInterface.register(ATTENTION_NAME, slot_attention)
         try:
-            self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+            self.module: Any = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation="sdpa",
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+            )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"model folder {folder}: the weights cannot be loaded: {error}") from error
         self.module.to(device).eval()

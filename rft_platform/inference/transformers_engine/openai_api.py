@@ -120,8 +120,11 @@ def _encoded(engine: TransformersEngine, text: str) -> list[int]:
 
 
 def forced_beginning(tool: str) -> str:
-    """How an answer begins that must call ``tool``, or any tool where that is empty."""
-    return f"{OPEN}\n" + (f'{{"name": {json.dumps(tool)}, "arguments": ' if tool else "")
+    """How an answer begins that must call ``tool``, or any tool where that is empty.
+
+    It ends where tokenizers begin a new token: a space belongs to the token after it (`` {"``), so the model writes it.
+    """
+    return f"{OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
 
 
 def _form(engine: TransformersEngine, body: SamplingBody, chat: bool, logprobs: bool) -> AnswerForm:

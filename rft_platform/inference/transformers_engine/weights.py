@@ -31,8 +31,10 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
 
     given = read_headers(adapter)
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-        wrapped = PeftModel.from_pretrained(model, adapter)
+        model = AutoModelForCausalLM.from_pretrained(
+            base, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+        wrapped = PeftModel.from_pretrained(model, adapter, local_files_only=True)
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise WeightMismatchError(f"{adapter}: does not fit the model in {base}: {error}") from error
     check_names(set(given), set(get_peft_model_state_dict(wrapped)), adapter)
