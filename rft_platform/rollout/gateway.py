@@ -26,6 +26,7 @@ from rft_platform.inference.serving.api_guard import check_caller, contained, he
 from rft_platform.inference.serving.bodies import read_body
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.rollout.endpoints import events
+from rft_platform.rollout.gateway_openapi import document
 from rft_platform.rollout.history import RunEndedError, RunHistory
 from rft_platform.rollout.recorder import ENDPOINTS
 from rft_platform.rollout.wire import wire
@@ -37,6 +38,7 @@ _BACKLOG = 1024
 _GRACE_S = 1  # for answers under way, once the gateway is to stop
 _JOIN_S = 10.0
 _PREFIX = "/v1"
+_DOCUMENT = "/openapi.json"
 _SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
 _SECRET_BYTES = 24
 _FORWARDED = ("content-type", "x-stainless-retry-count", "idempotency-key")
@@ -178,6 +180,9 @@ class GatewayApp:
             headers = headers_of(scope)
             check_caller(scope["method"], headers, self._hosts)
             record = self._record(bearer_token(headers) or "")
+            if (scope["method"], scope["path"]) == ("GET", _DOCUMENT):
+                await answer.whole(json_codec.dump(document()))
+                return
         except ApiError as error:
             await refuse_stranger(error, receive, send)
             return
@@ -265,6 +270,10 @@ class _Answer:
         if self._begun:
             await self.body(b"data: " + content + events.END)
             return
+        await self.whole(content, status)
+
+    async def whole(self, content: bytes, status: int = 200) -> None:
+        """An answer of the gateway's own, as JSON."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         self._begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

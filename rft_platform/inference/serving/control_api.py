@@ -81,7 +81,7 @@ def install(app: FastAPI, engine: ServedEngine, stop: Callable[[], None]) -> Non
     planes = ControlPlane(engine, stop)
     router = APIRouter(prefix="/engine")
     for name in ROUTES:
-        router.add_api_route(f"/{name}", _route(getattr(planes, name)), methods=["POST"])
+        router.add_api_route(f"/{name}", _route(getattr(planes, name)), methods=["POST"], include_in_schema=False)
     app.include_router(router)
 
 

@@ -39,7 +39,7 @@ def build_app(
     engine: TransformersEngine, presence: Presence, stop: Callable[[], None], lifespan: Any = None
 ) -> ASGIApp:
     """Both planes, health, the version on every answer; all but health behind the guard."""
-    app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, lifespan=lifespan)
     api_errors.install(app)
     openai_api.install(app, engine)
     control_api.install(app, TransformersPlane(engine), stop)
