@@ -11,8 +11,9 @@ from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import GREEDY, SAMPLED, EvaluationResult, RunScore, result_of, tasks_digest
 from rft_platform.evaluation.transcripts import Transcript, choose, transcript
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.judging.apply import RunJudgement, judge_runs
+from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import JudgeSpec
+from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.rollout.auxiliary import handed_out
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import run_rollouts

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
@@ -15,6 +15,7 @@ from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.judged_run import judged_run
 from rft_platform.judging.pipeline import JUDGED, OperatorReport, Pipeline
+from rft_platform.judging.run_judgement import RunJudgement, refuse_beyond
 from rft_platform.judging.running import RunToJudge, Verdict, judge_all
 from rft_platform.judging.session import JudgeState
 from rft_platform.judging.types import declared_responses
@@ -25,22 +26,6 @@ JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run that its jud
 WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflows gave themselves
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RunJudgement:
-    """The judgement of one run: a reward and its parts, or the error that prevented it."""
-
-    run_id: str
-    task_id: str
-    reward: float  # NaN where ``error`` is given
-    parts: Mapping[str, float] = field(default_factory=dict)
-    error: str | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another one
-
-    def of_policy(self, policy: str | None) -> "RunJudgement":
-        """The judgement as it concerns one policy: with its reward."""
-        return self if policy is None else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,7 @@ def judge_runs(
         if row.task_id not in tasks:
             raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
     if judge is None:
-        return _checked([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
+        return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
     of_run: dict[str, list[RolloutRow]] = {}
     for row in rows:
         of_run.setdefault(row.run_id, []).append(row)
@@ -114,7 +99,7 @@ def judge_runs(
             "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(last_rows), first
         )
     judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
-    return _checked(judgements, max_abs_reward)
+    return refuse_beyond(judgements, max_abs_reward)
 
 
 def judge_rollouts(
@@ -291,34 +276,6 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
     told = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
     rewards = {name.removeprefix(POLICY_REWARD): value for name, value in told.items()}
     return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
-
-
-def _checked(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
-    """The judgements, without the rewards that are further from 0 than ``most``: those runs count as failed."""
-    if most is None:
-        return runs
-    checked = [_within(run, most) for run in runs]
-    refused = [new for new, old in zip(checked, runs, strict=True) if new is not old]
-    if not refused:
-        return runs
-    first = f"run {refused[0].run_id} (task {refused[0].task_id}): {refused[0].error}"
-    if all(run.error is not None for run in checked):
-        raise UserCodeError(f"no run has a usable reward; the first: {first}")
-    _log.warning(
-        "the rewards of %d of %d runs are refused, which are left out; the first: %s", len(refused), len(runs), first
-    )
-    return checked
-
-
-def _within(run: RunJudgement, most: float) -> RunJudgement:
-    for reward in (run.reward, *run.rewards.values()):
-        if run.error is None and abs(reward) > most:
-            error = (
-                f"the reward is {reward:g}, beyond {most:g}: scale the rewards, or set max_abs_reward of the taskset "
-                "(null: no limit)"
-            )
-            return RunJudgement(run.run_id, run.task_id, math.nan, error=error)
-    return run
 
 
 def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:

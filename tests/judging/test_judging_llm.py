@@ -18,11 +18,12 @@ import pytest
 
 from rft_platform.config.explorer import AuxiliaryModel as Entry
 from rft_platform.errors import JudgeUnavailableError, UserCodeError, UserError
-from rft_platform.judging.apply import RunJudgement, judge_runs
+from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.llm.answers import BudgetSpentError
 from rft_platform.judging.llm.asking import _asked_pause
 from rft_platform.judging.llm.prompts import SCORING, prompt_of
+from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.judging.session import JudgeState
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.wire import wire

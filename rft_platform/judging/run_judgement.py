@@ -1,0 +1,57 @@
+"""What a judge found of one run, and the bound on its reward."""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from rft_platform.errors import UserCodeError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunJudgement:
+    """The judgement of one run: a reward and its parts, or the error that prevented it."""
+
+    run_id: str
+    task_id: str
+    reward: float  # NaN where ``error`` is given
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another one
+
+    def of_policy(self, policy: str | None) -> "RunJudgement":
+        """The judgement as it concerns one policy: with its reward."""
+        return self if policy is None else replace(self, reward=self.rewards.get(policy, self.reward))
+
+
+def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
+    """The judgements, without the rewards that are further from 0 than ``most``: those runs count as failed.
+
+    Raises UserCodeError where no run is left.
+    """
+    if most is None:
+        return runs
+    checked = [_within(run, most) for run in runs]
+    refused = [new for new, old in zip(checked, runs, strict=True) if new is not old]
+    if not refused:
+        return runs
+    first = f"run {refused[0].run_id} (task {refused[0].task_id}): {refused[0].error}"
+    if all(run.error is not None for run in checked):
+        raise UserCodeError(f"no run has a usable reward; the first: {first}")
+    _log.warning(
+        "the rewards of %d of %d runs are refused, which are left out; the first: %s", len(refused), len(runs), first
+    )
+    return checked
+
+
+def _within(run: RunJudgement, most: float) -> RunJudgement:
+    for reward in (run.reward, *run.rewards.values()):
+        if run.error is None and abs(reward) > most:
+            error = (
+                f"the reward is {reward:g}, beyond {most:g}: scale the rewards, or set max_abs_reward of the taskset "
+                "(null: no limit)"
+            )
+            return RunJudgement(run.run_id, run.task_id, math.nan, error=error)
+    return run
