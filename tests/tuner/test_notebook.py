@@ -58,7 +58,7 @@ sys.modules["ipywidgets"] = None  # as where they are not installed
 
 def executed(notebook: Path, cells: list[str]) -> list[dict[str, Any]]:
     """The outputs of all cells; fails with what nbconvert says where one of them raises."""
-    code = [
+    code: list[dict[str, Any]] = [
         {"cell_type": "code", "id": str(number), "metadata": {}, "source": cell, "outputs": [], "execution_count": None}
         for number, cell in enumerate(cells)
     ]
