@@ -17,7 +17,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
-def run(kills: int, seed: int, targets: list[str], work: Path, side_by_side: bool) -> dict[str, Any]:
+def run(kills: int, seed: int, targets: list[str], work: Path, side_by_side: bool, io_faults: int) -> dict[str, Any]:
     """Do the kills in ``work`` and return the report."""
     from rft_platform.chaos.records import summary
     from rft_platform.chaos.runs import run_chaos
@@ -28,7 +28,13 @@ def run(kills: int, seed: int, targets: list[str], work: Path, side_by_side: boo
     began = time.perf_counter()
     with terminable():
         outcomes = run_chaos(
-            make_scratch(work), kills, seed, check_targets(targets), lambda line: print(line, flush=True), side_by_side
+            make_scratch(work),
+            kills,
+            seed,
+            check_targets(targets),
+            lambda line: print(line, flush=True),
+            side_by_side,
+            io_faults,
         )
     return {
         "what": "seeded kills, then an undisturbed end and the invariants of docs/chaos.md",
@@ -52,10 +58,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="kept afterwards; default: a temporary folder")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "chaos.json")
     parser.add_argument("--side-by-side", action="store_true", help="both modes at once: sooner done, slower recovery")
+    parser.add_argument("--io-faults", type=int, default=0, help="file system faults in driver and trainer besides")
     given = parser.parse_args()
     targets = given.targets.split(",")
     with tempfile.TemporaryDirectory(prefix="rft-chaos-") as temporary:
-        report = run(given.kills, given.seed, targets, given.work or Path(temporary), given.side_by_side)
+        report = run(
+            given.kills, given.seed, targets, given.work or Path(temporary), given.side_by_side, given.io_faults
+        )
     given.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({name: report[name] for name in ("kills", "wall_s", "by_target", "by_phase", "recovery_s")}))
     for violation in report["violations"]:

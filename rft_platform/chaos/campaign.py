@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rft_platform.chaos.invariants import check_open, check_stopped
-from rft_platform.chaos.moments import now, progress_mark, wait_for
+from rft_platform.chaos.moments import GIVEN_UP, now, progress_mark, wait_for
 from rft_platform.chaos.records import Outcome, Struck, Violation
 from rft_platform.chaos.schedule import Kill
 from rft_platform.chaos.scratch import Scratch
@@ -14,6 +14,7 @@ from rft_platform.chaos.striking import strike, wait_for_moment
 from rft_platform.chaos.supervised import Supervisor
 from rft_platform.chaos.tending import LIMITS, TEND_S, Limits, Tender, everything_ends
 
+_LOOK_S = 0.5  # how often the faults are counted
 _STRIKES_A_PHASE = 3  # the plan repeats a phase as often by itself
 
 
@@ -34,7 +35,10 @@ def run_project(
         fire = _Fire(supervisor, scratch, tender, seed, tuple(targets), LIMITS[supervisor.mode], began, say)
         for kill in kills:
             fire.do(kill)
+        fire.wait_for_faults()
         fire.finish()
+        faults = supervisor.io_faults()
+        fire.struck += faults.records() if faults is not None else []
         outcome = Outcome(
             supervisor.mode, seed, tuple(targets), tender.rounds, fire.struck, supervisor.ended, 0.0, fire.violations
         )
@@ -84,6 +88,20 @@ class _Fire:
             self._strikes[done.moment.half] += 1
             self.tender.watch(struck, mark, done.before)
         self.say(_line(struck))
+
+    def wait_for_faults(self) -> None:
+        """Let the project go on until every file system fault has struck, or was carried often enough in vain."""
+        faults = self.supervisor.io_faults()
+        if faults is None:
+            return
+        left, changed_at = faults.left(), time.monotonic()
+        while left and time.monotonic() - changed_at < self.limits.fault_s:
+            self.tender.settled()  # raises what broke the harness
+            if GIVEN_UP.wait(_LOOK_S):
+                raise KeyboardInterrupt
+            if faults.left() != left:
+                left, changed_at = faults.left(), time.monotonic()
+                self.say(f"{time.monotonic() - self.began:7.1f} s  {left} file system faults left")
 
     def finish(self) -> None:
         """Drive the project to its end undisturbed."""

@@ -77,6 +77,9 @@ class DaemonMode:
             child.server.is_ready() for child in self._children or () if child.server.name == _NAMES[role]
         )
 
+    def io_faults(self) -> None:
+        """None: its processes are killed and stopped only."""
+
     def stop(self) -> None:
         """End the servers and what they left behind."""
         self._stack.close()

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from rft_platform.chaos.io_faults import IoFaults
 from rft_platform.chaos.records import Ended
 from rft_platform.chaos.schedule import Mode
 from rft_platform.chaos.scratch import Scratch
@@ -21,7 +22,8 @@ class DriverMode:
 
     mode: Mode = "driver"
 
-    def __init__(self, scratch: Scratch, name: str = "driver") -> None:
+    def __init__(self, scratch: Scratch, name: str = "driver", faults: IoFaults | None = None) -> None:
+        self._faults = faults
         self.home = scratch.home(name)
         self.ended: list[Ended] = []
         self.expected: set[int] = set()
@@ -47,9 +49,11 @@ class DriverMode:
         if code == 0 and self._budget_of_child == self._rounds:
             self._finished = True
             return
-        if self._child.pid not in self.expected:
+        struck = [] if self._faults is None else self._faults.settle()
+        if self._child.pid not in self.expected and not any(fault.signal for fault in struck):
             self.ended.append(Ended("driver", code, self._message(), round(time.monotonic() - self._began, 2)))
-            self._check_progress()
+            if not struck:
+                self._check_progress()
         self._spawn()
 
     def finished(self) -> bool:
@@ -59,6 +63,10 @@ class DriverMode:
     def serves(self, role: str) -> bool:
         """A driver serves by the progress it makes; engine and trainer are started by it."""
         return True
+
+    def io_faults(self) -> IoFaults | None:
+        """The faults that each start of the driver carries some of."""
+        return self._faults
 
     def stop(self) -> None:
         """End the driver, if one runs."""
@@ -86,8 +94,11 @@ class DriverMode:
             self._child = subprocess.Popen(
                 [*command, "--rounds", str(self._rounds)],
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
-                env=environment(self.home.root), cwd=self._scratch.root, start_new_session=True,
+                env=environment(self.home.root, **self._injected()), cwd=self._scratch.root, start_new_session=True,
             )  # fmt: skip
+
+    def _injected(self) -> dict[str, str]:
+        return {} if self._faults is None else self._faults.environment()
 
     def _message(self) -> str:
         lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
+from rft_platform.chaos import reference_invariants as references
 from rft_platform.chaos import service_invariants as services
 from rft_platform.chaos import store_invariants as stored
 from rft_platform.chaos.machine_invariants import (
@@ -32,6 +33,10 @@ AT_THE_END: tuple[Invariant, ...] = (
     services.no_pool_slot_is_held,
     services.every_asset_of_every_round_is_known,
     services.every_failure_has_a_cause,
+    references.rows_equal_the_undisturbed_run,
+    references.evaluations_equal_the_undisturbed_run,
+    references.metrics_are_single,
+    references.metrics_equal_the_undisturbed_run,
 )
 AFTER_STOP: tuple[Callable[[Home], Iterator[Broken]], ...] = (
     no_process_is_left,

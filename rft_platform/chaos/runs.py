@@ -11,6 +11,7 @@ from rft_platform.chaos.campaign import run_project
 from rft_platform.chaos.daemon_mode import DaemonMode
 from rft_platform.chaos.driver_mode import DriverMode, environment
 from rft_platform.chaos.invariants import check_project
+from rft_platform.chaos.io_faults import plan_io_faults
 from rft_platform.chaos.moments import GIVEN_UP
 from rft_platform.chaos.records import Outcome
 from rft_platform.chaos.scene import Scene
@@ -33,15 +34,20 @@ def run_chaos(
     targets: Sequence[str],
     say: Say = lambda line: None,
     side_by_side: bool = False,
+    io_faults: int = 0,
 ) -> list[Outcome]:
     """Kill as the seed says, project after project, and check each against one undisturbed run.
 
-    ``side_by_side`` has the two modes run at the same time: quicker, but recovery then takes longer.
+    ``side_by_side`` has the two modes run at the same time: quicker, but recovery then takes longer. ``io_faults``
+    file system faults are spread over the projects that `rft run` drives.
     """
     modes = list(_plan(kills, seed, targets).items())
+    faults = -(-io_faults // max(1, len(dict(modes).get("driver", ()))))
     GIVEN_UP.clear()
     with ThreadPoolExecutor(len(modes) if side_by_side else 1) as pool:
-        running = [pool.submit(_run_mode, scratch, mode, planned, seed, targets, say) for mode, planned in modes]
+        running = [
+            pool.submit(_run_mode, scratch, mode, planned, seed, targets, say, faults) for mode, planned in modes
+        ]
         try:
             outcomes = {name: outcome for future in running for name, outcome in future.result().items()}
         except BaseException:
@@ -69,13 +75,19 @@ def _plan(kills: int, seed: int, targets: Sequence[str]) -> dict[Mode, list[list
 
 
 def _run_mode(
-    scratch: Scratch, mode: Mode, projects: Sequence[Sequence[Kill]], seed: int, targets: Sequence[str], say: Say
+    scratch: Scratch,
+    mode: Mode,
+    projects: Sequence[Sequence[Kill]],
+    seed: int,
+    targets: Sequence[str],
+    say: Say,
+    faults: int,
 ) -> dict[str, Outcome]:
     outcomes = {}
     for number, planned in enumerate(projects, start=1):
         name = f"{mode}-{number}"
         say(f"{name}: {len(planned)} kills")
-        supervisor = _supervisor(scratch, mode, name)
+        supervisor = _supervisor(scratch, mode, name, seed, faults)
         told = partial(_told, say, name)
         outcomes[name] = run_project(supervisor, scratch, planned, seed, targets_of(mode, targets), told)
     return outcomes
@@ -85,9 +97,10 @@ def _told(say: Say, name: str, line: str) -> None:
     say(f"{name} {line}")
 
 
-def _supervisor(scratch: Scratch, mode: Mode, name: str) -> Supervisor:
+def _supervisor(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int) -> Supervisor:
     if mode == "driver":
-        return DriverMode(scratch, name)
+        planned = plan_io_faults(seed, faults, scratch.root / "io-faults", scratch.home(name).root) if faults else None
+        return DriverMode(scratch, name, planned)
     return DaemonMode(scratch, name)
 
 

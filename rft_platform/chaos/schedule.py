@@ -12,7 +12,8 @@ Mode = Literal["driver", "daemon"]
 Point = Literal[
     "any", "starting", "rollouts", "rows", "judging", "training", "checkpoint", "published", "evaluation", "between"
 ]
-How = Literal["kill", "term", "stop+kill"]
+#: ``stop`` leaves the process stopped (SIGSTOP): others must notice it. ``fault`` is a failing file system call.
+How = Literal["kill", "term", "stop+kill", "stop", "fault"]
 
 #: Roles that can be killed, by the mode that runs them.
 TARGETS: dict[Mode, tuple[str, ...]] = {
@@ -27,7 +28,7 @@ _SPREAD_S: dict[Point, float] = {
     "any": 2.0, "starting": 3.0, "rollouts": 0.15, "rows": 0.002, "judging": 0.05, "training": 0.3, "checkpoint": 0.08,
     "published": 0.1, "evaluation": 0.6, "between": 0.3,
 }  # fmt: skip
-_HOW: tuple[tuple[How, float], ...] = (("kill", 0.8), ("term", 0.1), ("stop+kill", 0.1))
+_HOW: tuple[tuple[How, float], ...] = (("kill", 0.7), ("stop", 0.1), ("term", 0.1), ("stop+kill", 0.1))
 _HURRY = 0.25  # share of the kills that do not wait until the one before was recovered from
 _AGAIN = 0.3  # share of the engine's and trainer's kills that are followed by a kill while they start anew
 

@@ -84,6 +84,7 @@ def _config(root: Path, model: Path) -> dict[str, Any]:
             },
         },
         "evaluation": {"every": EVALUATE_EVERY, "greedy": False},
+        "trainer": {"heartbeat_timeout_s": 20},
     }
 
 

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rft_platform.chaos.census import Member, find
@@ -13,6 +13,9 @@ from rft_platform.chaos.schedule import Kill
 from rft_platform.config.home import Home
 
 _STOPPED_S = 0.7  # how long a stopped process hangs before it is killed
+_CONTINUED_S = 5.0  # how long a process is stopped that nobody in the project watches
+#: Roles that the platform itself finds stopped and replaces; a driver, say, may be stopped on purpose (Ctrl-Z).
+REPLACED_WHEN_STOPPED = ("engine", "trainer")
 _TERM_S = 15.0  # how long a terminated process has to end
 _SLOW_POLL_S = 0.05  # where processes are looked at
 
@@ -50,6 +53,8 @@ def strike(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> Stri
         return Strike(None, now(home))
     victim = found[kill.number % len(found)]
     done = Strike(victim, now(home), frozenset(member.pid for member in found))
+    if kill.how == "stop":
+        return _stop(victim, done, expected)
     expected.add(victim.pid)
     if kill.how == "term":
         _send(victim, signal.SIGTERM)
@@ -61,6 +66,17 @@ def strike(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> Stri
     _send(victim, signal.SIGKILL)
     wait_for(lambda: not victim.alive, _TERM_S, POLL_S)
     return done
+
+
+def _stop(victim: Member, done: Strike, expected: set[int]) -> Strike:
+    """Stop the victim: for good where the platform replaces it, else for some seconds."""
+    _send(victim, signal.SIGSTOP)
+    if victim.role in REPLACED_WHEN_STOPPED:
+        expected.add(victim.pid)
+        return done
+    time.sleep(_CONTINUED_S)
+    _send(victim, signal.SIGCONT)
+    return replace(done, before=frozenset())
 
 
 def _send(victim: Member, number: signal.Signals) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from rft_platform.chaos.io_faults import IoFaults
 from rft_platform.chaos.records import Ended
 from rft_platform.chaos.schedule import Mode
 from rft_platform.config.home import Home
@@ -23,6 +24,9 @@ class Supervisor(Protocol):
 
     def finished(self) -> bool:
         """Whether every round of the budget is done."""
+
+    def io_faults(self) -> IoFaults | None:
+        """The file system faults that its processes are started with, if any."""
 
     def serves(self, role: str) -> bool:
         """Whether the process of this role does its work again; True for those that others start."""

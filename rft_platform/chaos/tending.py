@@ -29,6 +29,7 @@ class Limits:
     recovery_s: float  # for the project to go on
     end_s: float  # for the undisturbed end
     more_rounds: int  # to begin with, and whenever a project would end before its kills
+    fault_s: float = 240.0  # for the next file system fault to strike
 
 
 LIMITS: dict[Mode, Limits] = {
@@ -122,7 +123,7 @@ class Tender:
         home, role = self._supervisor.home, struck.kill.target
         if role not in _BYSTANDERS and progress_mark(home) <= mark:
             return False
-        if not any(successor.pid not in before for successor in find(home, role)):
+        if before and not any(successor.pid not in before for successor in find(home, role)):
             return False
         if not self._supervisor.serves(role):
             return False

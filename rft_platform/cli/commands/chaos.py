@@ -17,6 +17,9 @@ def chaos(
     kills: Annotated[int, typer.Option(min=1, help="Kills over the whole run.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Decides victims, moments and signals.")] = 0,
     targets: Annotated[str, typer.Option(help="What is killed, separated by commas.")] = _ALL,
+    io_faults: Annotated[
+        int, typer.Option(min=0, help="File system faults in driver and trainer besides (needs a C compiler).")
+    ] = 0,
     work: Annotated[
         Path | None, typer.Option(help="Folder of the scratch projects; default: a temporary one.", show_default=False)
     ] = None,
@@ -43,7 +46,12 @@ def chaos(
     try:
         with terminable():
             outcomes = run_chaos(
-                scratch, kills, seed, chosen, lambda line: console.print(line, markup=False, soft_wrap=True)
+                scratch,
+                kills,
+                seed,
+                chosen,
+                lambda line: console.print(line, markup=False, soft_wrap=True),
+                io_faults=io_faults,
             )
     except KeyboardInterrupt:
         console.print(f"interrupted: the scratch projects have ended; their folders stay in {folder}", markup=False)

@@ -1,0 +1,114 @@
+"""File system faults of a campaign: planned by a seed, injected when the driver is started, counted as they strike."""
+
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rft_platform.chaos.records import Struck
+from rft_platform.chaos.schedule import Kill
+from rft_platform.chaos.syscall_faults import Call, SyscallFault, build_library, injecting
+from rft_platform.errors import RftError
+
+_FIRST_NUMBER = 1001  # numbers of kills are below
+_AT_ONCE = 6  # faults that one start of the driver carries
+_STARTS = 3  # starts that a fault is carried by before it counts as missed
+#: Calls of each target, with the latest call that is struck; the paths are those of the project's home.
+_CALLS: dict[str, tuple[tuple[Call, int], ...]] = {
+    "driver": (
+        ("rename", 30), ("fsync", 60), ("fdatasync", 120), ("write", 60), ("pwrite", 400), ("unlink", 60),
+        ("mkdir", 12), ("ftruncate", 20), ("flock", 60),
+    ),
+    "trainer": (("rename", 8), ("fsync", 16), ("write", 30), ("mkdir", 4)),
+}  # fmt: skip
+_PROCESS = {"driver": "rft_platform run", "trainer": "rft_platform.training.worker"}
+_ERRORS = ("EIO", "ENOSPC", "EXDEV", "ESTALE")
+_SIGNALS = ("SIGKILL", "SIGKILL", "SIGINT", "SIGTERM")
+_TRAINER_SHARE = 0.3
+
+
+@dataclass(slots=True)
+class IoFaults:
+    """The faults of one project; a fault that has struck leaves its file in ``folder``."""
+
+    folder: Path
+    home: Path
+    waiting: list[SyscallFault]
+    _carried: list[SyscallFault] = field(default_factory=list)
+    _starts: dict[Path, int] = field(default_factory=dict)
+    struck: list[SyscallFault] = field(default_factory=list)
+    missed: list[SyscallFault] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that the next start of the driver carries; empty when no fault is left."""
+        self.settle()
+        self._carried, self.waiting = self.waiting[:_AT_ONCE], self.waiting[_AT_ONCE:]
+        if not self._carried:
+            return {}
+        library = build_library(self.folder)
+        if library is None:
+            raise RftError("faults in file system calls need a C compiler: install gcc, or leave out --io-faults")
+        return injecting(library, self._carried, self.folder / "strikes.txt")
+
+    def settle(self) -> list[SyscallFault]:
+        """Count the faults of the last start that have struck, and plan the others again; returns the former."""
+        struck = [fault for fault in self._carried if fault.once is not None and fault.once.exists()]
+        self.struck += struck
+        for fault in self._carried:
+            if fault in struck or fault.once is None:
+                continue
+            self._starts[fault.once] = self._starts.get(fault.once, 0) + 1
+            again = self._starts[fault.once] < _STARTS
+            (self.waiting if again else self.missed).append(replace(fault, nth=max(1, fault.nth // 4)))
+        self._carried = []
+        return struck
+
+    def left(self) -> int:
+        """How many faults have neither struck nor been missed yet."""
+        carried = sum(fault.once is None or not fault.once.exists() for fault in self._carried)
+        return len(self.waiting) + carried
+
+    def records(self) -> list[Struck]:
+        """The faults as the campaign reports them."""
+        self.settle()
+        return [
+            Struck(
+                Kill(_FIRST_NUMBER + number, _target(fault), "any", 0.0, "fault", hurry=True),
+                mode="driver",
+                victim=f"{fault.call} {fault.nth}: {fault.error or fault.signal}{' (after)' if fault.after else ''}",
+                round=-1,
+                phase="any",
+                on_time=True,
+                at=0.0,
+                hit=fault in self.struck,
+            )
+            for number, fault in enumerate([*self.struck, *self.missed, *self.waiting])
+        ]
+
+
+def plan_io_faults(seed: int, count: int, folder: Path, home: Path) -> IoFaults:
+    """``count`` faults for the project in ``home``. Equal arguments give equal faults."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = random.Random(f"io/{seed}/{home.name}")
+    faults = []
+    for number in range(count):
+        target = "trainer" if generator.random() < _TRAINER_SHARE else "driver"
+        call, latest = generator.choice(_CALLS[target])
+        kill = generator.random() < 0.5
+        error = "" if kill else "ENOLCK" if call == "flock" else generator.choice(_ERRORS)
+        faults.append(
+            SyscallFault(
+                call,
+                error=error,
+                signal=generator.choice(_SIGNALS) if kill else "",
+                after=kill and generator.random() < 0.5,
+                path=f"{home}/",
+                process=_PROCESS[target],
+                nth=generator.randint(1, latest),
+                once=folder / f"{home.name}-{number:04d}",
+            )
+        )
+    return IoFaults(folder, home, faults)
+
+
+def _target(fault: SyscallFault) -> str:
+    return next(target for target, process in _PROCESS.items() if process == fault.process)

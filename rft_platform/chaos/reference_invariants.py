@@ -1,0 +1,106 @@
+"""Invariants against the undisturbed run: equal rows, judgements, evaluations and metrics, each metric once."""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rft_platform.chaos.scene import Broken, Scene
+from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.project import Project
+
+_ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "logprobs", "policy_version", "finish_reason"]
+_JUDGED_COLUMNS = ["row_id", "reward", "advantage"]
+_METRICS = "SELECT run_uuid, key, step, value FROM metrics"
+#: Metrics that depend on the machine, by a part of their name.
+_OF_THE_MACHINE = (
+    "second",
+    "time",
+    "rss",
+    "memory",
+    "per_s",
+    "_s",
+    "mfu",
+    "flops",
+    "tokens_per",
+    "wait",
+    "cpu",
+    "/age",
+)
+_SHOWN = 3
+
+
+def rows_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
+    """Every round holds the rows of the reference: tokens, log-probs, versions, rewards and advantages by row id."""
+    if scene.reference is None:
+        return
+    for number in scene.numbers:
+        ours, theirs = scene.project.store, scene.reference.store
+        if _by_id(ours.read_rollouts(number, _ROLLOUT_COLUMNS)) != _by_id(
+            theirs.read_rollouts(number, _ROLLOUT_COLUMNS)
+        ):
+            yield Broken(f"{round_key(number)}: rollouts differ from those of the undisturbed run", number)
+        if _by_id(ours.read_judged(number, columns=_JUDGED_COLUMNS)) != _by_id(
+            theirs.read_judged(number, columns=_JUDGED_COLUMNS)
+        ):
+            yield Broken(f"{round_key(number)}: judgements differ from those of the undisturbed run", number)
+
+
+def evaluations_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
+    """Every evaluated round has the scores of the reference."""
+    if scene.reference is None:
+        return
+    for number in scene.numbers:
+        ours, theirs = (_results(project, number) for project in (scene.project, scene.reference))
+        if ours != theirs:
+            yield Broken(f"{round_key(number)}: evaluation {ours}, undisturbed {theirs}", number)
+
+
+def metrics_are_single(scene: Scene) -> Iterator[Broken]:
+    """MLflow holds each metric once per run, name and step."""
+    points = Counter((run, key, step) for run, key, step, _ in _metrics(scene.project))
+    doubled = [f"{key} at step {step}" for (_, key, step), count in points.items() if count > 1]
+    scene.facts["mlflow_metrics"] = float(len(points))
+    scene.facts["mlflow_metrics_doubled"] = float(len(doubled))
+    if doubled:
+        yield Broken(f"{len(doubled)} metrics stand more than once, {', '.join(doubled[:_SHOWN])} among them")
+
+
+def metrics_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
+    """MLflow holds the metrics of the reference, timings aside, for the rounds that both have."""
+    if scene.reference is None:
+        return
+    ours, theirs = (
+        {(key, step): value for _, key, step, value in _metrics(p)} for p in (scene.project, scene.reference)
+    )
+    steps = {key: max(step for name, step in ours if name == key) for key, _ in ours}
+    expected = {point: value for point, value in theirs.items() if point[1] <= steps.get(point[0], -1)}
+    compared = {point for point in {*ours, *expected} if not any(part in point[0] for part in _OF_THE_MACHINE)}
+    different = [
+        f"{key} at step {step}" for key, step in sorted(compared) if ours.get((key, step)) != expected.get((key, step))
+    ]
+    if different:
+        yield Broken(
+            f"{len(different)} of {len(compared)} metrics differ from the undisturbed run, "
+            f"{', '.join(different[:_SHOWN])} among them"
+        )
+
+
+def _by_id(table: Any) -> dict[str, dict[str, Any]]:
+    return {row["row_id"]: row for row in table.to_pylist()}
+
+
+def _results(project: Project, number: int) -> Any:
+    note = project.store.read_note(number, "evaluation") or {}
+    return [
+        {name: value for name, value in result.items() if name in ("name", "sampled_pass", "greedy_pass", "tasks")}
+        for result in note.get("results") or []
+    ]
+
+
+def _metrics(project: Project) -> list[tuple[str, str, int, float]]:
+    file = Path(project.home.mlflow) / "mlflow.db"
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+        return connection.execute(_METRICS).fetchall()
