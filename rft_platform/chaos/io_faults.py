@@ -11,7 +11,7 @@ from rft_platform.errors import RftError
 
 _FIRST_NUMBER = 1001  # numbers of kills are below
 _AT_ONCE = 6  # faults that one start of the driver carries
-_STARTS = 3  # starts that a fault is carried by before it counts as missed
+_STARTS = 8  # starts that a fault is carried by before it counts as missed
 #: Calls of each target, with the latest call that is struck; the paths are those of the project's home.
 _CALLS: dict[str, tuple[tuple[Call, int], ...]] = {
     "driver": (
@@ -58,7 +58,7 @@ class IoFaults:
                 continue
             self._starts[fault.once] = self._starts.get(fault.once, 0) + 1
             again = self._starts[fault.once] < _STARTS
-            (self.waiting if again else self.missed).append(replace(fault, nth=max(1, fault.nth // 4)))
+            (self.waiting if again else self.missed).append(replace(fault, nth=max(1, fault.nth // 2)))
         self._carried = []
         return struck
 

@@ -29,6 +29,7 @@ _OF_THE_MACHINE = (
     "cpu",
     "/age",
 )
+_RESULT = ("name", "sampled", "greedy", "mean_reward", "scores")  # of an evaluation
 _SHOWN = 3
 
 
@@ -94,10 +95,7 @@ def _by_id(table: Any) -> dict[str, dict[str, Any]]:
 
 def _results(project: Project, number: int) -> Any:
     note = project.store.read_note(number, "evaluation") or {}
-    return [
-        {name: value for name, value in result.items() if name in ("name", "sampled_pass", "greedy_pass", "tasks")}
-        for result in note.get("results") or []
-    ]
+    return [{name: value for name, value in result.items() if name in _RESULT} for result in note.get("results") or []]
 
 
 def _metrics(project: Project) -> list[tuple[str, str, int, float]]:

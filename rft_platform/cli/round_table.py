@@ -19,10 +19,15 @@ _TABLE_WIDTH = 135  # a narrower terminal breaks the lines rather than hide colu
 _SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
 
 
-def print_rounds(project: "Project", console: "Console") -> None:
-    """Print the table of all rounds, and what the plan says is next."""
-    lines = round_lines(project)
+LAST = 100  # rounds that the table shows
+
+
+def print_rounds(project: "Project", console: "Console", last: int = LAST) -> None:
+    """Print the table of the ``last`` rounds (0: of all), and what the plan says is next."""
+    lines = round_lines(project, last)
     console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
+    if (hidden := len(project.store.rounds()) - len(lines)) > 0:
+        console.print(f"{hidden:,} earlier rounds are not shown: `rft rounds --last 0` shows all", soft_wrap=True)
     for line in lines:
         if line.judged_anew:
             said = "judged anew since it was trained: * is a reward that it was not trained on"

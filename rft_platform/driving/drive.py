@@ -12,9 +12,10 @@ from rft_platform.driving.live import showing_progress
 from rft_platform.driving.round_news import RoundNews
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
+from rft_platform.observability.bounded import logs_bounded
 from rft_platform.observability.logs import configured
 from rft_platform.observability.masked_output import masked
-from rft_platform.processes.collector import importing
+from rft_platform.processes.collector import importing, keep_imports
 from rft_platform.processes.signals import terminable, undisturbed
 from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
 from rft_platform.user_code import find_working_folder
@@ -39,12 +40,14 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
             from rft_platform.definitions import defs
             from rft_platform.jobs.driver import drive
+        keep_imports()  # no user code is loaded yet; what is collected later is then a part of all objects
         try:
             log = project.home.logs / "driver.log"
             with (
                 showing_progress(console, RoundNews(project)) as screen,
                 prints_go_to(log),
                 configured("driver"),
+                logs_bounded(log.parent),
             ):
                 result = drive(project, defs)
                 if result.failed:  # which is raised below

@@ -43,10 +43,10 @@ class RoundLine:
         return asdict(self)
 
 
-def round_lines(project: "Project") -> list[RoundLine]:
-    """A line for every round that was begun, the starting policy first."""
+def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
+    """A line for every round that was begun, the starting policy first; with ``last`` only for so many newest."""
     walls = launch_seconds(project.home)
-    lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()]
+    lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()[-last:]]
     newest = max((line.round for line in lines if line.champion), default=None)
     took = _trainings(project, [line.round for line in lines])
     return [

@@ -1,13 +1,22 @@
-"""The embedded engine from the caller's side: ``PolicyEngine`` over HTTP."""
+"""Client of an engine process: ``PolicyEngine`` over HTTP.
 
+A batch may take long, so its request has a wide limit. Meanwhile a thread asks the engine whether it lives; an engine
+that does not answer (it is stopped, or hangs) is ended, and the request fails with a retryable EngineError.
+"""
+
+import logging
+import threading
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
+import psutil
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
@@ -19,6 +28,10 @@ from rft_platform.processes.spawn import stop_holder, wait_until_ended
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
+PROBE_INTERVAL_S = 10.0  # how often an engine is asked whether it lives while a request runs
+SILENT_TIMEOUT_S = 120.0  # an engine without an answer for so long is ended
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+LOG = logging.getLogger(__name__)
 
 
 class EngineClient:
@@ -118,9 +131,10 @@ class EngineClient:
 
     def _post(self, name: str, timeout_s: float | None = None, **body: Any) -> dict[str, Any]:
         try:
-            response = self._http.post(
-                f"/{name}", json=body, headers=context_headers(), timeout=timeout_s or self._http.timeout
-            )
+            with self._watched():
+                response = self._http.post(
+                    f"/{name}", json=body, headers=context_headers(), timeout=timeout_s or self._http.timeout
+                )
         except httpx.HTTPError as error:
             raise EngineError(
                 f"the engine at {self.url} does not answer {name}: {error or type(error).__name__}"
@@ -130,6 +144,20 @@ class EngineClient:
             return answer
         raise self._refusal(name, response)
 
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """End the engine if it stops answering while the block runs: the block's request then fails at once."""
+        if self.lease is None:  # not ours to end: the request's own limit holds
+            yield
+            return
+        answered = threading.Event()
+        watch = threading.Thread(target=_end_if_silent, args=(self.url, self.lease, answered), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            answered.set()
+
     def _refusal(self, name: str, response: httpx.Response) -> RftError:
         try:
             message = str(response.json()["error"]["message"])
@@ -138,3 +166,28 @@ class EngineClient:
         kinds: dict[int, type[RftError]] = {400: UserError, 409: WeightMismatchError}
         kind = kinds.get(response.status_code, EngineError)
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
+
+
+def _end_if_silent(url: str, lease: Lease, answered: threading.Event) -> None:
+    """Probe the engine until the request is answered; end it after ``SILENT_TIMEOUT_S`` without a sign of life."""
+    alive_at = time.monotonic()
+    while not answered.wait(PROBE_INTERVAL_S):
+        if _lives(url, lease):
+            alive_at = time.monotonic()
+        elif time.monotonic() - alive_at > SILENT_TIMEOUT_S:
+            LOG.warning("the engine at %s (pid %d) gave no sign of life and is ended", url, lease.pid)
+            stop_holder(lease)
+            return
+
+
+def _lives(url: str, lease: Lease) -> bool:
+    """Whether the server answers, whatever it says, and none of its processes is stopped (vLLM has several)."""
+    process = holder(lease)
+    if process is None:
+        return True  # it has ended: the request fails by itself
+    try:
+        stopped = [member for member in (process, *process.children(recursive=True)) if member.status() in _STOPPED]
+        httpx.get(f"{url}/health", timeout=PROBE_INTERVAL_S, trust_env=False)
+    except (httpx.HTTPError, psutil.NoSuchProcess):
+        return False
+    return not stopped

@@ -16,7 +16,7 @@ from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.presence import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
-from rft_platform.processes.lease import is_alive, locked, read_lease, remove_lease
+from rft_platform.processes.lease import LOCK_TIMEOUT_S, is_alive, locked, read_lease, remove_lease
 from rft_platform.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.processes.strays import end_strays, lease_environment
 
@@ -89,7 +89,7 @@ def find_or_start_engine(
     stem = replica_name(replica, name)
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
     start = _Start(package, python, model_path.absolute(), lease, log, idle_timeout_s, engine, gpus)
-    with locked(start.lease):
+    with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
         return _find(start) or _start(start, start_timeout_s)
 
 

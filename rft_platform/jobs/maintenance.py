@@ -1,5 +1,6 @@
 """Jobs that keep the store in shape: compaction and retention, for the UI, a schedule or `dagster job launch`."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import dagster as dg
@@ -27,6 +28,13 @@ class RetentionConfig(dg.Config):
     archive: str = Field(default="", description="Folder to copy the rollouts to first; empty: they are deleted.")
     champion_too: bool = Field(default=False, description="Retire rounds that the champion was trained on as well.")
     grace_s: float = Field(default=3600.0, ge=0, description="Seconds that retired files stay for late readers.")
+    dry_run: bool = Field(default=True, description="Only say what would be done; set it to false to do it.")
+
+
+class HistoryConfig(dg.Config):
+    """Which runs of Dagster keep their event log."""
+
+    keep_rounds: int = Field(default=200, ge=1, description="Newest rounds whose runs keep event log and output.")
     dry_run: bool = Field(default=True, description="Only say what would be done; set it to false to do it.")
 
 
@@ -72,6 +80,15 @@ def retire_rounds(
     })  # fmt: skip
 
 
+@dg.op(description="Remove event logs and captured output of old runs.", out=dg.Out(dg.Nothing))
+def prune_runs(context: dg.OpExecutionContext, config: HistoryConfig) -> None:
+    """Prune Dagster's run history and report it; materializations, checks and run records stay."""
+    from rft_platform.jobs.run_history import prune_run_history
+
+    pruned = prune_run_history(context.instance, keep_rounds=config.keep_rounds, dry_run=config.dry_run)
+    _tell(context, [], {**asdict(pruned), "dry_run": config.dry_run})
+
+
 def _tell(context: dg.OpExecutionContext, problems: list[str], metadata: dict[str, int | bool]) -> None:
     context.log.info(", ".join(f"{name} {value}" for name, value in metadata.items()))
     context.add_output_metadata(metadata)
@@ -84,9 +101,13 @@ def compact_job() -> None:
     compact_store()
 
 
-@dg.job(tags=_TAGS, description="Delete or archive the rollouts of old rounds; a dry run unless told otherwise.")
+@dg.job(
+    tags=_TAGS,
+    description="Delete or archive the rollouts of old rounds and prune Dagster's run history; a dry run by default.",
+)
 def retention_job() -> None:
     retire_rounds()
+    prune_runs()
 
 
 MAINTENANCE_JOBS = [compact_job, retention_job]

@@ -10,9 +10,9 @@ from rft_platform.assets.common import rft_rounds
 from rft_platform.errors import RftError, UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.faults import as_fault
+from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.tags import driver_tags, run_tags
-from rft_platform.processes.lease import locked
 from rft_platform.rounds.project import Project
 
 REJUDGE_TAG = "rft/rejudge"  #: the same on all runs of one command
@@ -34,7 +34,7 @@ def rejudge(
         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error, in one line
         "ops": {"judged_experiences": {"config": judge}},
     }
-    with locked(project.home.leases / "driver.lock"), open_instance(project.home, capture_output=False) as instance:
+    with driver_lock(project.home), open_instance(project.home, capture_output=False) as instance:
         instance.add_dynamic_partitions(str(rft_rounds.name), [round_key(number) for number in rounds])
         for number in rounds:
             run_id = str(uuid.uuid4())

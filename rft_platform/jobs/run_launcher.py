@@ -57,7 +57,8 @@ class WatchedRunLauncher(DefaultRunLauncher):
         reported = self._workers.reported(self._instance, run.run_id)
         if reported is None or is_elsewhere(self._claims, run.run_id):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        alive = self._workers.find(run.run_id, *reported) is not None
+        worker = self._workers.find(run.run_id, *reported)
+        alive = worker is not None and not self._workers.end_if_stopped(run.run_id, worker)
         return _health(alive, f"the run's worker, process {reported[0]},")
 
     def terminate(self, run_id: str) -> bool:

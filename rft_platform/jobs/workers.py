@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import psutil
 
 from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S
 
+STOPPED_LIMIT_S = 120.0
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 #: What Dagster's run workers are started with: a pid that was given to some other program is told by it.
 _WORKER_COMMANDS = ("multiprocessing", "dagster")
@@ -24,6 +26,7 @@ class Workers:
     """The run workers of this machine; remembers when those it has seen were started."""
 
     births: dict[str, float] = field(default_factory=dict)  # run id -> birth of its worker
+    stopped: dict[str, float] = field(default_factory=dict)  # run id -> since when its worker is stopped (monotonic)
 
     def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
         """Process id that the run's worker has reported; None where it has not (yet)."""
@@ -55,6 +58,16 @@ class Workers:
                 self.births[run_id] = born
                 return process
         return None
+
+    def end_if_stopped(self, run_id: str, worker: psutil.Process) -> bool:
+        """Kill a worker that has been stopped (SIGSTOP) for ``STOPPED_LIMIT_S``; whether it was killed."""
+        with suppress(psutil.NoSuchProcess):
+            if worker.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                self.stopped.pop(run_id, None)
+            elif time.monotonic() - self.stopped.setdefault(run_id, time.monotonic()) > STOPPED_LIMIT_S:
+                worker.kill()
+                return True
+        return False
 
 
 def pid_in(message: str | None) -> int | None:

@@ -8,13 +8,17 @@ between the two are lost.
 import fcntl
 import os
 import shutil
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rft_platform.files import atomic_path
 
 DEFAULT_MAX_BYTES = 32 * 2**20
 _CHECK_EVERY_S = 10.0
+_WATCH_EVERY_S = 2.0
 _LOCK = ".bounding.lock"
 _checked: dict[Path, float] = {}
 
@@ -52,3 +56,22 @@ def bound_logs_now_and_then(folder: Path) -> None:
     if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
         _checked[folder] = now
         bound_logs(folder)
+
+
+@contextmanager
+def logs_bounded(folder: Path, every_s: float = _WATCH_EVERY_S) -> Iterator[None]:
+    """Bound the logs again and again, on a thread, while the block runs: a phase may print more than a log may hold."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            with suppress(OSError):  # a full disk, say: the phases themselves report it
+                bound_logs(folder)
+
+    thread = threading.Thread(target=watch, name="log-bounds", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_CHECK_EVERY_S)

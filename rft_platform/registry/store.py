@@ -1,6 +1,5 @@
 """Opening the MLflow store: an SQLite file made on first use, or a server by URL."""
 
-import fcntl
 import logging
 import os
 import re
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.errors import RegistryError, UserError
-from rft_platform.files import atomic_path, naming
+from rft_platform.files import atomic_path
 from rft_platform.processes.collector import importing
+from rft_platform.processes.lease import locked
 from rft_platform.registry.guard import guarded, registry_errors
 from rft_platform.sqlite_files import SQLITE_URI, database_file
 
@@ -111,10 +111,9 @@ def _quiet() -> Iterator[None]:
 def _locked_folder(folder: Path, tracking_uri: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".mlflow.lock").open("w")
+        lock = folder / ".mlflow"
+        lock.with_name(f"{lock.name}.lock").touch()
     except OSError as error:
         raise UserError(f"MLflow store {tracking_uri}: {folder} cannot be written ({error.strerror})") from error
-    with lock:
-        with naming(folder / ".mlflow.lock"):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(lock):
         yield

@@ -102,7 +102,8 @@ class WorkerProcess:
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # a process in uninterruptible sleep ends later: it is not waited for
+            self._process.wait(_ENDING_S)
         os.close(self._lifeline)
         if self._writer is None:
             self._socket.close()

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from rft_platform.errors import UserError
+from rft_platform.experience.rounds import round_key
 from rft_platform.rounds.bench import unmeasured
 from rft_platform.rounds.curve import EVALUATION
 from rft_platform.rounds.landing import is_sound, landed, rows_wanted, trained_through
@@ -14,6 +15,11 @@ from rft_platform.rounds.replay import replayable_rows
 from rft_platform.rounds.state import Landed, PhaseState, ProjectState, RoundState
 
 _DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
+
+#: Closed rounds without a launch, by folder, with the time of the folder's last change: every note that comes or goes
+#: changes it. A tick over 10,000 rounds then looks at 10,000 folders, and at no note in them.
+_closed: dict[str, tuple[int, RoundState]] = {}
+_SETTLED_NS = 2_000_000_000
 
 #: Seconds before the first retry, where the environment sets them.
 RETRY_DELAY = "RFT_RETRY_DELAY_S"
@@ -63,8 +69,13 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
     mode, sync = project.config.mode, project.config.synchronizer
     through = trained_through(project) if sync.dynamic else 0
     begun = range(1, _begun(project, launches) + 1)
+    launched = {number for _, number in _keys(launches)}
     return ProjectState(
-        rounds=tuple(_observe_round(project, launches, number, through) for number in begun),
+        rounds=tuple(
+            (number not in launched and _closed_round(project, number))
+            or _observe_round(project, launches, number, through)
+            for number in begun
+        ),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # it may have no tasks to explore
         experiences_needed=project.experiences_a_round,
         sync_offset=sync.offset_rounds,
@@ -112,8 +123,29 @@ def _begun(project: Project, launches: Launches) -> int:
     """
     on_disk = max(project.store.rounds(), default=0)
     reachable = on_disk + 1 + project.config.synchronizer.offset_rounds
-    launched = [*launches.running, *launches.failures, *launches.ended]
-    return max([on_disk, *(number for _, number in launched if number <= reachable)])
+    return max([on_disk, *(number for _, number in _keys(launches) if number <= reachable)])
+
+
+def _keys(launches: Launches) -> list[tuple[str, int]]:
+    return [*launches.running, *launches.failures, *launches.ended]
+
+
+def _closed_round(project: Project, number: int) -> RoundState | None:
+    """The state of a closed round that was observed before, while no note came or went; None where it must be read."""
+    folder = f"{project.store.root}/{round_key(number)}"
+    changed_at, state = _closed.get(folder, (0, None))
+    try:
+        return state if state is not None and os.stat(folder).st_mtime_ns == changed_at else None  # noqa: PTH116
+    except FileNotFoundError:
+        return None
+
+
+def _remember_closed(project: Project, state: RoundState) -> None:
+    """Remember a closed round, unless its folder changed so recently that another change might bear the same time."""
+    folder = f"{project.store.root}/{round_key(state.number)}"
+    changed_at = os.stat(folder).st_mtime_ns  # noqa: PTH116
+    if time.time_ns() - changed_at > _SETTLED_NS:
+        _closed[folder] = (changed_at, state)
 
 
 def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
@@ -126,9 +158,12 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     evaluated = synced and store.has_note(number, EVALUATION)
     trained = synced or number <= through
     sound = not trained and is_sound(store, number)
-    return RoundState(
+    state = RoundState(
         number,
         explore=launches.phase("explore", number, done=sound or trained),
         sync=launches.phase(project.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )
+    if state == RoundState(number, _DONE, _DONE):
+        _remember_closed(project, state)
+    return state

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOST = "127.0.0.1"
 _RESTARTS = 3
+_BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
 
 
@@ -170,10 +171,11 @@ def answers(url: str) -> Callable[[], bool]:
 
 
 def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
-    """Ready when a daemon's heartbeat is younger than now."""
+    """Ready while a daemon's heartbeat is younger than this call and ``_BEAT_AGE_S``; Dagster writes one every 30 s."""
     started = time.time()
 
     def is_ready() -> bool:
-        return any(beat.timestamp >= started for beat in instance.get_daemon_heartbeats().values())
+        oldest = max(started, time.time() - _BEAT_AGE_S)
+        return any(beat.timestamp >= oldest for beat in instance.get_daemon_heartbeats().values())
 
     return is_ready

@@ -1,15 +1,19 @@
 """The long-lived processes of a project by their lease files: the engine's replicas, auxiliary models, the trainer."""
 
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rft_platform.config.home import Home
+from rft_platform.errors import TransientError
 from rft_platform.processes.lease import Lease, is_alive, locked, read_lease, remove_lease
 from rft_platform.processes.spawn import lease_root, stop_holder
 from rft_platform.processes.strays import end_strays, leases_started_below
+
+_START_WAIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ def wait_for_starts(home: Home) -> None:
     """Wait for engine processes whose start is under way: a pool starts lost replicas behind its caller's back."""
     engines = ("engine*", "auxiliary-*", "policy-*")
     for lock in [lock for name in engines for lock in home.leases.glob(f"{name}.json.lock")]:
-        with locked(lock.with_suffix("")):
+        # What starts for longer is ended by ``stop_strays``: it is found by its environment.
+        with suppress(TransientError), locked(lock.with_suffix(""), _START_WAIT_S):
             pass
 
 

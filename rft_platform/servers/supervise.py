@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _LOG_LINES = 20
+_PROBE_INTERVAL_S = 10.0
+_SILENT_TIMEOUT_S = 180.0  # a server that is not ready for so long (it is stopped, or hangs) is killed
 _RESTARTS_WITHIN_S = 600.0  # a server that died before that has been mended since
 
 
@@ -141,15 +143,42 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
 def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: None) -> None:
     """Watch until one of them ends for good, and raise RftError then; Ctrl-C is the way out.
 
-    A server that may be started again is, and ``tell`` gets a line about it.
+    A server that may be started again is, and ``tell`` gets a line about it. One that does not answer any more is
+    killed and counts as ended.
     """
+    probes = _Probes()
     while True:
+        probes.kill_silent(children)
         for number, child in enumerate(children):
             if child.process.poll() is not None:
                 tell(children.start_again(number))
         for folder in {child.log.parent for child in children}:
             bound_logs_now_and_then(folder)
         time.sleep(_POLL_S)
+
+
+class _Probes:
+    """Asks the servers one after another, on a thread, whether they are ready, and remembers when each last was."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._asked: Future[None] | None = None
+        self._asked_at = time.monotonic()
+        self._ready_at: dict[int, float] = {}  # by process id
+
+    def kill_silent(self, children: Children) -> None:
+        """Kill each server that was not ready for ``_SILENT_TIMEOUT_S``; returns at once."""
+        now = time.monotonic()
+        for child in children:
+            if now - self._ready_at.setdefault(child.process.pid, now) > _SILENT_TIMEOUT_S:
+                child.process.kill()
+        if now - self._asked_at > _PROBE_INTERVAL_S and (self._asked is None or self._asked.done()):
+            self._asked, self._asked_at = self._pool.submit(self._ask, list(children)), now
+
+    def _ask(self, children: Sequence[Child]) -> None:
+        for child in children:
+            if child.server.is_ready():
+                self._ready_at[child.process.pid] = time.monotonic()
 
 
 def _start(server: Server, logs: Path) -> Child:

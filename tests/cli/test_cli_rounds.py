@@ -220,3 +220,12 @@ def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
     lines = rft("trace", "r0003").stdout.splitlines()
     assert lines[0] == f"r0003 {NOTHING}; the round ended with its parent's weights:"
     assert lines[1].startswith("policy version 1, round 1")
+
+
+def test_the_newest_rounds_are_shown_and_the_others_counted(project: Project, rft: Callable[..., Result]) -> None:
+    shown = rft("rounds", "--last", "1").stdout
+    assert "r0002" in shown
+    assert "r0001  " not in shown
+    assert "2 earlier rounds are not shown" in shown
+    assert "earlier rounds" not in rft("rounds").stdout
+    assert len(json.loads(rft("rounds", "--json").stdout)["rounds"]) == 3

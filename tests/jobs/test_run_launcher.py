@@ -1,5 +1,6 @@
 """The launcher: a run is started once, a phase of a round once at a time; dead workers are told from living ones."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -117,6 +118,19 @@ def test_health_follows_the_worker(instance):
     health = launcher.check_run_worker_health(run)
     assert health.status is WorkerStatus.FAILED
     assert str(worker.pid) in health.msg
+
+
+def test_a_worker_that_is_stopped_for_long_is_killed_and_its_run_given_up(instance, monkeypatch):
+    monkeypatch.setattr("rft_platform.jobs.workers.STOPPED_LIMIT_S", 0.3)
+    run = new_run(instance, status=dg.DagsterRunStatus.STARTED)
+    health = instance.run_launcher.check_run_worker_health
+    with subprocess.Popen([sys.executable, "-c", "import time; 'multiprocessing'; time.sleep(600)"]) as worker:
+        say_pid(instance, run, worker.pid)
+        worker.send_signal(signal.SIGSTOP)
+        assert health(run).status is WorkerStatus.RUNNING
+        time.sleep(0.5)
+        assert health(run).status is WorkerStatus.FAILED
+        assert worker.wait(10) == -signal.SIGKILL
 
 
 def test_a_pid_that_serves_another_program_now_is_no_worker():

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from rft_platform.observability.bounded import DEFAULT_MAX_BYTES, bound_logs, max_log_bytes
+from rft_platform.observability.bounded import DEFAULT_MAX_BYTES, bound_logs, logs_bounded, max_log_bytes
 from rft_platform.processes.spawn import start_detached
 
 # Writes a line for each line it is sent through a fifo, to the log it was started with.
@@ -59,3 +60,16 @@ def test_the_limit_comes_from_the_environment(monkeypatch) -> None:
     assert max_log_bytes() == DEFAULT_MAX_BYTES
     monkeypatch.setenv("RFT_LOG_MAX_BYTES", "1000")
     assert max_log_bytes() == 1000
+
+
+def test_a_log_stays_bounded_while_a_phase_prints(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("RFT_LOG_MAX_BYTES", "100000")
+    log = tmp_path / "driver.log"
+    with logs_bounded(tmp_path, every_s=0.02), log.open("a", buffering=1) as stream:
+        deadline = time.monotonic() + 30
+        while not log.with_name("driver.log.1").exists() and time.monotonic() < deadline:
+            stream.write("x" * 10_000 + "\n")
+            time.sleep(0.001)
+        assert log.with_name("driver.log.1").exists()
+        stream.write("the last line\n")
+    assert log.read_text().endswith("the last line\n")

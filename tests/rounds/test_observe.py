@@ -1,5 +1,6 @@
 """What a project has reached: told by its notes, at a cost that lies with the open rounds."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,23 @@ def test_launches_of_closed_rounds_are_told_too(project: Project) -> None:
     state = observe(project, launches)
     assert state.rounds[2].sync.running and not state.rounds[2].explore.running
     assert (state.rounds[1].explore.failures, state.rounds[1].explore.launches) == (2, 5)
+
+
+def test_a_closed_round_is_remembered_until_its_folder_changes(project: Project, monkeypatch) -> None:
+    for number in range(1, ROUNDS):
+        os.utime(project.store.round_folder(number), (1.0, 1.0))  # changed long ago
+    asked: list[int] = []
+    has_note = RoundNotes.has_note
+
+    def counted(self: RoundNotes, number: int, name: str) -> bool:
+        asked.append(number)
+        return has_note(self, number, name)
+
+    monkeypatch.setattr(RoundNotes, "has_note", counted)
+    first = observe(project, Launches())
+    assert {1, 2, 3, 4, 5} < set(asked)
+    asked.clear()
+    assert observe(project, Launches(), now=first.now) == first
+    assert set(asked) <= {0, ROUNDS}
+    (project.store.round_folder(3) / "policy.json").unlink()
+    assert [state.sync.done for state in observe(project, Launches()).rounds] == [True, True, False, True, True, False]

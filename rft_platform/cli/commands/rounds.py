@@ -5,9 +5,17 @@ from typing import Annotated
 import typer
 
 
-def rounds(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show every round: reward, pass rates, KL, speed, where the time went, weights; and what comes next."""
-    from rft_platform.cli.round_table import print_rounds, what_is_next
+def rounds(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Newest rounds to show, 0 for all; default: 100, with --json all.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Show each round: reward, pass rates, KL, speed, where the time went, weights; and what comes next."""
+    from rft_platform.cli.round_table import LAST, print_rounds, what_is_next
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output, print_json
     from rft_platform.driving.round_lines import round_lines
@@ -15,6 +23,8 @@ def rounds(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
     project = Project.open(Home.from_environment())
     if as_json:
-        print_json({"rounds": [line.to_json() for line in round_lines(project)], "next": what_is_next(project)})
+        print_json(
+            {"rounds": [line.to_json() for line in round_lines(project, last or 0)], "next": what_is_next(project)}
+        )
     else:
-        print_rounds(project, output())
+        print_rounds(project, output(), LAST if last is None else last)
