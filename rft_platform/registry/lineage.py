@@ -1,10 +1,11 @@
 """Lineage both ways: from weights back to the rows, judge and code that made them, and from a row to its weights."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.errors import UserError
+from rft_platform.errors import RegistryLostError, UserError
 from rft_platform.registry.manifests import Manifest, all_manifests, chain, descendants
 from rft_platform.registry.reading import model_name, read_versions
 from rft_platform.registry.rows_read import rows_read
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
     from rft_platform.registry.models import ModelRegistry, RegisteredModel
 
+LOG = logging.getLogger(__name__)
 _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")
 
 
@@ -99,7 +101,11 @@ def _versions(registry: "ModelRegistry | None") -> _Versions:
     """Newest model version and aliases of each checkpoint folder."""
     if registry is None:
         return {}
-    return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
+    try:
+        return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
+    except RegistryLostError as error:  # the trace itself stands in manifests and ledgers
+        LOG.warning("model versions are left out: %s", error)
+        return {}
 
 
 def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
