@@ -14,6 +14,7 @@ import typer
 from rft_platform.errors import DiskFullError, RftError, StorageError, UserError
 from rft_platform.faults import as_fault
 
+_LONGEST_LINE = 1000  # characters
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 _DISK = {
@@ -52,9 +53,19 @@ def exit_codes() -> Iterator[None]:
 
 def complain(message: str) -> None:
     """Print ``error: ...`` to stderr: a problem a line, what is indented (the end of a log) below it as it is."""
-    for line in message.splitlines():
-        if line.strip():
-            typer.echo(line if line.startswith(" ") else f"error: {line}", err=True)
+    for line in error_lines(message):
+        typer.echo(line, err=True)
+
+
+def error_lines(message: str) -> list[str]:
+    """The lines that ``complain`` prints; one that repeats a very long value is cut in its middle."""
+    lines = [line for line in message.splitlines() if line.strip()]
+    return [_cut(line) if line.startswith(" ") else f"error: {_cut(line)}" for line in lines]
+
+
+def _cut(line: str) -> str:
+    half = _LONGEST_LINE // 2
+    return line if len(line) <= _LONGEST_LINE else f"{line[:half]} ... {line[-half:]}"
 
 
 def disk_trouble(error: BaseException) -> str | None:

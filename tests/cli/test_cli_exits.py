@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import Result
 
-from rft_platform.cli.exits import disk_trouble, exit_codes
+from rft_platform.cli.exits import complain, disk_trouble, exit_codes
 from rft_platform.errors import TrainerError, UserError
 
 
@@ -85,3 +85,13 @@ def test_a_mistyped_command_gets_a_suggestion(rft: Callable[..., Result]) -> Non
 
     assert result.exit_code == 2
     assert "Did you mean 'doctor'?" in result.stderr
+
+
+def test_a_line_that_repeats_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("lr: got '" + "x" * 5000 + "'; input should be a number\n\n  the end of a log")
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: lr: got 'xxx")
+    assert first.endswith("xxx'; input should be a number")
+    assert len(first) < 1100
+    assert second == "  the end of a log"
