@@ -82,7 +82,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UserError(f"{path}{where}: not valid YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {error}") from None
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 HELPER_KEY, HELPER_ACCESS = "VARIABLEsecret4444", "ACCESSsecret55555"
 SECRETS = ("QUERYsecret1", "URLsecret22", "BEARERsecret333", HELPER_KEY, "0123456789abcdefSHAPE", HELPER_ACCESS)
@@ -54,13 +54,13 @@ def test_secrets_in_errors_leave_no_trace(make_project, refusing_endpoint: str) 
     command = project.command("run", "--config", str(project.config), "--rounds", "1")
 
     failed = subprocess.run(
-        command, env={**environment, "LEAKY_JUDGE": "1"}, capture_output=True, text=True, timeout=240, check=False
+        command, env={**environment, "LEAKY_JUDGE": "1"}, capture_output=True, text=True, timeout=500, check=False
     )
     assert failed.returncode == 1, failed.stderr
     assert "judge cannot log in" in failed.stderr, "the cause itself is told"
     leaks(project.home, failed.stdout + failed.stderr)
 
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert "agent cannot log in" in json.dumps(project.note(1, "explore")["errors"])
     assert "Incorrect API key" in json.dumps(project.note(1, "explore")["errors"])
     leaks(project.home, done.stdout + done.stderr)
