@@ -39,6 +39,7 @@ from rft_platform.observability.logs import configure, hide
 LOG = logging.getLogger(__name__)
 #: What vLLM may be asked besides reading; its other routes would change the engine behind the platform's back.
 OPEN_ROUTES = {*SCHEMAS, "/tokenize", "/detokenize"}
+MODEL_PREFIX = "/v1/models/"
 START_POLL_S = 0.05
 
 
@@ -122,11 +123,25 @@ class EnginePlanes:
             await self._control(scope, receive, _Answer(send, engine).pass_on)
         elif path in SCHEMAS and scope["method"] == "POST":
             await self._sample(engine, path, scope, receive, send)
+        elif path.startswith(MODEL_PREFIX) and scope["method"] == "GET":
+            await self._model(engine, path.removeprefix(MODEL_PREFIX), scope, receive, send)
         elif scope["method"] in ("GET", "HEAD", "OPTIONS") or path in OPEN_ROUTES:
             await self.app(scope, receive, _Answer(send, engine).pass_on)
         else:
             error = ApiError(404, f"{path}: no such route", "not_found")
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
+
+    async def _model(self, engine: VllmEngine, name: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """One model by its name, which vLLM does not serve."""
+        version = engine.weights.served.policy_version
+        folder = self.settings.model_path
+        known = {folder: folder, folder.removeprefix("/"): folder, Path(folder).name: Path(folder).name}
+        if name not in known:
+            error = ApiError(404, f"the model {name!r} does not exist", "model_not_found", "model")
+            await _refuse(error, version, scope, receive, send)
+            return
+        entry = {"id": known[name], "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len}
+        await JSONResponse(entry, headers={VERSION_HEADER: str(version)})(scope, receive, send)
 
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""

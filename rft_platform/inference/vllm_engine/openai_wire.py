@@ -57,13 +57,21 @@ def checked_request(
     kept = {name: value for name, value in given.items() if value is not None}
     kept |= {name: min(int(kept[name]), max_model_len - 1) for name in LIMITS if name in kept}
     if path == CHAT:
-        kept["messages"] = [{**message, "content": text_of(message.get("content"))} for message in given["messages"]]
+        kept["messages"] = [_message(message) for message in given["messages"]]
         if kept.get("tools"):
             kept |= _unconstrained(kept)
         if template_options:
             kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
     constrained = isinstance(checked, ChatBody) and checked.forced_tool is not None
     return CheckedRequest(json.dumps(kept).encode(), checked if isinstance(checked, ChatBody) else None, constrained)
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as vLLM's own schema wants it: text as content, and tool calls that name their type."""
+    normal = {**message, "content": text_of(message.get("content"))}
+    if message.get("tool_calls"):
+        normal["tool_calls"] = [{"type": "function", **call} for call in message["tool_calls"]]
+    return normal
 
 
 def _texts(body: SamplingBody) -> Iterator[str]:
