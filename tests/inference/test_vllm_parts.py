@@ -174,7 +174,7 @@ def test_seeds_of_prompts_do_not_meet() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"{", "not JSON"),
+        (b"{", "must be a JSON object"),
         (b"[]", "object"),
         (b'{"messages": []}', "messages"),
         (b'{"messages": [{"role": "user", "content": "x"}], "min_p": 0.5}', "min_p"),
