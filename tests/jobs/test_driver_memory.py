@@ -5,9 +5,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+import yaml
 
 from rft_platform.config.home import Home
+from rft_platform.files import write_text
 from rft_platform.jobs import driver
+from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Action, Plan
 
 ROUNDS = 45
@@ -21,13 +24,21 @@ def judged_experiences(context: dg.AssetExecutionContext) -> None:
 DEFS = dg.Definitions([judged_experiences], jobs=[dg.define_asset_job("explore_job", [judged_experiences])])
 
 
-class _Project:
-    def __init__(self, home: Home) -> None:
-        self.home = home
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text('{"question": "1+1=", "answer": "2"}\n')
+    config = {
+        "model": {"model_path": "unused"},
+        "buffer": {"batch_size": 1, "total_steps": ROUNDS, "explorer_input": {"taskset": {"path": str(tasks)}}},
+    }
+    home = Home(tmp_path / "home")
+    write_text(home.config_file, yaml.safe_dump(config))
+    return Project.open(home)
 
 
 @pytest.mark.slow
-def test_what_runs_leave_behind_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_leave_behind_is_collected(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are counted, not bytes: a run leaves reference cycles, which Python alone would collect very late."""
     counts: list[int] = []
 
@@ -37,7 +48,7 @@ def test_what_runs_leave_behind_is_collected(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(driver, "plan_next", plan_next)
     monkeypatch.setattr(driver, "observe", lambda *arguments, **named: None)
-    result = driver.drive(_Project(Home(tmp_path / "home")), DEFS)
+    result = driver.drive(project, DEFS)
     assert result.finished
     assert len(result.launched) == ROUNDS
     assert counts[40] < 1.02 * counts[10], counts  # both right after a collection
