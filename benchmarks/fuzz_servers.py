@@ -158,7 +158,8 @@ def main() -> int:
     given.output.parent.mkdir(exist_ok=True)
     given.output.write_text(json.dumps(result, indent=1) + "\n")
     failed = [side for side in ("engine", "gateway") if result[side]["failures"]]
-    print(f"{given.requests} requests, failures: {', '.join(failed) or 'none'}; {given.output}")
+    sent = sum(result[side]["requests"] for side in ("engine", "gateway"))
+    print(f"{sent} requests, failures: {', '.join(failed) or 'none'}; {given.output}")
     return 1 if failed else 0
 
 
