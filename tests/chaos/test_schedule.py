@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from rft_platform.chaos.io_faults import plan_io_faults
 from rft_platform.chaos.schedule import TARGETS, check_targets, schedule, shares
 from rft_platform.errors import UserError
 
@@ -26,7 +27,7 @@ def test_every_target_gets_its_share_and_numbers_run_on():
     counts = Counter(kill.target for kill in planned)
     assert set(counts) == set(TARGETS["daemon"])
     assert min(counts.values()) >= 6
-    assert {kill.how for kill in planned} == {"kill", "term", "stop+kill"}
+    assert {kill.how for kill in planned} == {"kill", "stop", "term", "stop+kill"}
     assert any(kill.point == "starting" for kill in planned)
 
 
@@ -51,3 +52,11 @@ def test_an_unknown_target_is_refused_with_those_that_are_known():
     with pytest.raises(UserError, match=r"kernel.*expected some of code_server, daemon, driver"):
         check_targets(["engine", "kernel"])
     assert check_targets(["engine", "engine", "driver"]) == ["engine", "driver"]
+
+
+def test_equal_seeds_plan_equal_file_system_faults(tmp_path):
+    plans = [plan_io_faults(3, 40, tmp_path / "faults", tmp_path / "home") for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert plans[0] != plan_io_faults(4, 40, tmp_path / "faults", tmp_path / "home")
+    assert plans[0].left() == 40
+    assert {bool(fault.error) for fault in plans[0].waiting} == {True, False}
