@@ -56,7 +56,7 @@ def test_the_plan_tells_of_further_batches(make_config: Make) -> None:
     def lines(config: RftConfig, name: str) -> str:
         return render_plan(resolved_plan(config, preset=preset(name), gpu_count=0))
 
-    assert "up to 3 batches of tasks in place of one" in lines(make_config(algorithm__algorithm_type="dapo"), "dapo")
+    assert "up to 3 batches of tasks instead of one" in lines(make_config(algorithm__algorithm_type="dapo"), "dapo")
     assert "dynamic sampling" not in lines(make_config(), "grpo")
     given = [{"name": "dynamic_sampling", "args": {"max_batches": 5}}]
     assert "up to 5 batches" in lines(make_config(**{OPERATORS: given}), "grpo")
