@@ -7,7 +7,7 @@ exception into one of these.
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
 

@@ -19,7 +19,7 @@ from rft_platform.errors import (
     TransientError,
     UserCodeError,
 )
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 from rft_platform.sqlite_files import is_damage, named_damage
 
 CAUSE_CHARACTERS = 300  # of the one line that runs, plans and skip reasons carry

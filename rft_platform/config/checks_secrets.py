@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rft_platform.config.resume import flat_settings
 from rft_platform.config.schema import RftConfig
-from rft_platform.observability.secrets import holds_secret, redact
+from rft_platform.redaction import holds_secret, redact
 
 _QUERY_SECRET = re.compile(r"https?://[^\s?]+\?\S*(?:key|token|secret|password|sig)\S*=", re.IGNORECASE)
 _INSTEAD = {

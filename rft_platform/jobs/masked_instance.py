@@ -15,7 +15,7 @@ from dagster._serdes import deserialize_value, serialize_value
 
 from rft_platform.config.home import PRIVATE_UMASK
 from rft_platform.observability.masked_output import mask_output
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 
 Stored = TypeVar("Stored", bound=Any)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rft_platform.observability.context import current
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 
 
 class HumanFormatter(logging.Formatter):

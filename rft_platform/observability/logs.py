@@ -17,7 +17,7 @@ from rft_platform.observability.context import current, log_context
 from rft_platform.observability.context import phase_context as _phase_context
 from rft_platform.observability.formats import HumanFormatter, JsonFormatter
 from rft_platform.observability.masked_output import mask_output
-from rft_platform.observability.secrets import hide, redact
+from rft_platform.redaction import hide, redact
 
 __all__ = ["configure", "configured", "current", "hide", "log_context", "phase_context", "redact", "wants_json"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rft_platform.errors import DiskFullError, RegistryError, StorageError
 from rft_platform.faults import is_disk_full
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 from rft_platform.sqlite_files import DamagedDatabase, damage_of_database, database_file, is_damage, remedy
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rft_platform.checkpoint_files import checkpoint_damage, digest_once
 from rft_platform.errors import DamagedError, RegistryLostError, StorageError, UserError
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 from rft_platform.registry.store import check_name, is_server, open_client
 from rft_platform.registry.tracking import TrainingRun
 from rft_platform.sqlite_files import database_file

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
 from rft_platform.inference.serving.api_keys import NO_KEY
-from rft_platform.observability.secrets import hide
+from rft_platform.redaction import hide
 from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from rft_platform.config.home import Home
 from rft_platform.errors import RftError
 from rft_platform.files import write_text
 from rft_platform.observability.logs import wants_json
-from rft_platform.observability.secrets import redact
+from rft_platform.redaction import redact
 from rft_platform.servers import dagster_server, mlflow_server
 from rft_platform.servers.supervise import Server
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH

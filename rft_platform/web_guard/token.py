@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rft_platform.errors import UserError
 from rft_platform.files import atomic_path
-from rft_platform.observability.secrets import hide
 from rft_platform.processes.lease import locked
+from rft_platform.redaction import hide
 
 TOKEN_VARIABLE = "RFT_WEB_TOKEN"
 _SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,}")

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from rft_platform.errors import UserError
 from rft_platform.judging.llm.inert import control_tokens
-from rft_platform.observability.secrets import hide
+from rft_platform.redaction import hide
 
 if TYPE_CHECKING:
     import openai
