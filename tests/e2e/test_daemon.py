@@ -77,11 +77,12 @@ def spans(home: Path, step: str) -> dict[str, tuple[float, float]]:
     return found
 
 
+@pytest.mark.timeout(600)
 def test_one_kick_closes_all_rounds_and_exploration_overlaps_training(make_lasting):
     project = make_lasting("overlap", rounds=3, offset=1, tasks=16)
     with running_ui(project, "--auto"):
         last = project.home / "rounds" / "r0003" / "evaluation.json"
-        wait_for(last.exists, "round 3 is evaluated", 240)
+        wait_for(last.exists, "round 3 is evaluated", 480)
         wait_for(lambda: successes(project.home) == each_phase_once(3), "the last run ends", 20)
         time.sleep(3)  # three ticks more: nothing is launched beyond the budget
         assert successes(project.home) == each_phase_once(3)
