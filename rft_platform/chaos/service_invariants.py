@@ -92,7 +92,7 @@ def no_pool_slot_is_held(scene: Scene) -> Iterator[Broken]:
 
 
 def every_asset_of_every_round_is_known(scene: Scene) -> Iterator[Broken]:
-    """Dagster has a partition for each round, maybe one for the next, and a materialisation of each asset of a round."""
+    """Dagster has a partition for each round (and maybe for the next), and all assets of each round materialized."""
     expected = {round_key(number) for number in scene.numbers}
     following = round_key(max(scene.numbers, default=0) + 1)
     with open_instance(scene.home) as instance:
