@@ -12,6 +12,7 @@ from rft_platform.config.home import Home
 from rft_platform.config.plan import RunPlan, resolved_plan
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.machine import cpu_count, gpu_count
+from rft_platform.driving.model_check import model_check
 from rft_platform.driving.offline_checks import offline_notices, offline_problems
 from rft_platform.driving.prompt_lengths import check_prompt_lengths, task_lines
 from rft_platform.driving.starting import check_may_start
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 _LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
 _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
 _DRIVEN_MODES = ("both", "explore", "train", "bench")
-_TRAINING_MODES = ("both", "train", "colocate")
 _NOT_BUILT = {
     "serve": "the explorer service of online training is not built yet",
     "colocate": "engine and trainer have processes of their own here, also on one GPU: mode both does the same work",
@@ -46,9 +46,10 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     chosen = chosen_algorithm(config)
     check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     project = Project(home, config)
-    problems = list(_problems(project))
-    problems += [] if dry else _missing_models(config)
-    problems = problems or list(_untrainable_models(config))  # imports transformers: for what is right otherwise
+    with model_check(config) as models:
+        problems = list(_problems(project))
+        problems += [] if dry else _missing_models(config)
+        problems = problems or list(models.problems())  # takes seconds: only where all else is right
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     if not dry:
@@ -145,22 +146,6 @@ def _writes_checkpoints(config: RftConfig) -> bool:
 def _serves(project: "Project") -> bool:
     """Whether the run needs an engine: an offline training does for its evaluation."""
     return project.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
-
-
-def _untrainable_models(config: RftConfig) -> Iterator[str]:
-    """A line for each policy in a local folder that the trainer would refuse."""
-    from rft_platform.inference.launcher import check_model_folder
-    from rft_platform.training.trainable import check_trainable
-
-    if config.mode not in _TRAINING_MODES:
-        return
-    models = {"model.model_path": config.model.model_path}
-    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
-    for key, name in models.items():
-        folder = Path(name)
-        if folder.is_dir() and not any(_attempt(check_model_folder, folder)):
-            problems = _attempt(check_trainable, folder, config.model.max_model_len)
-            yield from (f"{key}: {problem}" for problem in problems)
 
 
 def _missing_models(config: RftConfig) -> list[str]:

@@ -1,8 +1,15 @@
-"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read."""
+"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read.
 
+As a program: the argument is JSON, ``{"folders": [...], "longest": tokens or null}``; the output is a JSON list with
+the problem of each folder, or null.
+"""
+
+import json
+import sys
 from pathlib import Path
 
 from rft_platform.errors import UserError
+from rft_platform.processes.collector import NOT_FOR_TRANSFORMERS, importing
 
 
 def check_trainable(folder: Path, longest: int | None) -> None:
@@ -11,8 +18,9 @@ def check_trainable(folder: Path, longest: int | None) -> None:
     ``longest`` None is the model's whole context. The model is built without memory for its weights and goes through
     the same checks as when it is loaded.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    with importing(without=NOT_FOR_TRANSFORMERS):
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
 
     from rft_platform.training.logprobs import PackedPolicy
     from rft_platform.training.packable import check_window
@@ -26,3 +34,20 @@ def check_trainable(folder: Path, longest: int | None) -> None:
         raise UserError(f"{folder}: transformers cannot build a causal LM from its config.json: {reason}") from error
     PackedPolicy(model)
     check_window(model, longest)
+
+
+def _main(arguments: str) -> None:
+    asked = json.loads(arguments)
+    problems: list[str | None] = []
+    for folder in asked["folders"]:
+        try:
+            check_trainable(Path(folder), asked["longest"])
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            problems.append(None)
+    print(json.dumps(problems))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -84,7 +84,8 @@ def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
     experiment = folder / "checkpoints" / "AgentScope" / "mine"
     home = Home(experiment / ".rft")
     assert "interrupted: tune(..., experiment_name='mine') goes on from here" in said
-    assert f"RFT_HOME={home.root} rft run --config {home.config_file}" in said
+    resume = f"or, from this folder: RFT_HOME={home.root.relative_to(folder)} "
+    assert resume in said and f"run --config {home.config_file}" in said.partition(resume)[2], said
     assert said.count('  File "') <= 3 and "DagsterExecutionInterruptedError" not in said, said
     _assert_nothing_runs(home)
     begun = (home.rounds / "r0000" / "evaluation.json").stat().st_mtime_ns
@@ -100,7 +101,7 @@ def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"RFT_HOME={home.root} rft ui" in done.stderr
+    assert f"every row      RFT_HOME={home.root.relative_to(folder)} " in done.stderr
     assert (home.rounds / "r0000" / "evaluation.json").stat().st_mtime_ns == begun  # not done again
     _assert_nothing_runs(home)
     _assert_result(json.loads((folder / "result.json").read_text()), experiment)
