@@ -60,6 +60,35 @@ def test_a_schema_that_is_none_is_the_datasets_error_not_the_models() -> None:
 
 
 @pytest.mark.parametrize(
+    ("document", "reward"),
+    [
+        ('{"x1": 1, "n": 2}', 1.0),
+        ('{"x1": "1", "n": 2}', 0.0),
+        ('{"y": 1}', 0.0),
+        ('{"next": {"x1": 1}}', 1.0),
+        ('{"next": {"x1": "1"}}', 0.0),
+        ('{"word": "abc"}', 1.0),
+        ('{"word": "aBc"}', 0.0),
+        ("[1]", 1.0),
+    ],
+)
+def test_patterns_of_a_json_schema(document: str, reward: float) -> None:
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}, "word": {"pattern": "^[a-z]+$"}},
+        "patternProperties": {r"^x\d": {"type": "integer"}},
+        "additionalProperties": False,
+    }
+    assert judged([a_row("r", 0, document)], "json_schema", schema=schema).reward == reward
+
+
+def test_a_json_schema_whose_patterns_cannot_be_bounded_is_refused() -> None:
+    schema = {"patternProperties": {"a": True}, "unevaluatedProperties": False}
+    with pytest.raises(UserCodeError, match="both patternProperties and unevaluatedProperties"):
+        judged([a_row("r", 0, "{}")], "json_schema", schema=schema)
+
+
+@pytest.mark.parametrize(
     ("answer", "reward"),
     [
         ("<think>so</think>\n<answer>42</answer>", 1.0),

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from rft_platform.judging.bounded_patterns import full_match
 from rft_platform.judging.reference import reference_text
 from rft_platform.judging.text import response_text
 
@@ -26,9 +27,9 @@ def contains(task: dict[str, Any], response: Any, *, answer_key: str = "answer",
 def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> float:
     """1.0 when the whole response, white space at both ends aside, matches the regular expression, else 0.0.
 
-    A dot matches line ends too.
+    A dot matches line ends too. Raises PatternTimeoutError where the match takes too long.
     """
-    return float(re.fullmatch(pattern, response_text(response).strip(), re.DOTALL) is not None)
+    return float(full_match(pattern, response_text(response).strip(), re.DOTALL) is not None)
 
 
 def within_length(

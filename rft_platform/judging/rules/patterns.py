@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+from rft_platform.judging.bounded_patterns import last_match
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.reference import reference_text
 from rft_platform.judging.schemas import allows
@@ -18,12 +19,11 @@ def regex(
     """1.0 when what the pattern's last match captures equals the reference answer, else 0.0.
 
     What counts is the group ``answer``, else the first group, else the whole match; white space at both ends aside. A
-    dot matches line ends too.
+    dot matches line ends too. Raises PatternTimeoutError where the search takes too long.
     """
-    found = list(re.finditer(pattern, response_text(response), re.DOTALL | (re.IGNORECASE if ignore_case else 0)))
-    if not found:
+    match = last_match(pattern, response_text(response), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+    if match is None:
         return 0.0
-    match = found[-1]
     given = match["answer"] if "answer" in match.groupdict() else match[1] if match.groups() else match[0]
     given, expected = (given or "").strip(), reference_text(task, answer_key).strip()
     return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
@@ -35,7 +35,8 @@ def json_schema(
     """1.0 when the response is one JSON document (alone or in a fence) that the schema allows, else 0.0.
 
     The schema is given as ``schema``, or stands in the task's column ``schema_key`` (as an object or as JSON text). A
-    response that is no text is compared as it is. Raises ValueError for a schema that is none.
+    response that is no text is compared as it is. Raises ValueError for an invalid schema, PatternTimeoutError where a
+    search for one of its patterns takes too long.
     """
     if (schema is None) == (schema_key is None):
         raise ValueError("give one of schema and schema_key")

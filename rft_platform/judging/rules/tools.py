@@ -1,10 +1,10 @@
 """The judge of tool calls: the right tools, the right arguments, results that are no errors, no invalid calls."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft_platform.judging.bounded_patterns import search
 from rft_platform.judging.judged_run import JudgedRun, ToolCall
 from rft_platform.judging.schemas import allows
 from rft_platform.judging.types import JudgeOutput
@@ -41,7 +41,7 @@ def tool_use(
     """
     wanted, made = _wanted(task, calls_key), list(run.tool_calls)
     named, exact = _matches(wanted, made, ordered)
-    succeeded = [call for call in made if call.result is not None and not re.search(error_pattern, call.result)]
+    succeeded = [call for call in made if call.result is not None and not search(error_pattern, call.result)]
     schemas = {str(tool.get("function", {}).get("name")): tool["function"].get("parameters") for tool in run.tools}
     none_needed = float(not made)
     shares = {
