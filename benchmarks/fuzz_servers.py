@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 CALLS_A_RUN = 200  # then the run ends, as runs do, and its record goes with it
 MAX_MODEL_LEN = 64
 SAMPLE_EVERY = 1000  # requests between two measurements of the memory
+REST_S = 20  # after the last request: an idle engine gives its cache's memory back
 
 
 class Gateway:
@@ -116,6 +117,9 @@ async def fuzz(engine: "EngineClient", gateway: Gateway, given: argparse.Namespa
         measured("engine", status.pid, root, lambda: engine.api_key, name, seeds(first)),
         measured("gateway", gateway.process.pid, gateway.root, gateway.key, name, seeds(first + half)),
     )
+    await asyncio.sleep(REST_S)
+    for side, pid in zip(sides, (status.pid, gateway.process.pid), strict=True):
+        side["rss_mb_at_rest"] = memory_mb(pid)
     return {
         "date": time.strftime("%Y-%m-%d"),
         "seed": given.seed,

@@ -1,5 +1,6 @@
 """The decode loop on the real model, without HTTP."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import torch
 
 from rft_platform.errors import EngineError
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.transformers_engine import generator as generator_module
+from rft_platform.inference.transformers_engine import scheduler as scheduler_module
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.model import PROMPT_TOKENS, PolicyModel, PromptBatch, plan_batches
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
@@ -213,3 +216,44 @@ def test_a_cancelled_request_ends_and_a_closed_engine_answers(scheduler: Schedul
     scheduler.submit(late)
     with pytest.raises(EngineError, match="shutting down"):
         late.future.result(10)
+
+
+def cache_size(generator: Generator) -> int:
+    rows, tokens = generator.cache.capacity
+    return rows * tokens
+
+
+def test_a_large_batch_does_not_keep_its_cache_under_load(generator: Generator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(generator_module, "REVIEW_STEPS", 20)
+    (alone,) = run(generator, request(PROMPTS[:2], 60, seed=3))
+    small = request(PROMPTS[:2], 60, seed=3)
+    generator.admit(small, 2)
+    run_beside = request([PROMPTS[5]], 2, n=200)
+    generator.admit(run_beside, 200)
+    largest = cache_size(generator)
+    while generator.rows:
+        generator.step()
+    assert cache_size(generator) < largest / 4
+    assert [c.token_ids for g in small.future.result() for c in g.completions] == alone  # the rows kept their contents
+
+
+def test_rows_that_may_still_grow_keep_their_cache(generator: Generator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(generator_module, "REVIEW_STEPS", 2)
+    generator.end_ids = torch.tensor([], dtype=torch.int64)
+    run(generator, request([PROMPTS[0]], 300, n=4))
+    grown = cache_size(generator)
+    run(generator, request([PROMPTS[0]], 300, n=4))
+    assert cache_size(generator) == grown
+
+
+def test_an_idle_engine_gives_the_cache_back(scheduler: Scheduler, generator: Generator, monkeypatch: Any) -> None:
+    monkeypatch.setattr(scheduler_module, "IDLE_S", 0.05)
+    first, again = request([PROMPTS[1]], n=4, seed=2), request([PROMPTS[1]], n=4, seed=2)
+    scheduler.submit(first)
+    before = first.future.result(30)
+    deadline = time.monotonic() + 10
+    while cache_size(generator) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert cache_size(generator) == 0
+    scheduler.submit(again)
+    assert again.future.result(30) == before

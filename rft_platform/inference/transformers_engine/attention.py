@@ -5,6 +5,7 @@ call; the pass holds the keys and values. So neither transformers' cache nor its
 grouped-query heads are never repeated in memory.
 """
 
+import math
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 ATTENTION_NAME = "rft_slots"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")  # what some architectures ask of their attention
 GROWTH = 32  # slots are rounded up to so many tokens, so that growing is rare
+SPARE = 4  # a cache that is more times larger than its rows need is made smaller
 
 
 class AttentionPass(Protocol):
@@ -98,9 +100,32 @@ class SlotCache:
         if in_use:
             rows = max(have_rows, rows if rows <= have_rows else rows + rows // 2)
             tokens = max(have_tokens, tokens if tokens <= have_tokens else tokens + tokens // 2)
+        self._resize(rows, tokens, in_use, like)
+
+    def shrink(self, rows: int, tokens: int, in_use: int) -> None:
+        """Give memory back if the cache is more than ``SPARE`` times as large as ``rows`` rows of ``tokens`` tokens.
+
+        Keeps the contents of the first ``in_use`` rows. For 0 rows the cache ends empty.
+        """
+        have_rows, have_tokens = self.capacity
+        if not rows:
+            self.keys, self.values = [], []
+        elif have_rows * have_tokens > SPARE * rows * tokens:
+            self._resize(min(rows, have_rows), min(tokens, have_tokens), in_use)
+
+    def _resize(self, rows: int, tokens: int, in_use: int, like: PromptPass | None = None) -> None:
+        """Allocate one block for all layers: malloc returns a large block to the system as soon as it is freed."""
         tokens = -(-tokens // GROWTH) * GROWTH
-        self.keys = _grown(self.keys, like.keys if like else self.keys, rows, tokens, in_use)
-        self.values = _grown(self.values, like.values if like else self.values, rows, tokens, in_use)
+        old, examples = [*self.keys, *self.values], [*like.keys, *like.values] if like else [*self.keys, *self.values]
+        shapes = [(rows, example.shape[1], tokens, example.shape[3]) for example in examples]
+        block = examples[0].new_zeros(sum(map(math.prod, shapes)))
+        new = [part.view(shape) for part, shape in zip(block.split([*map(math.prod, shapes)]), shapes, strict=True)]
+        if in_use:
+            kept = min(tokens, self.capacity[1])
+            for source, target in zip(old, new, strict=True):
+                target[:in_use, :, :kept] = source[:in_use, :, :kept]
+        layers = len(new) // 2
+        self.keys, self.values = new[:layers], new[layers:]
 
     def store(self, prompts: PromptPass, source: torch.Tensor, first: int) -> None:
         """Copy row ``source[i]`` of ``prompts`` to slot ``first + i``."""
@@ -153,13 +178,3 @@ class TokenPass:
             return self.mask
         recent = (self.position > (self.lengths - window)[:, None])[:, None, None, :]
         return recent if self.mask is None else recent & self.mask
-
-
-def _grown(
-    buffers: list[torch.Tensor], examples: list[torch.Tensor], rows: int, tokens: int, in_use: int
-) -> list[torch.Tensor]:
-    grown = [example.new_zeros(rows, example.shape[1], tokens, example.shape[3]) for example in examples]
-    if in_use:
-        for old, new in zip(buffers, grown, strict=True):
-            new[:in_use, :, : old.shape[2]] = old[:in_use]
-    return grown

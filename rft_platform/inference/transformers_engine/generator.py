@@ -20,6 +20,7 @@ from rft_platform.inference.transformers_engine.sampling import SamplingRows, sa
 from rft_platform.inference.transformers_engine.stops import StopWatch
 
 OUTPUT_TOKENS = 64  # room for sampled tokens that a row starts with; doubled when it is used up
+REVIEW_STEPS = 1000  # steps after which the cache is compared with what the rows since then needed
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +96,8 @@ class Generator:
         self.cache = SlotCache()
         self.rows: list[Row] = []
         self.state: RowState | None = None
+        self._needed = (0, 0)  # rows and tokens a row, the most since the last review of the cache
+        self._steps = 0
 
     @property
     def longest(self) -> int:
@@ -112,6 +115,7 @@ class Generator:
         prompts, places = _distinct(request.prompts[rows[0] // n : rows[-1] // n + 1])
         place_of = {row: places[row // n - rows[0] // n] for row in rows}
         slots, longest = len(self.rows) + count, max(map(len, prompts))
+        self._note_need(slots, max(self.longest, *map(request.length_of, rows)))
         for batch in self.model.read_prompts(prompts):
             if request.abandoned:
                 return
@@ -125,11 +129,22 @@ class Generator:
     def step(self) -> None:
         """Sample one more token of every row."""
         assert self.state is not None
+        self._steps += 1
+        if self._steps % REVIEW_STEPS == 0:
+            self._review_cache()
         longest = int(self.state.length.max())
         self.cache.reserve(len(self.rows), longest + 1, len(self.rows))
         hidden = self.model.next_hidden(self.state.token, self.state.length, longest, self.cache)
         self.state.length += 1
         self._sample(hidden, first=0)
+
+    def release_memory(self) -> None:
+        """Give the cache's memory back; call it when no row has been in flight for a while."""
+        if not self.rows:
+            self._needed = (0, 0)
+            self._review_cache()
+            if self.model.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def abort(self, chosen: Callable[[Request], bool]) -> None:
@@ -141,6 +156,14 @@ class Generator:
         for row in self.rows:
             row.request.fail(error)
         self.rows, self.state = [], None
+
+    def _note_need(self, rows: int, tokens: int) -> None:
+        self._needed = max(self._needed[0], rows), max(self._needed[1], tokens)
+
+    def _review_cache(self) -> None:
+        """Shrink a cache that is much larger than what the rows since the last review may have grown to."""
+        self.cache.shrink(*self._needed, in_use=len(self.rows))
+        self._needed = len(self.rows), self.longest
 
     def _join(self, request: Request, members: list[int], batch: PromptBatch, source: torch.Tensor) -> None:
         """Put rows ``members`` of ``request`` behind those in flight; each continues prompt ``source`` of ``batch``."""

@@ -16,6 +16,7 @@ from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.request import Request
 
 T = TypeVar("T")
+IDLE_S = 10.0  # without work for so long, the generator gives its memory back
 logger = logging.getLogger(__name__)
 
 
@@ -147,10 +148,9 @@ class Scheduler:
 
     def _run(self) -> None:
         while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._runnable())
-                if self._closed:
-                    break
+            self._wait_for_work()
+            if self._closed:
+                break
             try:
                 self._turn()
             except Exception as error:  # for instance out of memory: these requests fail, the engine goes on
@@ -164,6 +164,17 @@ class Scheduler:
             left()
         with self._wake:
             self._release_drained()
+
+    def _wait_for_work(self) -> None:
+        with self._wake:
+            if self._wake.wait_for(self._awake, IDLE_S):
+                return
+        self.generator.release_memory()
+        with self._wake:
+            self._wake.wait_for(self._awake)
+
+    def _awake(self) -> bool:
+        return self._closed or self._runnable()
 
     def _runnable(self) -> bool:
         if self._calls or self._updates:
