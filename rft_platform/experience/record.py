@@ -9,6 +9,9 @@ JUDGED_SCHEMA_VERSION = 1
 
 LARGEST_TOP_K = 2**31 - 1  #: the column's limit; more tokens than any vocabulary has, so the meaning stays
 
+LARGEST_METRIC = 3.4e38  #: of 32-bit floats, which TensorBoard stores; sums and squares of such values stay finite
+METRIC_EXPECTED = "a finite number (at most 3.4e38); leave a metric out where it has no value"
+
 #: Metric of a run's last row: the workflow's own reward for a further policy, whose name follows.
 POLICY_REWARD = "reward/"
 #: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
@@ -20,6 +23,14 @@ UNFINISHED_METRIC = "unfinished_calls"
 def row_id(run_id: str, step: int, choice: int = 0) -> str:
     """Identity of a model call: the same run, step and choice always give the same id, so re-runs are idempotent."""
     return hashlib.sha256(f"{run_id}/{step}/{choice}".encode()).hexdigest()[:32]
+
+
+def is_metric_value(value: Any) -> bool:
+    """Whether reports, MLflow and TensorBoard can average and show a value: a finite number of bounded size."""
+    try:
+        return abs(float(value)) <= LARGEST_METRIC  # false for NaN
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def valid_text(text: str) -> str:

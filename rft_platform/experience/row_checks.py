@@ -6,13 +6,16 @@ import numpy as np
 import pyarrow as pa
 
 from rft_platform.experience.columns import list_lengths
-from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.record import METRIC_EXPECTED, RolloutRow, is_metric_value
 from rft_platform.experience.schema import rows_to_table
 
 
 def check_storable(rows: Sequence[RolloutRow]) -> None:
-    """Raise ValueError where the store would refuse the rows of a run, so that the run fails and not its batch."""
+    """Raise ValueError where the rows of one run cannot be stored or averaged: the run fails, not its batch."""
     table = rows_to_table(rows)
+    for name, value in ((name, value) for row in rows for name, value in row.metrics.items()):
+        if not is_metric_value(value):
+            raise ValueError(f"the metric {name!r} is {value!r}; expected {METRIC_EXPECTED}")
     check_lengths(table)
     check_unique(table)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rft_platform.errors import JudgeUnavailableError, UserError
+from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
 from rft_platform.faults import described, user_place
 from rft_platform.judging.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judged_run import JudgedRun
@@ -53,12 +54,14 @@ class Verdict:
     def add(self, part: JudgePart, output: Any) -> None:
         """Add what a part said: a number, or a ``JudgeOutput`` (also another library's).
 
-        Raises JudgeResultError for anything else.
+        Raises JudgeResultError for anything else, and for a metric that is NaN or infinite.
         """
         value = _number(part, "", getattr(output, "reward", output), output)
         self.parts[part.name] = value
         for name, metric in (getattr(output, "metrics", None) or {}).items():
             self.parts[f"{part.name}/{name}"] = _number(part, f"metric {name!r}: ", metric, metric)
+            if not is_metric_value(metric):
+                raise _wrong_result(part, f"metric {name!r}: ", metric, METRIC_EXPECTED)
         rewards = getattr(output, "rewards", None) or {}
         self.of_policies[part.name] = {
             str(name): _number(part, f"reward of {name!r}: ", reward, reward) for name, reward in rewards.items()

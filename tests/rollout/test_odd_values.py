@@ -192,3 +192,37 @@ def test_the_run_that_fails_is_named(engine: FakeEngine, caplog: pytest.LogCaptu
     (said,) = {record.getMessage() for record in caplog.records}
     assert "of task task-0, attempt 0 failed: ValueError: column messages cannot hold" in said
     assert "nested more than 200 levels deep" in said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e300])
+def test_a_metric_that_cannot_be_averaged_fails_its_run_alone(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture, value: float
+) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        answer = await model.chat([{"role": "user", "content": task["question"]}])
+        return WorkflowOutput(None, answer["content"], {"speed": value if task["question"] == "question 0" else 2.0})
+
+    caplog.set_level(logging.WARNING)
+    batch = explored(engine, workflow)
+    assert [row.metrics["speed"] for row in batch.rows] == [2.0, 2.0] and batch.report.failed == 2
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert f"of task task-0, attempt 0 failed: ValueError: the metric 'speed' is {value!r}; expected a fin" in message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 1e300])
+def test_a_judges_metric_that_cannot_be_averaged_fails_the_judgement_of_its_run(
+    engine: FakeEngine, value: float
+) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        return WorkflowOutput(response=(await model.chat([{"role": "user", "content": task["question"]}]))["content"])
+
+    def judge(task: dict[str, Any], response: Any) -> JudgeOutput:
+        return JudgeOutput(1.0, {"speed": value if task["question"] == "question 0" else 2.0})
+
+    known = {task.task_id: task for task in tasks(2)}
+    judged = judge_rollouts(explored(engine, workflow).rows, known, build_judge(judge), advantage_fn=None)
+    assert {run.task_id for run in judged.errors} == {"task-0"} and len(judged.errors) == 2
+    assert f"judge test_odd_values.py:judge returned metric 'speed': {value!r}; expected a fin" in str(
+        judged.errors[0].error
+    )
+    assert {row.reward_parts["judge/speed"] for row in judged.rows if row.dropped_by is None} == {2.0}
