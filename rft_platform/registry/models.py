@@ -179,16 +179,23 @@ class ModelRegistry:
         self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
 
     def rollback(self) -> RegisteredModel:
-        """Make the champion's predecessor champion again, and return it; repeated calls go further back."""
-        current = self.champion()
-        if current is None or PREVIOUS_TAG not in current.tags:
-            stands = "there is no champion" if current is None else f"version {current.version} is the first champion"
-            raise UserError(f"rollback of {self.model_name}: {stands}; nothing to go back to. Promote a version first")
-        client = self._open()[0]
+        """Make the champion's predecessor champion again, and return it; repeated calls go further back.
+
+        Raises as ``last_promoted``.
+        """
+        current, client = self.last_promoted(), self._open()[0]
         client.set_registered_model_alias(self.model_name, CHAMPION, current.tags[PREVIOUS_TAG])
         client.delete_model_version_tag(self.model_name, str(current.version), PREVIOUS_TAG)
         self.annotate(current.version, {"rolled_back_at": _now()})
         return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
+
+    def last_promoted(self) -> RegisteredModel:
+        """The champion that ``rollback`` would replace; raises UserError where it has no predecessor."""
+        current = self.champion()
+        if current is None or PREVIOUS_TAG not in current.tags:
+            found = "there is no champion" if current is None else f"version {current.version} is the first champion"
+            raise UserError(f"rollback of {self.model_name}: {found}; nothing to go back to. Promote a version first")
+        return current
 
     def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:
         """The version behind ``models:/NAME@alias`` or ``models:/NAME/3``, its folder checked to exist.

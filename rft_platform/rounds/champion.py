@@ -1,5 +1,6 @@
 """The champion, and what a policy's evaluation is compared with: the policy before it, the champion, the start."""
 
+import time
 from typing import TYPE_CHECKING
 
 from rft_platform.evaluation.comparison import Comparison, comparisons
@@ -48,6 +49,21 @@ def promoted_last(project: Project) -> EvaluationResult | None:
         if (project.store.read_note(number, EVALUATION) or {}).get("promoted"):
             return evaluation_of(project.store, number)
     return None
+
+
+def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
+    """Make the champion's predecessor champion again, and return it.
+
+    The evaluation notes that promoted the champion are changed first: a lost registry is rebuilt from them, and a call
+    that is repeated after a kill goes back one version, not two. Raises UserError where there is no predecessor.
+    """
+    store, replaced = project.store, registry.last_promoted()
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for number in store.rounds():
+        policy, note = published(store, number), store.read_note(number, EVALUATION) or {}
+        if note.get("promoted") and policy is not None and policy.model_version == str(replaced.version):
+            store.write_note(number, EVALUATION, {**note, "promoted": False, "rolled_back_at": now})
+    return registry.rollback()
 
 
 def against_champion(

@@ -1,7 +1,7 @@
 """Rebuild a lost MLflow registry from what the project keeps itself: checkpoints' manifests and the rounds' notes.
 
 Versions get the numbers that the notes name wherever MLflow can still give them; otherwise the notes are changed to the
-new ones. Rebuilding again changes nothing. What only MLflow knew is lost: rollbacks, tags and runs made by hand.
+new ones. Rebuilding again changes nothing. What only MLflow knew is lost: aliases, tags and runs made by hand.
 """
 
 from collections.abc import Iterator
@@ -155,7 +155,7 @@ def _restore_champion(project: Project, registry: "ModelRegistry", reset: bool) 
 
 
 def _promoted(project: Project) -> Iterator[int]:
-    """Versions that evaluations promoted, oldest first; each once in a row."""
+    """Versions that evaluations promoted and no rollback replaced, oldest first; each once in a row."""
     last = None
     for number in project.store.rounds():
         policy = published(project.store, number)

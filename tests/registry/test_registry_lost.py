@@ -13,9 +13,10 @@ import yaml
 
 from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.config.home import Home
-from rft_platform.errors import RegistryLostError
+from rft_platform.errors import RegistryLostError, UserError
 from rft_platform.files import write_json, write_text
 from rft_platform.registry.models import ModelRegistry
+from rft_platform.rounds.champion import roll_back
 from rft_platform.rounds.model_versions import check_registry
 from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.processes import connect_registry
@@ -31,6 +32,7 @@ ROUNDS, NO_OP = 5, 3  # round 3 trains nothing; rounds 2 and 5 are promoted
 def project(tmp_path: Path, empty_store: Path) -> Project:
     """A project of five rounds as they leave it: notes, checkpoints, and an MLflow that knows both."""
     home = Home(tmp_path / "home")
+    home.root.mkdir(mode=0o700)  # whatever the umask: a command would report that it closes an open one
     model = {"model_path": str(tmp_path / "base")}
     buffer = {"batch_size": 2, "explorer_input": {"taskset": {"path": str(tmp_path / "tasks.jsonl")}}}
     write_text(home.config_file, yaml.safe_dump({"project": "paper", "name": "lost", "model": model, "buffer": buffer}))
@@ -132,6 +134,34 @@ def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pyt
     assert again.champion == 2, "a rebuilding that finds nothing to do leaves the champion alone"
 
 
+def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert roll_back(project, new_registry(project)).version == 2
+    with pytest.raises(UserError, match="version 2 is the first champion; nothing to go back to"):
+        roll_back(project, new_registry(project))
+    note = project.store.read_note(5, "evaluation")
+    assert note["promoted"] is False and note["rolled_back_at"] and project.store.read_note(2, "evaluation")["promoted"]
+
+    lose_database(project, monkeypatch)
+    (report,) = rebuild_registry(project, new_registry(project, check=False))
+    assert (report.champion, report.candidate) == (2, 4)
+
+
+def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: ModelRegistry) -> None:
+        raise KeyboardInterrupt
+
+    train_round(project, new_registry(project), ROUNDS + 1)
+    newest = int(published(project.store, ROUNDS + 1).model_version or 0)
+    new_registry(project).promote(newest)
+    project.store.write_note(ROUNDS + 1, "evaluation", {"results": [], "gate": "", "promoted": True, "metrics": {}})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ModelRegistry, "rollback", killed)
+        roll_back(project, new_registry(project))
+    assert roll_back(project, new_registry(project)).version == 4
+
+
 @pytest.mark.parametrize(("method", "call"), [("register_checkpoint", 3), ("training_run", 2), ("set_champion", 1)])
 def test_a_killed_rebuilding_is_completed(
     project: Project, monkeypatch: pytest.MonkeyPatch, method: str, call: int
@@ -183,7 +213,7 @@ def test_gaps_keep_later_numbers(project: Project, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_command_rebuilds(project: Project) -> None:
+def test_the_commands_rebuild_and_roll_back(project: Project) -> None:
     (project.home.mlflow / "mlflow.db").unlink()
     refused = rft(project, "trace", "models:/paper-lost@champion")
     assert (refused.returncode, refused.stdout) == (1, "")
@@ -193,6 +223,11 @@ def test_the_command_rebuilds(project: Project) -> None:
     done = rft(project, "models", "rebuild")
     assert "paper-lost: 4 versions registered again; champion: version 4, candidate: version 4" in done.stdout
     assert "nothing was missing" in rft(project, "models", "rebuild").stdout
+    back = rft(project, "models", "rollback").stdout
+    assert back == "paper-lost: champion is version 2 again, in place of version 4\n"
+    first = rft(project, "models", "rollback")
+    assert (first.returncode, first.stdout) == (2, "")
+    assert "version 2 is the first champion; nothing to go back to" in first.stderr
 
 
 def rft(project: Project, *command: str) -> subprocess.CompletedProcess[str]:

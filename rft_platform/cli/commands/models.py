@@ -10,11 +10,6 @@ if TYPE_CHECKING:
 models = typer.Typer(no_args_is_help=True, help="Manage the model versions that MLflow holds.")
 
 
-@models.callback()
-def _group() -> None:
-    """Makes a group of it, whatever the number of commands."""
-
-
 @models.command()
 def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Register all checkpoints again after MLflow's database was lost, with their version numbers and aliases."""
@@ -34,6 +29,25 @@ def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     console = output()
     for report in rebuilt:
         console.print(_line(report), markup=False, soft_wrap=True)
+
+
+@models.command()
+def rollback() -> None:
+    """Make the version that was champion before champion again. Repeated, it goes further back."""
+    from rft_platform.config.home import Home
+    from rft_platform.driving.console import output
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+    from rft_platform.rounds.champion import roll_back
+    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.rounds.project import Project
+
+    project = Project.open(Home.from_environment())
+    refuse_second_driver(project.home)
+    registry = connect_registry(project)
+    replaced = registry.last_promoted()
+    champion = roll_back(project, registry)
+    line = f"{champion.name}: champion is version {champion.version} again, in place of version {replaced.version}"
+    output().print(line, markup=False, soft_wrap=True)
 
 
 def _line(report: "Rebuilt") -> str:
