@@ -87,7 +87,10 @@ class WorkerProcess:
             code = await asyncio.to_thread(self._process.wait, _ENDING_S)
         except subprocess.TimeoutExpired:
             return "closed its connection"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = " (the kernel does so where memory runs out)" if -code == signal.SIGKILL else ""
+        return f"was killed by {signal.Signals(-code).name}{hint}"
 
     def kill(self) -> None:
         """End it at once, with its process group and whatever descends from it."""
