@@ -39,13 +39,14 @@ from machine import describe
 
 from rft_platform.algorithms.presets import PRESETS
 from rft_platform.config.load import build_config
+from rft_platform.config.resolve import resolve
 from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
 from rft_platform.judging.apply import judge_rollouts
 from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.env_state import state_hash
-from rft_platform.rounds.algorithm import chosen_algorithm, spec_of
+from rft_platform.rounds.algorithm import algorithm_spec
 from rft_platform.rounds.operators import pipeline_of
 from rft_platform.rounds.train import optimizer_spec
 from rft_platform.tasks.task import Task
@@ -158,7 +159,7 @@ class Run:
                 "buffer": {"batch_size": 64, "explorer_input": {"taskset": {"path": "-", "judge": "exact_match"}}},
             }
         )  # fmt: skip
-        self.preset = chosen_algorithm(self.config)
+        self.preset = resolve(self.config).algorithm
         self.judge = build_judge("exact_match")
         self.store = ExperienceStore(self.folder / "rounds")
         self.sampler = Sampler(place.start, MAX_TOKENS)
@@ -167,7 +168,7 @@ class Run:
         self.start_margin: np.ndarray | None = None
         self.train_tasks, self.held_out = place.tasks("train"), place.tasks("test")
         steps = self.settings["rounds"] * (ROUND_ROWS // STEP_ROWS)
-        algorithm_spec = spec_of(self.config)
+        algorithm_spec = algorithm_spec(resolve(self.config))
         if algorithm_spec.critic is not None:
             critic = optimizer_spec(self.config.algorithm.critic, steps)
             algorithm_spec = replace(algorithm_spec, critic=CriticSpec(optimizer=critic))
@@ -255,7 +256,7 @@ class Run:
         tasks = {str(i): Task(str(i), "sums", task["question"], task["answer"], task) for i, task in enumerate(chosen)}
         judged = judge_rollouts(
             rows, tasks, self.judge, advantage_fn=self.preset.advantage, advantage_args=self.preset.advantage_args,
-            pipeline=pipeline_of(self.config), needs_reward=self.preset.needs_reward,
+            pipeline=pipeline_of(resolve(self.config)), needs_reward=self.preset.needs_reward,
         )  # fmt: skip
         experts = self.request.algorithm.expert_weight is not None
         return replace(

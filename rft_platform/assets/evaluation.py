@@ -41,7 +41,7 @@ def evaluation_report(
     from rft_platform.rounds.offline_evaluation import evaluate_offline
 
     opened, number = project.open(), round_of(context)
-    if opened.offline:
+    if opened.settings.offline:
         summary = evaluate_offline(
             opened, engine.connect, registry.connect(), number, force=config.force, promote=config.promote
         )

@@ -29,7 +29,7 @@ def row_ids_are_unique(scene: Scene) -> Iterator[Broken]:
 
 def rows_are_complete(scene: Scene) -> Iterator[Broken]:
     """Every round has tasks x runs x batches rows, in its files as well as in its ledger."""
-    store, expected = scene.project.store, scene.project.experiences_a_round
+    store, expected = scene.project.store, scene.project.batches.experiences_a_round
     for number in scene.numbers:
         found = store.read_rollouts(number, columns=["row_id"]).num_rows
         if store.count_rollouts(number) != expected:

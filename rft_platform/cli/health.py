@@ -96,15 +96,14 @@ def config_findings(home: Home) -> Iterator[Finding]:
     """Is the project's configuration still valid here."""
     from rft_platform.config.checks import check_config
     from rft_platform.config.load import load_config
-    from rft_platform.rounds.algorithm import chosen_algorithm
+    from rft_platform.config.resolve import resolve
 
     if not home.config_file.exists():
         yield Finding("project", "ok", "none yet; `rft demo` or `rft run --config FILE` starts one")
         return
     try:
         config = load_config(home.config_file)
-        chosen = chosen_algorithm(config)
-        check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
+        check_config(resolve(config), cpu_count=cpu_count(), gpu_count=gpu_count())
     except UserError as error:
         for line in str(error).splitlines():
             yield Finding("project", "fail", line, f"correct {home.config_file}, or what it names")

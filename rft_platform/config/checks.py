@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from rft_platform.config.batches import PresetFacts, batch_plan
+from rft_platform.algorithms.presets import Preset
 from rft_platform.config.checks_algorithm import algorithm_problems
 from rft_platform.config.checks_auxiliary import auxiliary_problems
 from rft_platform.config.checks_data import data_problems
@@ -14,7 +14,8 @@ from rft_platform.config.checks_secrets import secret_problems
 from rft_platform.config.checks_sizes import gate_problems, size_problems
 from rft_platform.config.checks_sync import sync_problems
 from rft_platform.config.evaluation import PAIRED_METRICS
-from rft_platform.config.offline import offline_kind, offline_problems
+from rft_platform.config.offline import offline_problems
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
@@ -22,39 +23,39 @@ _WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react")
 _EXPLORING = ("both", "explore", "colocate")
 
 
-def check_config(config: RftConfig, *, preset: PresetFacts, cpu_count: int, gpu_count: int) -> None:
+def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
     """Raise ``UserError`` with one line for each problem.
 
     Args:
-        config: as loaded.
-        preset: facts of ``algorithm.algorithm_type``.
+        run: the settings to check, resolved from a configuration as it was loaded.
         cpu_count: processors of this machine.
         gpu_count: CUDA devices of this machine.
     """
+    config = run.config
     problems = [
         *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
         *name_problems(config),
-        *size_problems(config, preset),
+        *size_problems(run),
         *gate_problems(config),
         *secret_problems(config),
         *auxiliary_problems(config),
         *_evaluation_problems(config),
-        *_input_problems(config, preset),
-        *offline_problems(config, preset),
-        *algorithm_problems(config, preset),
-        *data_problems(config, preset),
-        *_batch_problems(config, preset),
-        *_sampling_problems(config, preset),
-        *_schedule_problems(config, preset),
+        *_input_problems(config, run.algorithm),
+        *offline_problems(config, run.algorithm),
+        *algorithm_problems(run),
+        *data_problems(run),
+        *_batch_problems(run),
+        *_sampling_problems(config, run.algorithm),
+        *_schedule_problems(run),
         *explorer_problems(config),
-        *policies_problems(config, preset),
+        *policies_problems(run),
         *_unbuilt_problems(config),
     ]
     if problems:
         raise UserError("\n".join(problems))
 
 
-def _input_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     inputs = config.buffer.explorer_input
     if config.mode in _EXPLORING and inputs.taskset is None:
         yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
@@ -97,7 +98,7 @@ def _evaluation_problems(config: RftConfig) -> Iterator[str]:
         yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
 
 
-def _whole_round_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     counted = {
         f"mode {config.mode} has no rounds of its own": config.mode == "train",
@@ -113,20 +114,20 @@ def _whole_round_problems(config: RftConfig, preset: PresetFacts) -> Iterator[st
         yield f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step"
 
 
-def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def _batch_problems(run: RunSettings) -> Iterator[str]:
+    config, preset, plan = run.config, run.algorithm, run.batches
     if config.buffer.train_batch_size == "round":
         yield from _whole_round_problems(config, preset)
     if config.mode == "train" and config.buffer.train_batch_size is None:
         yield "buffer.train_batch_size is not set: mode train explores nothing that it could be taken from; set it"
     if config.mode not in _EXPLORING:
         return
-    plan = batch_plan(config, preset)
     if plan.repeat_times < preset.min_group:
         yield (
             f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs of a "
             f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
         )
-    yield from sync_problems(config, plan)
+    yield from sync_problems(run)
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # it fills a step that is left short
     if config.synchronizer.dynamic or replay or not plan.exact:
         return
@@ -134,6 +135,8 @@ def _batch_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
         f"batch_size {plan.batch_size} * repeat_times {plan.repeat_times} * sync_interval {plan.batches_a_round} "
         f"= {plan.experiences_a_round}"
     )
+    if plan.whole_round:
+        return
     if plan.train_batch_size > plan.experiences_a_round:
         yield (
             f"buffer.train_batch_size {plan.train_batch_size} can never fill: a round has {product} experiences; "
@@ -151,7 +154,7 @@ def _divisor(total: int, near: int) -> int:
     return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - near))
 
 
-def _sampling_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     if (preset.advantage is None and preset.token_advantage is None) or config.mode == "bench":
         return
     taskset = config.buffer.explorer_input.taskset
@@ -173,18 +176,19 @@ _WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
-def _schedule_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def _schedule_problems(run: RunSettings) -> Iterator[str]:
+    config, preset = run.config, run.algorithm
     if len(config.evaluation.schedule.split()) != 5:
         yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
-    if offline_kind(config, preset) is not None:
+    if run.offline is not None:
         return  # its length follows from its dataset
-    algorithm, steps = config.algorithm, batch_plan(config, preset).total_steps
+    algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None
     optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
         {"algorithm.critic": algorithm.critic} if preset.critic else {}
     )
     for key, optimizer in optimizers.items():
         needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
-        if needs_end and steps is None:
+        if needs_end and not ends:
             yield (
                 f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
                 f"{key}.total_steps, trainer.total_steps or buffer.total_steps"

@@ -3,14 +3,13 @@
 from collections.abc import Iterator
 
 from rft_platform.config.algorithm_parts import ExperienceFilters, KlPenaltyArgs
-from rft_platform.config.batches import PresetFacts
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.trainer import Algorithm, Critic
 
 
-def algorithm_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def algorithm_problems(run: RunSettings) -> Iterator[str]:
     """One line for each key that is missing, or that the algorithm would not read."""
-    settings = config.algorithm
+    config, preset, settings = run.config, run.algorithm, run.config.algorithm
     name = settings.algorithm_type
     if preset.experts and settings.experts is None:
         yield f"algorithm.experts is not set: {name} learns from demonstrations too; give their path"
@@ -47,7 +46,7 @@ def algorithm_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
         )
     if preset.trains_on != "rollouts" and settings.filters != ExperienceFilters():
         yield f"algorithm.filters: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
-    runs = settings.repeat_times or preset.repeat_times
+    runs = run.batches.repeat_times
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield (
             f"algorithm.filters.zero_variance: with {runs} run a task no group has variance, and every row would be "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from rft_platform.config.batches import PresetFacts
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
 _OPERATORS = "data_processor.experience_pipeline.operators"
@@ -15,13 +15,14 @@ _REPLACED = {
 }
 
 
-def data_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def data_problems(run: RunSettings) -> Iterator[str]:
     """One line for each key that would do nothing, or that does not fit the algorithm."""
+    config, preset = run.config, run.algorithm
     name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
     if operators and preset.trains_on != "rollouts":
         yield f"{_OPERATORS}: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
     sampled = [index for index, entry in enumerate(operators) if entry.name == "dynamic_sampling"]
-    runs = config.algorithm.repeat_times or preset.repeat_times
+    runs = run.batches.repeat_times
     for index in sampled if runs < 2 else ():
         yield (
             f"{_OPERATORS}[{index}]: dynamic_sampling compares the runs of a task, and there is {runs}; set "

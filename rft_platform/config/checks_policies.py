@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from rft_platform.config.batches import PresetFacts, max_batches
-from rft_platform.config.offline import offline_kind
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
 #: Folders that lie beside those of policies.
 _TAKEN = ("aside", "intermediate", "warm_start")
 
 
-def policies_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def policies_problems(run: RunSettings) -> Iterator[str]:
     """One line for each name that cannot be, and for each setting that several policies cannot be trained with."""
+    config = run.config
     if not config.policies:
         return
     yield from _name_problems(config)
-    for key, is_set, instead in _unsupported(config, preset):
+    for key, is_set, instead in _unsupported(run):
         if is_set:
             yield f"{key} does not go with policies: {instead}"
     taskset = config.buffer.explorer_input.taskset
@@ -39,8 +39,9 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
             yield f"{key} is what a folder of checkpoints is called; give it another name"
 
 
-def _unsupported(config: RftConfig, preset: PresetFacts) -> list[tuple[str, bool, str]]:
+def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
     """Key, whether it is set, and what to do."""
+    config, preset = run.config, run.algorithm
     sync, algorithm = config.synchronizer, config.algorithm
     kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
@@ -50,9 +51,9 @@ def _unsupported(config: RftConfig, preset: PresetFacts) -> list[tuple[str, bool
         ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
         (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
         ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),
-        (kind, offline_kind(config, preset) is not None, "an offline training has one"),
+        (kind, run.offline is not None, "an offline training has one"),
         (kind, preset.critic, "take an algorithm without a critic"),
         (kind, preset.teacher, "take an algorithm without a teacher"),
         (kind, preset.experts, "take an algorithm without demonstrations"),
-        ("dynamic sampling", max_batches(config, preset) > 1, "switch it off"),
+        ("dynamic sampling", run.batches.max_batches > 1, "switch it off"),
     ]

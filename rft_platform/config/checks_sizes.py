@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterator
 
-from rft_platform.config.batches import PresetFacts
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
 _MOST_RUNS = 10_000_000  # of an explore batch: its rows are held in memory
@@ -12,10 +12,10 @@ _HIGHEST_RATE = 1.0  # AdamW moves a weight by about the learning rate in a step
 _GATE_METRICS = ("sampled_pass", "greedy_pass", "mean_reward", "truncated_share", "failed_runs")
 
 
-def size_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def size_problems(run: RunSettings) -> Iterator[str]:
     """One line for each number beyond what can be computed with."""
-    buffer, model = config.buffer, config.model
-    runs = buffer.batch_size * (config.algorithm.repeat_times or preset.repeat_times)
+    config, buffer, model = run.config, run.config.buffer, run.config.model
+    runs = run.batches.batch_size * run.batches.repeat_times
     if runs > _MOST_RUNS:
         yield (
             f"buffer.batch_size {buffer.batch_size:,} asks for {runs:,} runs a batch: expected at most "
@@ -27,7 +27,7 @@ def size_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
             "the model's own limit"
         )
     rates = {"algorithm.optimizer.lr": config.algorithm.optimizer.lr}
-    if preset.critic:
+    if run.algorithm.critic:
         rates["algorithm.critic.lr"] = config.algorithm.critic.lr
     if config.warm_start is not None:
         rates["warm_start.optimizer.lr"] = config.warm_start.optimizer.lr

@@ -2,39 +2,38 @@
 
 from collections.abc import Iterator
 
-from rft_platform.config.batches import BatchPlan
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.resolve import RunSettings
 
 
-def sync_problems(config: RftConfig, plan: BatchPlan) -> Iterator[str]:
+def sync_problems(run: RunSettings) -> Iterator[str]:
     """One line for each setting of how explorer and trainer keep step that cannot work."""
-    yield from _dynamic_problems(config, plan) if config.synchronizer.dynamic else _fixed_problems(config, plan)
+    yield from _dynamic_problems(run) if run.batches.dynamic else _fixed_problems(run)
 
 
-def _fixed_problems(config: RftConfig, plan: BatchPlan) -> Iterator[str]:
-    sync, limit = config.synchronizer, config.synchronizer.max_staleness
-    old = sync.offset_rounds * plan.steps_a_round
-    if limit is not None and plan.exact and old > limit:
+def _fixed_problems(run: RunSettings) -> Iterator[str]:
+    sync, limit = run.config.synchronizer, run.config.synchronizer.max_staleness
+    old = sync.offset_rounds * run.batches.steps_a_round
+    if limit is not None and run.batches.exact and old > limit:
         yield (
             f"synchronizer.max_staleness is {limit}: with sync_offset {sync.sync_offset} the rows of a round are {old} "
             f"policy versions old when they train, and all would be left out; set it to {old} or more"
         )
 
 
-def _dynamic_problems(config: RftConfig, plan: BatchPlan) -> Iterator[str]:
-    """Where every run is one experience it can be told how many there will be."""
-    sync = config.synchronizer
+def _dynamic_problems(run: RunSettings) -> Iterator[str]:
+    """Where every run is one experience, their number is known before the run."""
+    sync, plan, length = run.config.synchronizer, run.batches, run.length()
     by_trainer = sync.sync_style == "dynamic_by_trainer"
     wanted = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)
     said = f"buffer.train_batch_size {plan.train_batch_size}" + (
         f" * synchronizer.sync_interval {sync.sync_interval} = {wanted}" if by_trainer else ""
     )
-    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
-    if not plan.exact or replay:
+    replay = run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    if not plan.exact or plan.whole_round or replay:
         return
-    if plan.rounds is not None and wanted > plan.rounds * plan.experiences_a_round:
+    if length is not None and wanted > length.rounds * plan.experiences_a_round:
         yield (
-            f"{said} can never fill: the whole run explores {plan.rounds} batches of {plan.experiences_a_round} "
+            f"{said} can never fill: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
             "experiences; set it lower, or explore more"
         )
     elif sync.sync_offset and wanted > sync.sync_offset * plan.experiences_a_round:

@@ -27,8 +27,6 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
             for key in _VLLM_ONLY
             if _value(config.explorer.rollout_model, key) != _value(_DEFAULT.explorer.rollout_model, key)
         ]
-    if config.trainer.total_steps is not None and config.mode != "train":
-        lines.append("trainer.total_steps has no effect here: buffer.total_steps ends the run")
     if config.algorithm.kl_loss_fn is not None and config.algorithm.beta == 0:
         lines.append("algorithm.kl_loss_fn has no effect while kl_loss_fn_args.kl_coef is 0")
     if config.algorithm.kl_loss_fn == "k1" and config.algorithm.beta:

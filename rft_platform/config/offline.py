@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rft_platform.config.batches import PresetFacts
+from rft_platform.algorithms.presets import Preset
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema import RftConfig
 
@@ -18,7 +18,7 @@ _WANTED = {
 }
 
 
-def offline_kind(config: RftConfig, preset: PresetFacts) -> OfflineKind | None:
+def offline_kind(config: RftConfig, preset: Preset) -> OfflineKind | None:
     """Which offline training a configuration asks for; None: it works on explored rounds.
 
     ``gkd`` does either: in mode train with a dataset it learns its teacher's distribution on that.
@@ -33,7 +33,7 @@ def offline_kind(config: RftConfig, preset: PresetFacts) -> OfflineKind | None:
     return "distill" if distils and config.buffer.trainer_input.experience_buffer.path is not None else None
 
 
-def offline_problems(config: RftConfig, preset: PresetFacts) -> Iterator[str]:
+def offline_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     """One line for each setting that an offline training, or an algorithm that is one, cannot work with."""
     kind, algorithm = offline_kind(config, preset), config.algorithm.algorithm_type
     if kind is None:

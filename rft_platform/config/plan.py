@@ -4,10 +4,9 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rft_platform.config.batches import BatchPlan, PresetFacts, batch_plan
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.notices import config_notices
-from rft_platform.config.offline import offline_kind
+from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema import RftConfig
 
 
@@ -27,25 +26,27 @@ class RunPlan:
 
     title: str
     processes: tuple[ProcessPlan, ...]
-    batches: BatchPlan | None  # None: nothing is explored
+    batches: Batches | None  # None: nothing is explored
+    length: RunLength | None  # None: it takes the number of tasks to know
     waits: tuple[str, ...]
     notices: tuple[str, ...]
     tasksets: tuple[str, ...] = ()  # of each dataset of tasks, what is done with it
     home: str | None = None  # the project's folder
 
 
-def resolved_plan(config: RftConfig, *, preset: PresetFacts, gpu_count: int, task_count: int | None = None) -> RunPlan:
-    """The plan of a configuration on a machine with ``gpu_count`` GPUs."""
-    exploring, offline = config.mode in ("both", "explore", "colocate"), offline_kind(config, preset)
+def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None) -> RunPlan:
+    """The plan of a run on a machine with ``gpu_count`` GPUs."""
+    config, offline, exploring = run.config, run.offline, run.config.mode in ("both", "explore", "colocate")
     serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
     algorithm, model = config.algorithm.algorithm_type, config.model.model_path
-    batches = batch_plan(config, preset, task_count) if exploring else None
+    length = run.length(task_count) if exploring else None
     return RunPlan(
         title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
         processes=tuple(_processes(config, gpu_count, serves)),
-        batches=batches,
+        batches=run.batches if exploring else None,
+        length=length,
         waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
-        notices=(*config_notices(config, gpu_count), *_length_notices(config, preset, batches, task_count)),
+        notices=(*config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
     )
 
@@ -58,26 +59,30 @@ def render_plan(plan: RunPlan) -> str:
     lines += ["", "processes"]
     lines += [f"  {process.name:<10} {process.what}, {process.count} x {process.device}" for process in plan.processes]
     if plan.batches is not None:
-        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches))]
+        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
     lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
     if plan.notices:
         lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
     return "\n".join(lines) + "\n"
 
 
-def _length_notices(
-    config: RftConfig, preset: PresetFacts, batches: BatchPlan | None, task_count: int | None
-) -> Iterator[str]:
+def _length_notices(run: RunSettings, length: RunLength | None, task_count: int | None) -> Iterator[str]:
     """One line for each length of the run that is sound, but perhaps not meant."""
-    if batches is None:
+    if length is None:
         return
+    config, batches, end = run.config, run.batches, run.config.trainer.total_steps
+    if end is not None and end != length.steps:
+        yield (
+            f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
+            f"of {length.rounds} rounds"
+        )
     warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
-    if preset.critic:
+    if run.algorithm.critic:
         warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
     for key, steps in warm_ups.items():
-        if batches.total_steps is not None and steps >= batches.total_steps:
+        if steps >= length.steps:
             yield (
-                f"{key}.lr_warmup_steps {steps} does not end before the {batches.total_steps} steps of the run: the "
+                f"{key}.lr_warmup_steps {steps} does not end before the {length.steps} steps of the run: the "
                 "learning rate rises to its end"
             )
     if task_count is not None and batches.batch_size > task_count:
@@ -135,11 +140,11 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
     return processes
 
 
-def _batch_lines(batches: BatchPlan) -> list[str]:
+def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
     least = "" if batches.exact else "at least "
-    rounds = "as many as the tasks give" if batches.rounds is None else str(batches.rounds)
+    rounds = "as many as the tasks give" if length is None else str(length.rounds)
     about = "about " if batches.dynamic else "" if batches.whole_round else least
-    total = "" if batches.total_steps is None else f", {about}{batches.total_steps} optimiser steps in all"
+    total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
     steps = f"{least}{batches.steps_a_round} optimiser steps a round"
     return [
         f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "

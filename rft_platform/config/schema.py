@@ -150,15 +150,6 @@ class RftConfig(Section):
         given = [steps for steps in (self.buffer.total_steps, self.trainer.total_steps) if steps is not None]
         return min(given, default=None)
 
-    def rounds_budget(self, task_count: int | None = None) -> int:
-        """Rounds of the whole run. ``task_count`` is needed where ``buffer.total_steps`` is not given."""
-        batches = self.buffer.total_steps
-        if batches is None:
-            if task_count is None:
-                raise ValueError("rounds_budget: buffer.total_steps is not set, so the number of tasks is needed")
-            batches = math.ceil(self.buffer.total_epochs * task_count / self.buffer.batch_size)
-        return math.ceil(batches / self.synchronizer.batches_a_round)
-
     @property
     def selects_rows(self) -> bool:
         """Whether a training settles row by row what it takes; else it takes its own round's rows, all of them."""

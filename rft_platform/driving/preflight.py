@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
-from rft_platform.config.plan import RunPlan, resolved_plan
+from rft_platform.config.plan import RunPlan, run_plan
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.machine import cpu_count, gpu_count
 from rft_platform.driving.model_check import model_check
@@ -35,7 +35,6 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
 
     ``dry``: also the plan of a mode that cannot be run yet, with a notice that says so.
     """
-    from rft_platform.rounds.algorithm import chosen_algorithm
     from rft_platform.rounds.model_versions import check_registry
     from rft_platform.rounds.project import Project
     from rft_platform.rounds.verification import check_judgements
@@ -43,9 +42,8 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     if config.mode in _NOT_BUILT and not dry:
         driven = ", ".join(_DRIVEN_MODES)
         raise UserError(f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}")
-    chosen = chosen_algorithm(config)
-    check_config(config, preset=chosen, cpu_count=cpu_count(), gpu_count=gpu_count())
     project = Project(home, config)
+    check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpu_count())
     with model_check(config) as models:
         problems = list(_problems(project))
         problems += [] if dry else _missing_models(config)
@@ -56,7 +54,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
         check_registry(project)
         check_judgements(project.store)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
-    plan = resolved_plan(config, preset=chosen, gpu_count=gpu_count(), task_count=task_count)
+    plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
     unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
     notices = (*unbuilt, *(_unfetched_models(config) if dry else ()), *plan.notices, *_data_notices(project))
     return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
@@ -108,8 +106,8 @@ def _problems(project: "Project") -> Iterator[str]:
     from rft_platform.rounds.workflows import check_workflow
 
     config, home = project.config, project.home
-    yield from _attempt(check_algorithm, config)
-    yield from _attempt(check_operators, config)
+    yield from _attempt(check_algorithm, project.settings)
+    yield from _attempt(check_operators, project.settings)
     model, inputs = Path(config.model.model_path), config.buffer.explorer_input
     yield from _attempt(check_may_start, home, config)
     yield from _attempt(check_keys, config)
@@ -123,7 +121,7 @@ def _problems(project: "Project") -> Iterator[str]:
     if inputs.taskset is not None:
         yield from _attempt(check_selector, project)  # which reads the tasks
     yield from _attempt(lambda: project.eval_tasks)
-    if project.offline is not None:
+    if project.settings.offline is not None:
         yield from offline_problems(project)
     for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
         yield from _attempt(check_workflow, project, taskset)
@@ -145,7 +143,7 @@ def _writes_checkpoints(config: RftConfig) -> bool:
 
 def _serves(project: "Project") -> bool:
     """Whether the run needs an engine: an offline training does for its evaluation."""
-    return project.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
+    return project.settings.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
 
 
 def _missing_models(config: RftConfig) -> list[str]:
@@ -180,7 +178,7 @@ def _data_notices(project: "Project") -> Iterator[str]:
     """A line for each dataset with rows that were left out, and for held-out tasks that are also explored."""
     from rft_platform.tasks.leaks import find_leaks
 
-    if project.offline is not None:
+    if project.settings.offline is not None:
         yield from offline_notices(project)
     explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
     held_out = [dataset for _, dataset in project.eval_tasks]

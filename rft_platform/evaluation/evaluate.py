@@ -1,11 +1,12 @@
 """Measuring a policy on held-out tasks, with the workflow and the judge that training uses."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 from rft_platform.config.buffer import MAX_ABS_REWARD
+from rft_platform.config.limits import Patience, RolloutLimits
 from rft_platform.errors import EngineError, UserError
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import GREEDY, SAMPLED, EvaluationResult, RunScore, result_of, tasks_digest
@@ -20,18 +21,7 @@ from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import Workflow
 from rft_platform.tasks.task import Task
 
-
-@dataclass(frozen=True, slots=True)
-class RunLimits:
-    """Bounds on runs of workflows that call the model themselves."""
-
-    concurrency: int = 32
-    timeout_s: float = 1800.0
-    max_retries: int = 2
-    truncated_reward: float | None = 0.0
-
-
-_DEFAULT_LIMITS = RunLimits()
+_DEFAULT_LIMITS = RolloutLimits()
 
 
 def evaluate(
@@ -47,7 +37,7 @@ def evaluate(
     round: int,
     pass_threshold: float = 1.0,
     bootstrap_seed: int = BOOTSTRAP_SEED,
-    limits: RunLimits = _DEFAULT_LIMITS,
+    limits: RolloutLimits = _DEFAULT_LIMITS,
     transcripts: int = 6,
     max_abs_reward: float | None = MAX_ABS_REWARD,
     auxiliary_models: Mapping[str, Any] | None = None,
@@ -100,7 +90,7 @@ class _Policy:
     max_abs_reward: float | None
     seed: int
     round: int
-    limits: RunLimits
+    limits: RolloutLimits
     auxiliary_models: Mapping[str, Any] | None
     policies: Mapping[str, PolicyEngine]
     on_progress: Callable[[int, int], None] | None
@@ -116,11 +106,10 @@ class _Policy:
             repeat_times=repeat_times,
             sampling=how,
             seed=self.seed,
-            group_policy="partial",
             auxiliary_models=self.auxiliary_models,
             policies=self.policies,
             on_progress=self.on_progress,
-            **asdict(self.limits),
+            limits=replace(self.limits, group_policy="partial", patience=Patience()),  # every run counts
         )
         runs = judge_runs(
             rollouts.rows,

@@ -12,7 +12,7 @@ _NAME = str(rft_rounds.name)
 def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
     """Add the partition after the newest round, so that it can be chosen in the launchpad."""
     newest = max(project.store.rounds(), default=0)
-    key = round_key(1 if project.offline is not None else newest + 1)
+    key = round_key(1 if project.settings.offline is not None else newest + 1)
     if not instance.has_dynamic_partition(_NAME, key):
         instance.add_dynamic_partitions(_NAME, [key])
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.row_checks import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
@@ -12,7 +13,7 @@ from rft_platform.rollout.attempt import Connection
 from rft_platform.rollout.calling import LOGGER, end_other_tasks
 from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.report import Tally
-from rft_platform.rollout.run import AgentLimits, Run, RunResult, rows_of_run
+from rft_platform.rollout.run import Run, RunResult, rows_of_run
 from rft_platform.rollout.straggling import Deadlines, Enough
 from rft_platform.threads import DaemonThreads
 
@@ -41,7 +42,7 @@ class AgentRunner:
         engine: PolicyEngine,
         status: EngineStatus,
         seed: int,
-        limits: AgentLimits,
+        limits: RolloutLimits,
         further: FurtherPolicies = NONE,
     ) -> None:
         self.tally = Tally()

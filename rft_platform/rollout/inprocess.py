@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import NAMED
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool import EnginePool
@@ -14,7 +15,7 @@ from rft_platform.rollout.calling import LOGGER
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.recording import RecordingClients  # imports openai
-from rft_platform.rollout.run import AgentLimits, Run, RunResult
+from rft_platform.rollout.run import Run, RunResult
 from rft_platform.rollout.workflow import LocalWorkflow
 
 _ATTEMPT: ContextVar[int | None] = ContextVar("rft_attempt", default=None)  # id of the process that makes the attempt
@@ -31,7 +32,7 @@ class InProcess:
         status: EngineStatus,
         workflow: LocalWorkflow,
         sampling: SamplingParams,
-        limits: AgentLimits,
+        limits: RolloutLimits,
         auxiliary_models: Mapping[str, Any] | None,
         further: FurtherPolicies = NONE,
     ) -> None:

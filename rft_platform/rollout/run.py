@@ -73,27 +73,6 @@ class ExploreBatch:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class AgentLimits:
-    """How hard to try."""
-
-    concurrency: int
-    timeout_s: float  # of one attempt
-    max_retries: int  # attempts of a run beyond the first
-    passes: int = 1  # runs that failed are tried anew, all attempts, in each further pass
-    patience: "Patience" = field(default_factory=lambda: Patience())
-    truncated_reward: float | None = 0.0  # of a run that outgrew the context and has none; None: such a run fails
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long the slowest are waited for, besides the time-out."""
-
-    dynamic_ratio: float | None = None  # an attempt may take so many times the mean of those that succeeded
-    over_ratio: float = 0.0  # share of the batch's tasks that need not finish
-    wait_after_min_s: float = 30.0  # what the others get once enough tasks have
-
-
 def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput, list[RecordedCall]]:
     """What a workflow returned, as an output and the calls that stand for the run.
 

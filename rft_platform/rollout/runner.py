@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter, process_time
-from typing import Any, get_args
+from typing import Any
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import NAMED, EngineError, RftError, UserCodeError
 from rft_platform.experience.completeness import GroupPolicy, may_train
 from rft_platform.experience.record import RolloutRow
@@ -14,14 +15,14 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.rollout.policies import FurtherPolicies
 from rft_platform.rollout.report import RemoteFailure, RolloutBatch, RolloutReport, Tally, row_counts, said
-from rft_platform.rollout.run import AgentLimits, ExploreBatch, Patience
+from rft_platform.rollout.run import ExploreBatch
 from rft_platform.rollout.single_turn import run_single_turn
 from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
 
 Progress = Callable[[int, int], None]  # runs done, runs in all
 
-_PATIENT = Patience()
+_DEFAULT_LIMITS = RolloutLimits()
 
 
 def run_rollouts(
@@ -34,14 +35,9 @@ def run_rollouts(
     repeat_times: int,
     sampling: SamplingParams,
     seed: int = 0,
-    concurrency: int = 32,
-    timeout_s: float = 1800.0,
-    max_retries: int = 2,
-    group_policy: GroupPolicy = "complete",
+    limits: RolloutLimits = _DEFAULT_LIMITS,
     auxiliary_models: Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
-    patience: Patience = _PATIENT,
-    truncated_reward: float | None = 0.0,
     policies: Mapping[str, PolicyEngine] | None = None,
 ) -> RolloutBatch:
     """Run ``workflow`` ``repeat_times`` on every task; rows come in task order, ids and seeds depend on nothing else.
@@ -49,12 +45,6 @@ def run_rollouts(
     Args:
         sampling: how to sample; a call that names its own temperature, top_p, ... keeps it. ``n`` and ``seed`` are set
             by the runner.
-        concurrency: runs at once. Like ``timeout_s`` (of one attempt at a run) and ``max_retries`` (attempts beyond
-            the first) it concerns workflows that call the model themselves; a single-turn workflow is one batch.
-        group_policy: what becomes of a group with a failed run; a failed run is never an experience. A run that
-            ``patience`` stops is like a failed one, but is not tried again.
-        patience: how long the slowest runs are waited for.
-        truncated_reward: the reward of a run that outgrew the context and got none; None: such a run has failed.
         policies: engines of further trainable policies, by the names that calls give as their model. A call that gives
             any other name is for the policy of ``engine``.
 
@@ -62,18 +52,14 @@ def run_rollouts(
         EngineError: the engine died, or every run failed by its fault.
         UserCodeError: every run failed; the last error is chained.
     """
-    if group_policy not in get_args(GroupPolicy):
-        raise ValueError(f"group_policy {group_policy!r}: expected one of {', '.join(get_args(GroupPolicy))}")
     started, cpu = perf_counter(), process_time()
     status = engine.status()
     explored = ExploreBatch(round, batch, tasks, repeat_times, sampling, seed)
-    passes = 2 if group_policy == "complete" else 1
-    limits = AgentLimits(concurrency, timeout_s, max_retries, passes, patience, truncated_reward)
     further = FurtherPolicies.of(policies)
     rows, tally = _run_all(engine, status, workflow, explored, limits, auxiliary_models, further, on_progress)
     if tasks and not rows:
         raise _all_failed(explored, tally)
-    kept = groups_to_train(rows, repeat_times, group_policy)
+    kept = groups_to_train(rows, repeat_times, limits.group_policy)
     report = RolloutReport(
         seconds=perf_counter() - started,
         cpu_s=process_time() - cpu,
@@ -115,7 +101,7 @@ def _run_all(
     status: EngineStatus,
     workflow: Workflow,
     batch: ExploreBatch,
-    limits: AgentLimits,
+    limits: RolloutLimits,
     auxiliary_models: Mapping[str, Any] | None,
     further: FurtherPolicies,
     on_progress: Progress | None,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rft_platform.rollout.run import AgentLimits, Run
+from rft_platform.config.limits import RolloutLimits
+from rft_platform.rollout.run import Run
 
 #: The mean of so few durations says little: a dynamic time-out begins when so many attempts have succeeded.
 ENOUGH_ATTEMPTS = 8
@@ -24,7 +25,7 @@ class _Running:
 class Deadlines:
     """The time-outs of the attempts that run now. All of them move when the mean duration does."""
 
-    def __init__(self, limits: AgentLimits) -> None:
+    def __init__(self, limits: RolloutLimits) -> None:
         self._timeout_s, self._ratio = limits.timeout_s, limits.patience.dynamic_ratio
         self._running: set[_Running] = set()
         self._ended, self._seconds = 0, 0.0
@@ -69,7 +70,7 @@ class Deadlines:
 class Enough:
     """Counts tasks whose runs have all succeeded, and says when the batch may do without the others."""
 
-    def __init__(self, runs: Sequence[Run], limits: AgentLimits) -> None:
+    def __init__(self, runs: Sequence[Run], limits: RolloutLimits) -> None:
         self._missing = Counter(run.group_id for run in runs)
         self._whole = 0
         tasks = len(self._missing)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool import EnginePool
@@ -20,7 +21,7 @@ from rft_platform.rollout.attempt import Connection
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.report import RemoteFailure
-from rft_platform.rollout.run import AgentLimits, Run, RunResult
+from rft_platform.rollout.run import Run, RunResult
 from rft_platform.rollout.worker_process import WorkerProcess, worker_environment
 from rft_platform.rollout.workflow import WorkerWorkflow
 
@@ -38,7 +39,7 @@ class WorkerPool:
         status: EngineStatus,
         workflow: WorkerWorkflow,
         sampling: SamplingParams,
-        limits: AgentLimits,
+        limits: RolloutLimits,
         auxiliary_models: Mapping[str, Any] | None,
         further: FurtherPolicies = NONE,
     ) -> None:

@@ -1,38 +1,13 @@
-"""The algorithm of a project: its preset with what the configuration puts in place of it, for judge and trainer."""
+"""The algorithm in force as the trainer needs it, and checks that its parts fit each other."""
 
-from dataclasses import replace
-
-from rft_platform.algorithms.choice import choose
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
-from rft_platform.algorithms.presets import Preset
 from rft_platform.config.algorithm_parts import RolloutCorrection
+from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 _PLAIN = RolloutCorrection()
-
-
-def chosen_algorithm(config: RftConfig) -> Preset:
-    """What is in force; plugins are imported first. UserError for names and options that do not exist."""
-    settings = config.algorithm
-    import_plugins(settings.plugins)
-    chosen = choose(
-        settings.algorithm_type,
-        advantage=settings.advantage_fn,
-        advantage_args=settings.advantage_fn_args,
-        policy_loss=settings.policy_loss_fn,
-        policy_loss_args=settings.policy_loss_fn_args,
-        loss_agg_mode=settings.loss_agg_mode,
-    )
-    given = settings.filters
-    return replace(
-        chosen,
-        drop_zero_variance=chosen.drop_zero_variance if given.zero_variance is None else given.zero_variance,
-        max_batches=given.max_batches or chosen.max_batches,
-        reward_threshold=chosen.reward_threshold if given.reward_threshold is None else given.reward_threshold,
-        overlong_penalty=chosen.overlong_penalty if given.overlong.weight is None else given.overlong.weight,
-    )
 
 
 def loaded_digest(config: RftConfig) -> str | None:
@@ -41,9 +16,9 @@ def loaded_digest(config: RftConfig) -> str | None:
     return plugins_digest(config.algorithm.plugins)
 
 
-def spec_of(config: RftConfig) -> AlgorithmSpec:
-    """What the trainer is told of the algorithm."""
-    settings, chosen = config.algorithm, chosen_algorithm(config)
+def algorithm_spec(run: RunSettings) -> AlgorithmSpec:
+    """What the trainer needs to know of the algorithm in force; a critic's settings are the plain ones."""
+    config, settings, chosen = run.config, run.config.algorithm, run.algorithm
     correction, penalty = settings.rollout_correction, settings.kl_penalty_fn_args
     averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
     return AlgorithmSpec(
@@ -69,18 +44,18 @@ def spec_of(config: RftConfig) -> AlgorithmSpec:
     )
 
 
-def check_algorithm(config: RftConfig) -> None:
+def check_algorithm(run: RunSettings) -> None:
     """Raise UserError where a part of the algorithm does not exist, does not fit the others, or would do nothing.
 
     A preset fits itself. Where parts are replaced losses are looked up by name, which imports torch.
     """
-    settings = config.algorithm
+    settings = run.config.algorithm
     replaced = (settings.advantage_fn, settings.policy_loss_fn, settings.policy_loss_fn_args, settings.plugins)
     if not any(replaced) and settings.rollout_correction == _PLAIN:
         return
     from rft_platform.algorithms.losses.registry import bind
 
-    chosen, spec = chosen_algorithm(config), spec_of(config)
+    chosen, spec = run.algorithm, algorithm_spec(run)
     loss = bind(spec.policy_loss, spec.policy_loss_args)
     problems = []
     if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rft_platform.config.batches import max_batches
 from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.judging.pipeline import Pipeline
 from rft_platform.judging.view import experiences_of
-from rft_platform.rounds.algorithm import chosen_algorithm
 from rft_platform.rounds.auxiliary import auxiliaries_for_judge
 from rft_platform.rounds.judge import judge_of
 from rft_platform.rounds.operators import pipeline_of
@@ -24,10 +22,8 @@ class SignalCount:
     """
 
     def __init__(self, project: Project) -> None:
-        config, whole = project.config, pipeline_of(project.config)
-        self.max_batches = max_batches(
-            config, chosen_algorithm(config)
-        )  #: batches of tasks that may be sampled for an explore batch
+        whole = pipeline_of(project.settings)
+        self.max_batches = project.batches.max_batches
         self._project = project
         self._judge = judge_of(project, project.taskset) if self.max_batches > 1 else None
         self._pipeline = Pipeline.of([entry for entry in whole.operators if entry.name != SURPLUS_GROUPS])
@@ -46,7 +42,7 @@ class SignalCount:
         if self.max_batches == 1:
             return True
         judge, tasks = self._judge, {task.task_id: task for task in self._project.tasks.tasks}
-        needs_reward = chosen_algorithm(self._project.config).needs_reward
+        needs_reward = self._project.settings.algorithm.needs_reward
         with auxiliaries_for_judge(self._project, judge if judge and judge.asks_models else None) as auxiliaries:
             runs = judge_runs(
                 rows,

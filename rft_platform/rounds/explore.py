@@ -21,7 +21,7 @@ from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.stored_rollouts import NOTE, StoredRollouts
 from rft_platform.rounds.task_selection import TaskSelection
-from rft_platform.rounds.workflows import patience_of, workflow_of
+from rft_platform.rounds.workflows import workflow_of
 from rft_platform.tasks.task import Task
 
 
@@ -51,7 +51,8 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     if not total.rows:
         errors = [found.last_error for found in batches if found.last_error is not None]
         cause = errors[-1] if errors else None
-        raise nothing_whole(round_key(round_number), total, config.explorer.group_policy, project.repeat_times, cause)
+        kept = project.settings.limits.group_policy
+        raise nothing_whole(round_key(round_number), total, kept, project.batches.repeat_times, cause)
     summary = {
         **total.as_dict(),
         "seconds": perf_counter() - started,  # with the writing of the rows
@@ -108,24 +109,19 @@ def _roll_out(
     batch: int,
     tasks: Sequence[Task],
 ) -> RolloutBatch:
-    config, taskset = project.config, project.taskset
+    taskset, batches = project.taskset, project.batches
     what = f"{round_key(round_number)} rollouts"
-    report(what, 0, len(tasks) * project.repeat_times)
+    report(what, 0, len(tasks) * batches.repeat_times)
     return run_rollouts(
         engine,
         tasks,
         workflow_of(project, taskset),
         round=round_number,
         batch=batch,
-        repeat_times=project.repeat_times,
+        repeat_times=batches.repeat_times,
         sampling=sampling_of(project, taskset),
-        seed=config.seed,
-        concurrency=config.explorer.runner_per_model * config.explorer.rollout_model.engine_num,
-        timeout_s=config.explorer.max_timeout,
-        max_retries=config.explorer.max_retry_times,
-        group_policy=config.explorer.group_policy,
-        patience=patience_of(config),
-        truncated_reward=config.explorer.truncated_reward,
+        seed=project.config.seed,
+        limits=project.settings.limits,
         auxiliary_models=auxiliaries,
         policies=engines,
         on_progress=lambda done, total: report(what, done, total),

@@ -25,7 +25,6 @@ from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
 from rft_platform.judging.compose import JudgeSpec, build_judge
 from rft_platform.judging.llm.endpoint import EndpointSettings
 from rft_platform.judging.session import JudgeState
-from rft_platform.rounds.algorithm import chosen_algorithm
 from rft_platform.rounds.auxiliary import auxiliaries_for_judge
 from rft_platform.rounds.mend import refuse_damaged_rows
 from rft_platform.rounds.operators import pipeline_of
@@ -55,8 +54,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
-    chosen = chosen_algorithm(project.config)
-    spec, pipeline = judge_of(project, project.taskset, other), pipeline_of(project.config)
+    chosen = project.settings.algorithm
+    spec, pipeline = judge_of(project, project.taskset, other), pipeline_of(project.settings)
     with auxiliaries_for_judge(project, spec if spec and spec.asks_models else None) as auxiliaries:
         judged = judge_rollouts(
             rows,
@@ -65,7 +64,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
             advantage_fn=chosen.advantage,
             advantage_args=chosen.advantage_args,
             pipeline=pipeline,
-            wanted_groups=project.groups_a_round,
+            wanted_groups=project.batches.groups_a_round,
             needs_reward=chosen.needs_reward,
             max_abs_reward=project.taskset.max_abs_reward,
             auxiliary_models=auxiliaries,
@@ -152,7 +151,7 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
     policy = project.config.explorer.group_policy
-    return check_rollouts(rollouts, project.repeat_times, policy), check_judged(judged, rollouts)
+    return check_rollouts(rollouts, project.batches.repeat_times, policy), check_judged(judged, rollouts)
 
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:

@@ -9,7 +9,6 @@ from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.judging.apply import JUDGE_ERROR
-from rft_platform.rounds.algorithm import chosen_algorithm
 from rft_platform.rounds.judge import NOTE, quality, reward_figures
 from rft_platform.rounds.project import Project
 
@@ -71,7 +70,7 @@ def restore(project: Project, round_number: int, version: str) -> dict[str, Any]
         "rows": len(judged),
         "judge_version": version,
         "judge_errors": len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
-        **reward_figures(project, judged, rows, has_advantage=chosen_algorithm(project.config).advantage is not None),
+        **reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None),
         "operators": [],
         "restored": True,
         "sound": True,

@@ -81,7 +81,7 @@ def rows_wanted(project: Project) -> int:
     """Experiences that let a training of a dynamic style begin."""
     sync = project.config.synchronizer
     steps = sync.sync_interval if sync.sync_style == "dynamic_by_trainer" else 1
-    return steps * project.train_batch_size
+    return steps * project.batches.train_batch_size
 
 
 def rounds_ahead(project: Project) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from rft_platform.config.buffer import Taskset
-from rft_platform.evaluation.evaluate import RunLimits, evaluate
+from rft_platform.evaluation.evaluate import evaluate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine
@@ -94,12 +94,7 @@ def _measure_taskset(
         seed=config.seed,
         round=round_number,
         bootstrap_seed=config.evaluation.bootstrap_seed,
-        limits=RunLimits(
-            config.explorer.runner_per_model * config.explorer.rollout_model.engine_num,
-            config.explorer.max_timeout,
-            config.explorer.max_retry_times,
-            config.explorer.truncated_reward,
-        ),
+        limits=project.settings.limits,
         max_abs_reward=taskset.max_abs_reward,
         auxiliary_models=auxiliaries,
         policies=policies,

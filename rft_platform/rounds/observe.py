@@ -77,15 +77,15 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
             for number in begun
         ),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # it may have no tasks to explore
-        experiences_needed=project.experiences_a_round,
+        experiences_needed=project.batches.experiences_a_round,
         sync_offset=sync.offset_rounds,
-        sync_style="fixed" if project.offline is not None else sync.sync_style,
-        rows_a_step=project.train_batch_size,
+        sync_style="fixed" if project.settings.offline is not None else sync.sync_style,
+        rows_a_step=project.batches.train_batch_size,
         rows_wanted=rows_wanted(project),
         max_staleness=sync.max_staleness,
-        landed=_landed(project, through) if sync.dynamic and project.offline is None else Landed(),
+        landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else Landed(),
         warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
-        offline=project.offline,
+        offline=project.settings.offline,
         mode=mode if mode in ("explore", "train", "bench") else "both",
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
         now=time.time() if now is None else now,
@@ -161,7 +161,7 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     state = RoundState(
         number,
         explore=launches.phase("explore", number, done=sound or trained),
-        sync=launches.phase(project.offline or "sync", number, done=evaluated),
+        sync=launches.phase(project.settings.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )
     if state == RoundState(number, _DONE, _DONE):

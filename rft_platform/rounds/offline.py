@@ -21,7 +21,7 @@ from rft_platform.rounds.processes import base_model_folder, connect_registry, c
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
-from rft_platform.rounds.train import algorithm_spec, lora_spec, optimizer_spec, reference_folder, teacher_folder
+from rft_platform.rounds.train import lora_spec, optimizer_spec, reference_folder, spec_with_critic, teacher_folder
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.weights import digest_weights
 
@@ -58,8 +58,12 @@ def train_offline(
 
 def check_kind(project: Project, kind: OfflineKind, round_number: int) -> None:
     """Raise UserError unless this training is the one that the project is."""
-    if project.offline != kind or round_number != ROUND:
-        here = f"{project.offline}_job for {round_key(ROUND)}" if project.offline else "the jobs of rounds"
+    if project.settings.offline != kind or round_number != ROUND:
+        here = (
+            f"{project.settings.offline}_job for {round_key(ROUND)}"
+            if project.settings.offline
+            else "the jobs of rounds"
+        )
         raise UserError(
             f"{kind}_job for {round_key(round_number)}: the project {project.config.project}/{project.config.name} "
             f"runs {here} (mode {project.config.mode}, algorithm_type {project.config.algorithm.algorithm_type})"
@@ -87,8 +91,8 @@ def starting_policy(project: Project) -> Policy:
 
 def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_id: str) -> TrainRequest:
     """What the trainer is asked for: the same for the same dataset and configuration."""
-    config, algorithm = project.config, algorithm_spec(project)
-    pairs = project.offline == "dpo"
+    config, algorithm = project.config, spec_with_critic(project)
+    pairs = project.settings.offline == "dpo"
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
@@ -99,7 +103,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_
         ),
         demonstrations=None if pairs else dataset.path,
         preferences=dataset.path if pairs else None,
-        train_batch_size=project.train_batch_size,
+        train_batch_size=project.batches.train_batch_size,
         max_steps=config.offline_steps,
         epochs=config.buffer.total_epochs,
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
@@ -119,13 +123,13 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_
 def offline_steps(project: Project, rows: int) -> int:
     """Optimiser steps of a training on so many rows."""
     config = project.config
-    return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.train_batch_size)
+    return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.batches.train_batch_size)
 
 
 def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict[str, Any]:
     """What made the weights: kept in the checkpoint's manifest and in the tags of its model version."""
     config = project.config
-    teacher = {"teacher": config.algorithm.teacher_model_path} if project.offline == "distill" else {}
+    teacher = {"teacher": config.algorithm.teacher_model_path} if project.settings.offline == "distill" else {}
     return {
         "round": ROUND,
         "project": config.project,

@@ -94,7 +94,7 @@ def read_dataset(project: Project, round_number: int) -> DatasetFile | None:
 def required_dataset(project: Project, round_number: int) -> DatasetFile:
     """The dataset, every byte compared with its digest; raises StorageError where it is missing or damaged."""
     found = read_dataset(project, round_number)
-    asset = "preference_pairs" if project.offline == "dpo" else "sft_dataset"
+    asset = "preference_pairs" if project.settings.offline == "dpo" else "sft_dataset"
     if found is None:
         raise StorageError(f"{round_key(round_number)} has no dataset: materialise {asset} for it first")
     file = Path(found.path)
@@ -104,13 +104,13 @@ def required_dataset(project: Project, round_number: int) -> DatasetFile:
 
 
 def _kind(project: Project) -> OfflineKind:
-    if project.offline is None:
+    if project.settings.offline is None:
         config = project.config
         raise UserError(
             f"project {config.project}/{config.name} is no offline training (mode {config.mode}, algorithm_type "
             f"{config.algorithm.algorithm_type}): set mode train and sft, dpo or gkd"
         )
-    return project.offline
+    return project.settings.offline
 
 
 def _target(project: Project, round_number: int) -> Path:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.presets import Preset
-from rft_platform.config.batches import max_batches
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.resolve import RunSettings
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
 from rft_platform.judging.operators.overlong_penalty import OVERLONG_PENALTY
 from rft_platform.judging.operators.reward_filter import REWARD_FILTER
@@ -13,38 +12,37 @@ from rft_platform.judging.operators.std_filter import STD_FILTER
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.judging.pipeline import Operator, Pipeline
 from rft_platform.judging.view import experiences_of
-from rft_platform.rounds.algorithm import chosen_algorithm
 
 _CACHE_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
 
 
-def pipeline_of(config: RftConfig) -> Pipeline:
+def pipeline_of(run: RunSettings) -> Pipeline:
     """What is done with the judged experiences of a round before its advantages, in order.
 
     An operator of the configuration takes the place of the algorithm's own of the same name. Raises UserError for
     names and options that do not exist.
     """
-    given = config.data_processor.experience_pipeline.operators
+    given = run.config.data_processor.experience_pipeline.operators
     named = {entry.name for entry in given}
-    own = [entry for entry in _own_operators(config) if entry.name not in named]
+    own = [entry for entry in _own_operators(run) if entry.name not in named]
     pipeline = Pipeline.of([*own, *given])
-    if max_batches(config, chosen_algorithm(config)) == 1:
+    if run.batches.max_batches == 1:
         return pipeline
     return Pipeline.of([*pipeline.operators, Operator(SURPLUS_GROUPS)])
 
 
-def check_operators(config: RftConfig) -> None:
+def check_operators(run: RunSettings) -> None:
     """Raise UserError for operators that do not exist, and for options that do not fit."""
     nothing = experiences_of([], [])
-    pipeline = pipeline_of(config)
+    pipeline = pipeline_of(run)
     for entry, function in zip(pipeline.operators, pipeline.functions, strict=True):
         if function.__module__.startswith("rft_platform."):  # options that exclude each other
             function(nothing, **entry.args)
 
 
-def _own_operators(config: RftConfig) -> Iterator[Operator]:
+def _own_operators(run: RunSettings) -> Iterator[Operator]:
     """Those of the algorithm in force: its preset's with what section ``filters`` puts in their place."""
-    chosen, overlong = chosen_algorithm(config), config.algorithm.filters.overlong
+    config, chosen, overlong = run.config, run.algorithm, run.config.algorithm.filters.overlong
     if chosen.drop_zero_variance:
         yield Operator(DYNAMIC_SAMPLING, {"max_batches": chosen.max_batches})
     if chosen.overlong_penalty:

@@ -5,16 +5,13 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.algorithms.presets import preset
-from rft_platform.config.batches import WHOLE_ROUND
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.config.offline import OfflineKind, offline_kind
+from rft_platform.config.resolve import Batches, RunLength, RunSettings, resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.algorithm import chosen_algorithm
 
 if TYPE_CHECKING:
     from rft_platform.tasks.dataset import TaskDataset
@@ -75,44 +72,27 @@ class Project:
         """The held-out tasks, each with the taskset that says how they are run and judged."""
         return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
 
-    @property
-    def offline(self) -> OfflineKind | None:
-        """Which offline training the project is; None: it works in rounds on what it explores."""
-        return offline_kind(self.config, preset(self.config.algorithm.algorithm_type))
+    @cached_property
+    def settings(self) -> RunSettings:
+        """Everything that follows from the configuration."""
+        return resolve(self.config)
 
     @property
-    def repeat_times(self) -> int:
-        """Runs of a task: as configured, else the preset's."""
-        settings = self.config.algorithm
-        return settings.repeat_times or chosen_algorithm(self.config).repeat_times
-
-    @property
-    def groups_a_round(self) -> int:
-        """Tasks whose runs a round is to train on."""
-        return self.config.buffer.batch_size * self.config.synchronizer.batches_a_round
-
-    @property
-    def experiences_a_round(self) -> int:
-        """Runs of a round in which none fails; a workflow of several calls gives more rows than that."""
-        return self.config.buffer.batch_size * self.repeat_times * self.config.synchronizer.batches_a_round
-
-    @property
-    def train_batch_size(self) -> int:
-        """Experiences an optimiser step, at most."""
-        given = self.config.buffer.train_batch_size
-        if given == "round":
-            return WHOLE_ROUND
-        if given is None:
-            return self.config.buffer.batch_size * self.repeat_times
-        return given * self.config.trainer.gradient_accumulation_steps
+    def batches(self) -> Batches:
+        """How tasks become experiences, and experiences become optimiser steps."""
+        return self.settings.batches
 
     @cached_property
+    def length(self) -> RunLength:
+        """Rounds and optimiser steps of the whole run; reads the tasks where it depends on their number."""
+        length = self.settings.length() or self.settings.length(len(self.tasks.tasks))
+        assert length is not None  # the number of tasks is all it can lack
+        return length
+
+    @property
     def rounds_budget(self) -> int:
         """Rounds of the whole run; an offline training is one."""
-        if self.offline is not None:
-            return 1
-        steps = self.config.buffer.total_steps
-        return self.config.rounds_budget(None if steps else len(self.tasks.tasks))
+        return 1 if self.settings.offline is not None else self.length.rounds
 
 
 @lru_cache(maxsize=4)

@@ -83,7 +83,7 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     else fits into whole optimiser steps is taken by priority: fresh groups left for later in ``dynamic_by_trainer``,
     and groups that trained before where replay is on.
     """
-    (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.train_batch_size
+    (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
     current, stale = split_stale(fresh, parent.policy_version, limit)
     all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
@@ -147,7 +147,7 @@ def _describe(
         "policy_versions": [min(versions), max(versions)] if versions else [],
         "staleness_mean": sum(lag) / len(lag) if lag else 0.0,
         "staleness_max": max(lag, default=0),
-        "steps": math.ceil(len(versions) / project.train_batch_size),
+        "steps": math.ceil(len(versions) / project.batches.train_batch_size),
         "landed": landed,
         "left": {str(number): count for number, count in left.items()},
         "last": landed >= project.rounds_budget and not left,

@@ -59,7 +59,7 @@ class StoredRollouts:
 
     def _report(self, rows: Sequence[RolloutRow], tasks: int) -> RolloutReport:
         """What the rows still say; errors and times of their making are not known any more."""
-        wanted = self._project.repeat_times
+        wanted = self._project.batches.repeat_times
         runs = Counter(row.group_id for row in {row.run_id: row for row in rows}.values())
         lost = tasks - len(runs)
         return RolloutReport(

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.config.batches import run_steps
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import Optimizer
 from rft_platform.errors import StorageError, UserError
@@ -15,7 +14,7 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
-from rft_platform.rounds.algorithm import chosen_algorithm, loaded_digest, spec_of
+from rft_platform.rounds.algorithm import algorithm_spec, loaded_digest
 from rft_platform.rounds.demonstrations import write_demonstrations
 from rft_platform.rounds.judge import NOTE as JUDGED
 from rft_platform.rounds.landing import selection_note
@@ -77,17 +76,17 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
     config, store, policy = project.config, project.store, parent.name
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
     rounds = rounds_read(round_number, selection)
-    algorithm = algorithm_spec(project)
+    algorithm = spec_with_critic(project)
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
         output=str(project.checkpoints_of(policy)),
         algorithm=algorithm,
-        optimizer=optimizer_spec(config.algorithm.optimizer, steps_of_run(project), config.trainer.grad_clip),
+        optimizer=optimizer_spec(config.algorithm.optimizer, project.length.steps, config.trainer.grad_clip),
         rollouts=tuple(str(file) for number in rounds for file in store.rollout_files(number)),
         judged=tuple(str(_judged_file(store, number, selection)) for number in rounds),
         selection=None if selection is None else str(selection_file(store, round_number, policy)),
-        train_batch_size=project.train_batch_size,
+        train_batch_size=project.batches.train_batch_size,
         max_tokens_per_pack=config.trainer.max_token_len_per_gpu,
         max_tokens_per_row=config.model.max_model_len,
         seed=config.seed + round_number,
@@ -120,7 +119,7 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
 
 def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
     """The starting policy's folder where the algorithm measures a distance to it; None where it does not."""
-    always = chosen_algorithm(project.config).reference == "always"
+    always = project.settings.algorithm.reference == "always"
     needed = always or algorithm.beta or algorithm.kl_penalty is not None
     return required(project.store, 0, policy).folder if needed else None
 
@@ -128,7 +127,7 @@ def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | N
 def teacher_folder(project: Project) -> str | None:
     """The teacher's folder where the algorithm learns from one; UserError where the configuration names none."""
     settings = project.config.algorithm
-    if not chosen_algorithm(project.config).teacher:
+    if not project.settings.algorithm.teacher:
         return None
     if settings.teacher_model_path is None:
         raise UserError(f"algorithm.teacher_model_path is not set: {settings.algorithm_type} learns from a teacher")
@@ -202,9 +201,9 @@ def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
     return {"operators_version": version} if version else {}
 
 
-def algorithm_spec(project: Project) -> AlgorithmSpec:
-    """The preset's choices, overridden by what the configuration says."""
-    spec = spec_of(project.config)
+def spec_with_critic(project: Project) -> AlgorithmSpec:
+    """The algorithm in force, with the critic as configured where it has one."""
+    spec = algorithm_spec(project.settings)
     return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
 
 
@@ -213,7 +212,7 @@ def critic_spec(project: Project) -> CriticSpec:
     settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
     return CriticSpec(
         folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
-        optimizer=optimizer_spec(settings, steps_of_run(project)),
+        optimizer=optimizer_spec(settings, project.length.steps),
         value_clip=settings.value_clip,
         warmup_steps=settings.warmup_steps,
     )
@@ -240,12 +239,7 @@ def steps_expected(project: Project, round_number: int) -> int:
     """Optimiser steps that a round's rows come to; those without any gradient are left out yet."""
     judged = project.store.read_note(round_number, JUDGED) or {}
     rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if not project.config.policies else 0
-    return math.ceil((rows or project.experiences_a_round) / project.train_batch_size)
-
-
-def steps_of_run(project: Project) -> int:
-    """Optimiser steps of the whole run, where no row is dropped."""
-    return run_steps(project.config, project.rounds_budget, project.experiences_a_round, project.train_batch_size)
+    return math.ceil((rows or project.batches.experiences_a_round) / project.batches.train_batch_size)
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str | None = None) -> list[list[int]]:

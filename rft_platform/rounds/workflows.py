@@ -1,9 +1,7 @@
 """The workflow of a taskset as the configuration asks for it: in this process, or in workers."""
 
 from rft_platform.config.buffer import Taskset
-from rft_platform.config.schema import RftConfig
 from rft_platform.rollout.class_style import FormatArgs
-from rft_platform.rollout.run import Patience
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project import Project
 
@@ -34,12 +32,6 @@ def check_workflow(project: Project, taskset: Taskset) -> None:
     workers = project.config.explorer.workers
     if workers.kind == "inprocess" or workers.python is None:
         _resolved(taskset)
-
-
-def patience_of(config: RftConfig) -> Patience:
-    """How long the slowest runs of an explore batch are waited for."""
-    over, dynamic = config.explorer.over_rollout, config.explorer.dynamic_timeout
-    return Patience(dynamic.ratio if dynamic.enable else None, over.ratio, over.wait_after_min)
 
 
 def _resolved(taskset: Taskset) -> Workflow:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.files import digest_file, digest_json
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
@@ -68,7 +69,8 @@ def run_workflow(engine: PolicyEngine, workflow: WorkerWorkflow, repeat_times: i
     task = Task("task", "questions", QUESTION, ANSWER, {"question": QUESTION, "answer": ANSWER})
     batch = run_rollouts(
         engine, [task], workflow, round=1, batch=0, repeat_times=repeat_times,
-        sampling=SamplingParams(max_tokens=64, temperature=0.0), max_retries=0, timeout_s=120, group_policy="partial",
+        sampling=SamplingParams(max_tokens=64, temperature=0.0),
+        limits=RolloutLimits(timeout_s=120, max_retries=0, group_policy="partial"),
     )  # fmt: skip
     assert batch.report.failed == 0, batch.report.errors
     return batch.rows

@@ -4,6 +4,7 @@ from typer.testing import CliRunner
 
 from rft_platform.chaos.scratch import MARKER, make_scratch
 from rft_platform.cli.main import app
+from rft_platform.config.resolve import resolve
 
 
 def rft(*arguments: object):
@@ -24,7 +25,8 @@ def test_an_earlier_scratch_folder_is_made_anew(tmp_path):
     (tmp_path / "driver-1").mkdir()
     scratch = make_scratch(tmp_path)
     assert not (tmp_path / "driver-1").exists()
-    assert scratch.load(rounds=5).rounds_budget(16) == 5
+    length = resolve(scratch.load(rounds=5)).length(16)
+    assert length is not None and length.rounds == 5
 
 
 def test_an_unknown_target_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from typer.testing import Result
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.starting import check_may_start, put_in_force, with_rounds
 from rft_platform.errors import UserError
@@ -54,7 +55,8 @@ def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[...,
 
     longer = with_rounds(config, 5)
 
-    assert longer.rounds_budget() == 5
+    length = resolve(longer).length()
+    assert length is not None and length.rounds == 5
     assert longer.buffer.total_steps == 15
     check_may_start(home, longer)
     assert with_rounds(config, None) is config

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from rft_platform.algorithms.presets import PRESETS, Preset
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.notices import config_notices
+from rft_platform.config.resolve import resolve
 from rft_platform.config.resume import changed_keys, check_unchanged
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MakeConfig = Callable[..., RftConfig]
-GRPO = PRESETS["grpo"]
 TASKSET = "buffer__explorer_input__taskset"
 
 
-def problems(config: RftConfig, preset: Preset = GRPO, cpu_count: int = 2, gpu_count: int = 0) -> list[str]:
+def problems(config: RftConfig, cpu_count: int = 2, gpu_count: int = 0) -> list[str]:
     try:
-        check_config(config, preset=preset, cpu_count=cpu_count, gpu_count=gpu_count)
+        check_config(resolve(config), cpu_count=cpu_count, gpu_count=gpu_count)
     except UserError as error:
         return str(error).splitlines()
     return []
@@ -35,7 +34,7 @@ def test_a_sound_configuration_passes(make_config: MakeConfig) -> None:
 def test_the_examples_pass_on_a_gpu_machine() -> None:
     for name in ("rft.yaml", "gsm8k.yaml"):
         config = load_config(EXAMPLES / name)
-        check_config(config, preset=PRESETS[config.algorithm.algorithm_type], cpu_count=8, gpu_count=1)
+        check_config(resolve(config), cpu_count=8, gpu_count=1)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +128,7 @@ def test_replay_fills_a_step_that_a_round_leaves_short(make_config: MakeConfig) 
 
 
 def test_supervised_training_takes_any_sampling(make_config: MakeConfig) -> None:
-    assert problems(make_config(model__top_p=0.5, model__temperature=0), PRESETS["rft"]) == []
+    assert problems(make_config(algorithm__algorithm_type="rft", model__top_p=0.5, model__temperature=0)) == []
 
 
 def test_a_taskset_can_override_the_model_sampling(make_config: MakeConfig) -> None:

@@ -9,10 +9,10 @@ from rft_platform.algorithms.presets import PRESETS
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.plan import render_plan
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.preflight import check_run
 from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import chosen_algorithm
 
 PRINTED = Path(__file__).with_name("data")
 MakeConfig = Callable[..., RftConfig]
@@ -55,7 +55,7 @@ def test_the_agent_sections_parse_and_mean_the_same_algorithm(name: str) -> None
     assert serving.enable_thinking
     assert (serving.tool_call_parser, serving.reasoning_parser) == ("hermes", "deepseek_r1")
     assert (config.synchronizer.sync_style, config.synchronizer.sync_interval) == ("dynamic_by_explorer", 2)
-    assert chosen_algorithm(config).advantage == PRESETS["multi_step_grpo"].advantage
+    assert resolve(config).algorithm.advantage == PRESETS["multi_step_grpo"].advantage
 
 
 @pytest.mark.parametrize("name", ["explorer_service.yaml", "trainer_service.yaml"])

@@ -205,14 +205,6 @@ def test_the_digest_is_of_the_content() -> None:
     assert config_digest(plain) != config_digest(build_config({"seed": 43}))
 
 
-def test_rounds_budget() -> None:
-    config = build_config({"buffer": {"batch_size": 10, "total_epochs": 2}, "synchronizer": {"sync_interval": 3}})
-    assert config.rounds_budget(task_count=95) == 7  # 19 batches
-    assert build_config({"buffer": {"total_steps": 7}, "synchronizer": {"sync_interval": 3}}).rounds_budget() == 3
-    with pytest.raises(ValueError, match="number of tasks"):
-        config.rounds_budget()
-
-
 def test_the_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RftConfig().buffer.batch_size = 3

@@ -5,27 +5,46 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.algorithms.presets import PRESETS
-from rft_platform.config.batches import batch_plan
 from rft_platform.config.load import build_config
-from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.plan import render_plan, run_plan
+from rft_platform.config.resolve import RunLength, resolve
 from rft_platform.config.schema import RftConfig
 
 MakeConfig = Callable[..., RftConfig]
-GRPO = PRESETS["grpo"]
 
 
 def test_batch_arithmetic(make_config: MakeConfig) -> None:
-    plan = batch_plan(make_config(buffer__train_batch_size=16, synchronizer__sync_interval=2), GRPO)
-    assert (plan.repeat_times, plan.experiences_a_round, plan.steps_a_round) == (8, 64, 4)
-    assert (plan.rounds, plan.total_steps, plan.exact) == (2, 8, True)
+    run = resolve(make_config(buffer__train_batch_size=16, synchronizer__sync_interval=2))
+    batches = run.batches
+    assert (batches.repeat_times, batches.experiences_a_round, batches.steps_a_round) == (8, 64, 4)
+    assert (run.length(), batches.exact) == (RunLength(rounds=2, steps=8), True)
 
 
 def test_the_length_of_the_run_may_depend_on_the_tasks() -> None:
-    config = build_config({"buffer": {"batch_size": 10}})
-    assert batch_plan(config, GRPO).rounds is None
-    assert batch_plan(config, GRPO, task_count=25).rounds == 3
-    assert batch_plan(build_config({"trainer": {"total_steps": 5}}), GRPO).total_steps == 5
+    run = resolve(build_config({"buffer": {"batch_size": 10, "total_epochs": 2}, "synchronizer": {"sync_interval": 3}}))
+    assert run.length() is None
+    assert run.length(task_count=95) == RunLength(rounds=7, steps=21)  # 19 batches
+    fixed = resolve(build_config({"buffer": {"total_steps": 7}, "synchronizer": {"sync_interval": 3}}))
+    assert fixed.length() == fixed.length(task_count=2) == RunLength(rounds=3, steps=9)
+
+
+def test_total_steps_of_the_trainer_end_the_run_and_its_schedule() -> None:
+    keys = {
+        "buffer": {"batch_size": 4, "total_epochs": 5, "train_batch_size": 16},
+        "algorithm": {"optimizer": {"lr_scheduler_type": "linear"}},
+        "trainer": {"total_steps": 2},
+    }
+    run = resolve(build_config(keys))
+    length = run.length(task_count=16)
+    assert length == RunLength(rounds=1, steps=2)  # 4 tasks x 8 runs are two steps; without the key 20 rounds
+    text = render_plan(run_plan(run, gpu_count=0, task_count=16))
+    assert "rounds: 1, 2 optimiser steps in all" in text and "trainer.total_steps" not in text
+    longer = resolve(build_config(keys | {"trainer": {"total_steps": 3}}))
+    text = render_plan(run_plan(longer, gpu_count=0, task_count=16))
+    assert "rounds: 2, 4 optimiser steps in all" in text
+    assert "trainer.total_steps 3: the run has 4 optimiser steps, 2 in each of 2 rounds" in text
+    dynamic = build_config(keys | {"synchronizer": {"sync_style": "dynamic_by_explorer"}})
+    assert resolve(dynamic).length(task_count=16) == RunLength(rounds=1, steps=2)
 
 
 @given(batch=st.integers(1, 64), runs=st.integers(2, 16), interval=st.integers(1, 5), size=st.integers(1, 999))
@@ -37,7 +56,7 @@ def test_steps_cover_all_experiences(batch: int, runs: int, interval: int, size:
             "synchronizer": {"sync_interval": interval},
         }
     )
-    plan = batch_plan(config, GRPO)
+    plan = resolve(config).batches
     assert (plan.steps_a_round - 1) * size < plan.experiences_a_round <= plan.steps_a_round * size
 
 
@@ -48,7 +67,7 @@ def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -
         monitor__monitor_type="wandb",
         engine__kind="transformers",
     )
-    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "engine     transformers engine, 1 x cpu" in text
     assert "trainer    torchrun worker group, 1 x cpu" in text
     assert "4 tasks x 8 runs x 1 batches = 32 experiences a round" in text
@@ -62,19 +81,19 @@ def test_the_plan_says_what_runs_where_and_what_waits(make_config: MakeConfig) -
 def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
     sync = {"synchronizer__sync_interval": 2, "synchronizer__max_staleness": 3}
     config = make_config(buffer__train_batch_size=48, synchronizer__sync_style="dynamic_by_explorer", **sync)
-    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "48 experiences a step, as they land" in text
     assert "rounds: 3, about 2 optimiser steps in all" in text, "96 experiences; a round is one batch"
     assert "explore batches follow one another without waiting; every 2 of them newer weights are taken" in text
     assert "rows more than 3 policy version(s) old are left out of training" in text
     assert "a training starts as soon as a step of experiences has landed" in text
     config = make_config(synchronizer__sync_style="dynamic_by_trainer", synchronizer__sync_interval=3)
-    text = render_plan(resolved_plan(config, preset=GRPO, gpu_count=0))
+    text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "a training starts as soon as 3 step(s) of experiences have landed" in text
 
 
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:
-    plan = resolved_plan(make_config(mode="train", buffer__train_batch_size=16), preset=GRPO, gpu_count=4)
+    plan = run_plan(resolve(make_config(mode="train", buffer__train_batch_size=16)), gpu_count=4)
     assert [(process.name, process.device) for process in plan.processes] == [("trainer", "cuda")]
     assert plan.batches is None
     assert plan.waits == ("a step waits for 16 experiences",)

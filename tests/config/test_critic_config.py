@@ -7,17 +7,18 @@ import pytest
 
 from rft_platform.algorithms.presets import PRESETS
 from rft_platform.config.checks import check_config
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.config.trainer import Critic
 from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import chosen_algorithm, spec_of
+from rft_platform.rounds.algorithm import algorithm_spec
 
 MakeConfig = Callable[..., RftConfig]
 
 
 def problems(config: RftConfig) -> list[str]:
     try:
-        check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
+        check_config(resolve(config), cpu_count=2, gpu_count=0)
     except UserError as error:
         return str(error).splitlines()
     return []
@@ -27,13 +28,13 @@ def test_ppo_has_a_critic_with_settings_of_its_own(make_config: MakeConfig) -> N
     config = make_config(algorithm__algorithm_type="ppo", algorithm__critic={"lr": 3e-5, "warmup_steps": 2})
     assert problems(config) == []
     assert config.algorithm.critic == Critic(lr=3e-5, warmup_steps=2, value_clip=0.2)
-    spec = spec_of(config)
+    spec = algorithm_spec(resolve(config))
     assert spec.critic is not None and spec.token_advantage == "gae"
 
 
 def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> None:
     config = make_config(algorithm__advantage_fn="gae", algorithm__advantage_fn_args={"lam": 0.95, "whiten": False})
-    spec = spec_of(config)
+    spec = algorithm_spec(resolve(config))
     assert spec.critic is not None and spec.token_advantage_args == {"lam": 0.95, "whiten": False}
     assert PRESETS["grpo"].critic is False
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_platform.algorithms.presets import preset
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.notices import config_notices
-from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.plan import render_plan, run_plan
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
@@ -29,7 +29,7 @@ def test_selectors_by_their_names_and_aliases(make_config: Make) -> None:
         make_config(**{SELECTOR: {"selector_type": "hardest"}})
     unread = make_config(**{SELECTOR: {"feature_keys": ["level"]}})
     with pytest.raises(UserError, match="feature_keys: shuffle does not ask how hard tasks are"):
-        check_config(unread, preset=preset("grpo"), cpu_count=2, gpu_count=0)
+        check_config(resolve(unread), cpu_count=2, gpu_count=0)
 
 
 def test_an_evaluation_needs_no_selector(make_config: Make) -> None:
@@ -54,7 +54,7 @@ def test_operators_are_read_in_order() -> None:
 
 def test_the_plan_tells_of_further_batches(make_config: Make) -> None:
     def lines(config: RftConfig, name: str) -> str:
-        return render_plan(resolved_plan(config, preset=preset(name), gpu_count=0))
+        return render_plan(run_plan(resolve(config), gpu_count=0))
 
     assert "up to 3 batches of tasks instead of one" in lines(make_config(algorithm__algorithm_type="dapo"), "dapo")
     assert "dynamic sampling" not in lines(make_config(), "grpo")

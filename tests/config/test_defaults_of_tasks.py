@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rft_platform.algorithms.presets import PRESETS
-from rft_platform.config.batches import WHOLE_ROUND, batch_plan
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config
-from rft_platform.config.plan import render_plan, resolved_plan
+from rft_platform.config.plan import render_plan, run_plan
+from rft_platform.config.resolve import WHOLE_ROUND, RunLength, resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 from rft_platform.training.batches import group_steps
@@ -22,7 +21,7 @@ TASKSET = "buffer__explorer_input__taskset"
 
 def problems(config: RftConfig, algorithm: str = "grpo") -> str:
     try:
-        check_config(config, preset=PRESETS[algorithm], cpu_count=2, gpu_count=0)
+        check_config(resolve(config), cpu_count=2, gpu_count=0)
     except UserError as error:
         return str(error)
     return ""
@@ -58,11 +57,9 @@ def test_nobody_would_reward_a_built_in_workflow(make_config: MakeConfig) -> Non
 def test_a_step_of_a_whole_round(make_config: MakeConfig) -> None:
     config = make_config(buffer__train_batch_size="round", **{f"{TASKSET}__workflow": "agent.py:solve"})
     assert problems(config) == ""
-    plan = batch_plan(config, PRESETS["grpo"])
-    assert (plan.steps_a_round, plan.total_steps, plan.whole_round) == (1, 3, True)
-    assert "one optimiser step a round, of all its experiences" in render_plan(
-        resolved_plan(config, preset=PRESETS["grpo"], gpu_count=0)
-    )
+    run = resolve(config)
+    assert (run.batches.steps_a_round, run.batches.whole_round, run.length()) == (1, True, RunLength(rounds=3, steps=3))
+    assert "one optimiser step a round, of all its experiences" in render_plan(run_plan(resolve(config), gpu_count=0))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,7 @@ def test_where_steps_are_counted_a_number_is_asked_for(
 
 def test_the_plan_says_what_becomes_of_the_tasks(make_config: MakeConfig) -> None:
     config = make_config(**{f"{TASKSET}__workflow": "agent.py:solve", "explorer__workers__kind": "process"})
-    text = render_plan(resolved_plan(config, preset=PRESETS["grpo"], gpu_count=0))
+    text = render_plan(run_plan(resolve(config), gpu_count=0))
     assert "workflow agent.py:solve, judge none (the workflow's own reward)" in text
     assert "tasks shuffle, runs in worker processes of this Python, operators none" in text
 

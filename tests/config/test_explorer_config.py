@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_platform.algorithms.presets import PRESETS
 from rft_platform.config.checks import check_config
 from rft_platform.config.notices import config_notices
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.rounds.workflows import patience_of
 
 MakeConfig = Callable[..., RftConfig]
 
@@ -25,9 +24,9 @@ MakeConfig = Callable[..., RftConfig]
 )
 def test_workers_that_cannot_be_are_refused(make_config: MakeConfig, workers: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_config(make_config(explorer__workers=workers), preset=PRESETS["grpo"], cpu_count=2, gpu_count=0)
+        check_config(resolve(make_config(explorer__workers=workers)), cpu_count=2, gpu_count=0)
     sound = make_config(explorer__workers={"kind": "process", "python": sys.executable, "count": 2})
-    check_config(sound, preset=PRESETS["grpo"], cpu_count=2, gpu_count=0)
+    check_config(resolve(sound), cpu_count=2, gpu_count=0)
 
 
 def test_what_does_not_concern_a_single_turn_is_said(make_config: MakeConfig) -> None:
@@ -41,6 +40,6 @@ def test_what_does_not_concern_a_single_turn_is_said(make_config: MakeConfig) ->
     ]
     agents = make_config(explorer=explorer, buffer__explorer_input__taskset__workflow="calculator")
     assert not [line for line in config_notices(agents) if "explorer." in line]
-    patience = patience_of(agents)
+    patience = resolve(agents).limits.patience
     assert (patience.over_ratio, patience.wait_after_min_s, patience.dynamic_ratio) == (0.1, 5.0, 3.0)
-    assert patience_of(make_config()).dynamic_ratio is None
+    assert resolve(make_config()).limits.patience.dynamic_ratio is None

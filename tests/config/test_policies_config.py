@@ -8,11 +8,11 @@ import pytest
 
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import load_config
-from rft_platform.config.plan import resolved_plan
+from rft_platform.config.plan import run_plan
+from rft_platform.config.resolve import resolve
 from rft_platform.config.resume import check_unchanged
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import chosen_algorithm
 
 MakeConfig = Callable[..., RftConfig]
 PLAYERS = {"buffer__explorer_input__taskset__workflow": "games:play", "algorithm__repeat_times": 4}
@@ -20,7 +20,7 @@ PLAYERS = {"buffer__explorer_input__taskset__workflow": "games:play", "algorithm
 
 def problems(config: RftConfig) -> list[str]:
     try:
-        check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
+        check_config(resolve(config), cpu_count=2, gpu_count=0)
     except UserError as error:
         return str(error).splitlines()
     return []
@@ -40,7 +40,7 @@ def make_players(make_config: MakeConfig, tmp_path: Path) -> MakeConfig:
 def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
     config = make_players()
     assert problems(config) == [] and config.selects_rows
-    plan = resolved_plan(config, preset=chosen_algorithm(config), gpu_count=0)
+    plan = run_plan(resolve(config), gpu_count=0)
     assert [(one.name, one.what) for one in plan.processes if one.name == "policy"] == [
         ("policy", "rival, transformers engine")
     ]

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import EngineError, WeightMismatchError
 from rft_platform.inference.canary import Canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
@@ -157,7 +158,7 @@ def test_a_replica_killed_under_agents_loses_and_doubles_no_row(pool: EnginePool
 
 def test_agents_are_spread_evenly_and_stay_where_they_began(pool: EnginePool) -> None:
     before = [replica.client.metrics()["requests"] for replica in pool.replicas.serving()]
-    explore(pool, 20, concurrency=8)
+    explore(pool, 20, limits=RolloutLimits(concurrency=8))
     after = [replica.client.metrics()["requests"] for replica in pool.replicas.serving()]
     asked = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(asked) == 20 * 2 * 2

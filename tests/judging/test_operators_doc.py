@@ -12,6 +12,7 @@ import yaml
 
 from rft_platform.algorithms.choice import choose
 from rft_platform.config.load import build_config
+from rft_platform.config.resolve import resolve
 from rft_platform.judging.operators.experiences import Experiences
 from rft_platform.judging.operators.registry import OPERATORS
 from rft_platform.judging.pipeline import Operator, Pipeline
@@ -44,7 +45,7 @@ def test_every_option_is_told_with_its_default(name: str, function: Callable[...
 def test_the_examples_are_sound(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own_module(tmp_path, monkeypatch)
     config = build_config(yaml.safe_load(block))
-    check_operators(config)
+    check_operators(resolve(config))
     taskset = config.buffer.explorer_input.taskset
     if taskset is not None:
         find_selector(taskset.task_selector.selector_type, taskset.task_selector.args)

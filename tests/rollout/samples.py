@@ -1,9 +1,13 @@
 """Tasks and workflows that the tests of the runner share."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rft_platform.config.limits import RolloutLimits
+from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 
@@ -46,3 +50,10 @@ class Custom:
         for turn in range(self.turns):
             await model.chat([{"role": "user", "content": f"{task.prompt}, turn {turn}"}])
         return WorkflowOutput(reward=0.5, response={"turns": self.turns}, metrics={"turns": self.turns})
+
+
+def roll_out(engine: Any, given: Sequence[Task], workflow: Any, **options: Any) -> RolloutBatch:
+    """``run_rollouts`` on small answers; options that are limits of runs go into its ``limits``."""
+    own = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
+    limits = {name: own.pop(name) for name in RolloutLimits.__dataclass_fields__ if name in own}
+    return run_rollouts(engine, given, workflow, limits=RolloutLimits(**limits), **own)

@@ -10,11 +10,10 @@ from rft_platform.errors import UserCodeError, UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import Experience, FormatArgs, ModelWrapper, Task, Workflow
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
 
 from .fake_engine import FakeEngine
-from .samples import tasks
+from .samples import roll_out, tasks
 
 HERE = __name__
 
@@ -122,7 +121,7 @@ class Nothing(Workflow):
 
 def explore(engine: FakeEngine, workflow: Any, **options: Any) -> RolloutBatch:
     settings = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, tasks(2), workflow, **settings)
+    return roll_out(engine, tasks(2), workflow, **settings)
 
 
 def test_the_printed_workflow_runs(engine: FakeEngine) -> None:

@@ -9,11 +9,10 @@ from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import resolve_workflow
 
 from .fake_engine import FakeEngine
-from .samples import tasks
+from .samples import roll_out, tasks
 
 HERE = __name__
 
@@ -39,7 +38,7 @@ def wrong(message: str) -> None:
 def explore(engine: FakeEngine, auxiliary: dict[str, Any] | None = None, **arguments: Any) -> RolloutBatch:
     workflow = resolve_workflow("dialogue", arguments, "be kind")
     settings: dict[str, Any] = {"round": 1, "batch": 0, "repeat_times": 1, "sampling": SamplingParams(max_tokens=64)}
-    return run_rollouts(engine, tasks(1), workflow, **settings, max_retries=0, auxiliary_models=auxiliary)
+    return roll_out(engine, tasks(1), workflow, **settings, max_retries=0, auxiliary_models=auxiliary)
 
 
 def test_a_function_plays_the_user(engine: FakeEngine) -> None:

@@ -17,6 +17,7 @@ import httpx
 import openai
 import pytest
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.gateway import RecordingGateway
 from rft_platform.rollout.history import RunHistory
@@ -75,7 +76,14 @@ async def program_workflow(task: dict[str, Any], model: ModelHandle) -> Workflow
 @pytest.mark.slow
 def test_a_program_with_an_openai_client_is_a_workflow(engine: FakeEngine) -> None:
     batch = run_rollouts(
-        engine, tasks(3), program_workflow, round=1, batch=0, repeat_times=1, sampling=SamplingParams(64), timeout_s=120
+        engine,
+        tasks(3),
+        program_workflow,
+        round=1,
+        batch=0,
+        repeat_times=1,
+        sampling=SamplingParams(64),
+        limits=RolloutLimits(timeout_s=120),
     )
     assert batch.report.failed == 0 and [row.step for row in batch.rows] == [0, 1] * 3
     for number in range(3):

@@ -23,13 +23,12 @@ from rft_platform.judging.compose import build_judge
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.single_turn import SingleTurn
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine
-from .samples import tasks
+from .samples import roll_out, tasks
 
 LONE = "\ud83d"  # half of an emoji
 
@@ -67,7 +66,7 @@ samplings = st.fixed_dictionaries(
 
 def explored(engine: FakeEngine, workflow: Any, **options: Any) -> RolloutBatch:
     values = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, tasks(2), workflow, max_retries=0, **values)
+    return roll_out(engine, tasks(2), workflow, max_retries=0, **values)
 
 
 def check_batch(batch: RolloutBatch) -> None:

@@ -17,11 +17,10 @@ from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.policies import PolicyRoad
 from rft_platform.rollout.recording import RecordingClients
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, WorkflowOutput
 
 from .fake_engine import FakeEngine
-from .samples import tasks
+from .samples import roll_out, tasks
 
 ASKED = [{"role": "user", "content": "hello"}]
 
@@ -38,7 +37,7 @@ def rival() -> Iterator[FakeEngine]:
 
 def explore(engine: Any, rival: Any, workflow: Any, **options: Any) -> RolloutBatch:
     given = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), "max_retries": 0}
-    return run_rollouts(engine, tasks(1), workflow, policies={"rival": rival}, **{**given, **options})
+    return roll_out(engine, tasks(1), workflow, policies={"rival": rival}, **{**given, **options})
 
 
 async def by_every_road(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:

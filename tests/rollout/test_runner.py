@@ -23,12 +23,12 @@ from rft_platform.rollout.workflow import Workflow, WorkflowOutput
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine
-from .samples import Custom, ask_blocking, ask_once, tasks
+from .samples import Custom, ask_blocking, ask_once, roll_out, tasks
 
 
 def explore(engine: FakeEngine, workflow: Workflow, count: int = 3, **options: Any) -> RolloutBatch:
     settings = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, tasks(count), workflow, **settings)
+    return roll_out(engine, tasks(count), workflow, **settings)
 
 
 @pytest.mark.parametrize("workflow", [ask_once, ask_blocking])

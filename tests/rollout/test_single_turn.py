@@ -8,16 +8,15 @@ from rft_platform.errors import EngineError
 from rft_platform.experience.record import row_id
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.single_turn import SingleTurn
 
 from .fake_engine import FakeEngine, decode, render
-from .samples import tasks
+from .samples import roll_out, tasks
 
 
 def explore(engine: FakeEngine, count: int = 3, **options: object) -> RolloutBatch:
     settings = {"round": 2, "batch": 1, "repeat_times": 4, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, tasks(count), SingleTurn("be brief"), **settings)  # type: ignore[arg-type]
+    return roll_out(engine, tasks(count), SingleTurn("be brief"), **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -17,19 +17,18 @@ from rft_platform.judging.apply import judge_rollouts
 from rft_platform.rollout.dialogue import DialogueWorkflow
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, WorkflowOutput
 from rft_platform.training.rows import read_rollouts
 
 from .fake_engine import FakeEngine
-from .samples import tasks
+from .samples import roll_out, tasks
 
 HERE = __name__
 
 
 def explore(engine: Any, workflow: Workflow, count: int = 1, **options: Any) -> RolloutBatch:
     settings = {"round": 1, "batch": 0, "repeat_times": 2, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, tasks(count), workflow, **settings)
+    return roll_out(engine, tasks(count), workflow, **settings)
 
 
 async def walk(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:

@@ -7,24 +7,23 @@ from typing import Any
 
 import pytest
 
+from rft_platform.config.limits import Patience
 from rft_platform.errors import UserCodeError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout import calling
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.run import Patience
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, WorkflowOutput
 from rft_platform.tasks.task import Task
 
 from . import bad_agents
 from .fake_engine import FakeEngine
-from .samples import ask_blocking, ask_once, tasks
+from .samples import ask_blocking, ask_once, roll_out, tasks
 
 
 def explore(engine: FakeEngine, workflow: Workflow, given: list[Task], **options: Any) -> RolloutBatch:
     settings = {"round": 1, "batch": 0, "repeat_times": 1, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, given, workflow, **settings)
+    return roll_out(engine, given, workflow, **settings)
 
 
 class Late:

@@ -18,12 +18,12 @@ from rft_platform.inference.launcher import find_or_start_engine
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.pool_start import find_or_start_pool
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
 
 from . import faulty_agents
 from .faulty_proxy import FaultyProxy
+from .samples import roll_out
 
 pytestmark = pytest.mark.slow
 AGENT = f"{faulty_agents.__name__}:agent"
@@ -49,7 +49,7 @@ def explore(engine: PolicyEngine, workflow: Workflow, given: list[Task], **optio
         "sampling": SamplingParams(4),
         **options,
     }
-    return run_rollouts(engine, given, workflow, **settings)
+    return roll_out(engine, given, workflow, **settings)
 
 
 def assert_sound(batch: RolloutBatch, given: list[Task]) -> None:

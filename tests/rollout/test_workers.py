@@ -16,12 +16,12 @@ from rft_platform.errors import UserCodeError, UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
 
 from . import bad_agents, samples
 from .fake_engine import FakeEngine
+from .samples import roll_out
 
 pytestmark = pytest.mark.slow
 ANSWER = f"{bad_agents.__name__}:answer"
@@ -37,7 +37,7 @@ def tasks(faults: Sequence[str | None], **more: Any) -> list[Task]:
 
 def explore(engine: FakeEngine, workflow: Workflow, given: Sequence[Task], **options: Any) -> RolloutBatch:
     settings = {"round": 1, "batch": 0, "repeat_times": 1, "sampling": SamplingParams(max_tokens=64), **options}
-    return run_rollouts(engine, given, workflow, **settings)
+    return roll_out(engine, given, workflow, **settings)
 
 
 def facts(rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:

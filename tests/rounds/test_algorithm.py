@@ -12,9 +12,10 @@ from rft_platform.algorithms.registry import REGISTRIES
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config, load_config
 from rft_platform.config.notices import config_notices
+from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import check_algorithm, chosen_algorithm, spec_of
+from rft_platform.rounds.algorithm import algorithm_spec, check_algorithm
 from rft_platform.rounds.operators import check_operators, pipeline_of
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
@@ -51,15 +52,15 @@ def configure(tmp_path: Path) -> Configure:
 
 
 def operators(config: RftConfig) -> list[tuple[str, dict[str, Any]]]:
-    return [(entry.name, dict(entry.args)) for entry in pipeline_of(config).operators]
+    return [(entry.name, dict(entry.args)) for entry in pipeline_of(resolve(config)).operators]
 
 
 def problems(config: RftConfig) -> str:
     """What is wrong with a configuration, all checks together."""
     try:
-        check_config(config, preset=chosen_algorithm(config), cpu_count=2, gpu_count=0)
-        check_algorithm(config)
-        check_operators(config)
+        check_config(resolve(config), cpu_count=2, gpu_count=0)
+        check_algorithm(resolve(config))
+        check_operators(resolve(config))
     except UserError as error:
         return str(error)
     return ""
@@ -74,7 +75,7 @@ def test_every_preset_that_explores_is_sound_and_told_to_the_trainer(configure: 
             continue
         config = configure(name, **(teacher if preset.teacher else {}), **(experts if preset.experts else {}))
         assert problems(config) == "", name
-        spec = spec_of(config)
+        spec = algorithm_spec(resolve(config))
         assert (spec.policy_loss, spec.loss_agg_mode) == (preset.policy_loss, preset.loss_agg_mode)
         assert spec.token_advantage == preset.token_advantage
         assert (spec.critic == CriticSpec()) == preset.critic
@@ -97,7 +98,7 @@ def test_every_key_reaches_the_trainer(configure: Configure) -> None:
         rollout_correction={"mode": "decoupled", "weight_cap": 3, "token_mask": [0.5, 5], "sequence_mask": [0.9, 1.1]},
     )
     assert problems(config) == ""
-    assert spec_of(config) == AlgorithmSpec(
+    assert algorithm_spec(resolve(config)) == AlgorithmSpec(
         policy_loss="cispo",
         policy_loss_args={"clip_high": 0.5},
         loss_agg_mode="seq-mean-token-sum-norm",
@@ -121,13 +122,13 @@ def test_a_written_out_configuration_means_the_same(configure: Configure, tmp_pa
         file = tmp_path / f"{name}.yaml"
         file.write_text(dump_config(config))
         again = load_config(file)
-        assert (again, problems(again), spec_of(again)) == (config, "", spec_of(config))
+        assert (again, problems(again), algorithm_spec(resolve(again))) == (config, "", algorithm_spec(resolve(config)))
 
 
 def test_the_constant_length_is_that_of_the_longest_response(configure: Configure) -> None:
-    assert spec_of(configure("dr_grpo", model_keys={"max_response_tokens": 96})).loss_norm_length == 96
-    assert spec_of(configure("dr_grpo", model_keys={"max_model_len": 300})).loss_norm_length == 150
-    assert spec_of(configure("grpo", model_keys={"max_response_tokens": 96})).loss_norm_length is None
+    assert algorithm_spec(resolve(configure("dr_grpo", model_keys={"max_response_tokens": 96}))).loss_norm_length == 96
+    assert algorithm_spec(resolve(configure("dr_grpo", model_keys={"max_model_len": 300}))).loss_norm_length == 150
+    assert algorithm_spec(resolve(configure("grpo", model_keys={"max_response_tokens": 96}))).loss_norm_length is None
 
 
 def test_filters_come_from_preset_and_keys(configure: Configure) -> None:
@@ -170,9 +171,9 @@ def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorith
     assert problems(config) == ""
     names = ["overlong_penalty", "truncated_mask", "dynamic_sampling", "surplus_groups"]
     assert [name for name, _ in operators(config)] == names
-    assert pipeline_of(config).version == pipeline_of(config).version
-    assert pipeline_of(config).version != pipeline_of(configure("dapo")).version
-    assert pipeline_of(configure("grpo")).version is None
+    assert pipeline_of(resolve(config)).version == pipeline_of(resolve(config)).version
+    assert pipeline_of(resolve(config)).version != pipeline_of(resolve(configure("dapo"))).version
+    assert pipeline_of(resolve(configure("grpo"))).version is None
 
 
 @pytest.mark.parametrize(
@@ -207,8 +208,8 @@ def test_what_fits_is_let_pass(configure: Configure) -> None:
 
 def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
     given = {"entropy_loss_fn_args": {"entropy_coef": 0.1}}
-    assert spec_of(configure(entropy_loss_fn="default", **given)).entropy_coef == 0.1
-    assert spec_of(configure(entropy_loss_fn="none", **given)).entropy_coef == 0.0
+    assert algorithm_spec(resolve(configure(entropy_loss_fn="default", **given))).entropy_coef == 0.1
+    assert algorithm_spec(resolve(configure(entropy_loss_fn="none", **given))).entropy_coef == 0.0
 
 
 @pytest.mark.parametrize(
@@ -312,6 +313,6 @@ def test_a_plugins_loss_can_be_configured(configure: Configure, plugin: str) -> 
     assert "unknown policy_loss_fn 'my_loss'" in problems(configure(**keys))
     config = configure(**keys, plugins=[plugin])
     assert problems(config) == ""
-    assert spec_of(config).plugins == (plugin,)
+    assert algorithm_spec(resolve(config)).plugins == (plugin,)
     with pytest.raises(UserError, match="cannot be imported"):
-        spec_of(configure(plugins=["no_such_plugin"]))
+        algorithm_spec(resolve(configure(plugins=["no_such_plugin"])))

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from rft_platform.algorithms.presets import preset
 from rft_platform.config.buffer import Taskset
 from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.config.resolve import resolve
 from rft_platform.errors import UserError
 from rft_platform.evaluation.comparison import comparisons
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
@@ -234,7 +234,7 @@ def test_arguments_of_the_judge_and_of_a_rewarding_workflow_are_two_keys(project
     assert workflow.reward_fn_args == {"scale": 2.0}
     orphaned = build_config({"buffer": {"explorer_input": {"taskset": {**taskset, "judge": None}}}})
     with pytest.raises(UserError, match=r"taskset\.judge_args: there is no judge that takes them; .* reward_fn_args"):
-        check_config(orphaned, preset=preset("grpo"), cpu_count=2, gpu_count=0)
+        check_config(resolve(orphaned), cpu_count=2, gpu_count=0)
 
 
 class Rewarding(Workflow):

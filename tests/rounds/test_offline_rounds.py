@@ -155,7 +155,7 @@ def test_held_out_tasks_that_the_dataset_asks_are_found(make_offline, tmp_path):
 @pytest.mark.parametrize(("name", "kind", "rows"), [("sft", "sft", 90), ("dpo", "dpo", 90), ("distill", "distill", 90)])
 def test_examples_load_with_their_data(tmp_path, name, kind, rows):
     project = Project(Home(tmp_path), load_config(EXAMPLES / f"{name}.yaml"))
-    assert project.offline == kind
+    assert project.settings.offline == kind
     assert len(load_dataset(project).rows) == rows
     assert not leaked_tasks(project, load_dataset(project))
 

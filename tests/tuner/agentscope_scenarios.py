@@ -16,6 +16,7 @@ from agentscope.model import OpenAIChatModel
 from agentscope.tool import Toolkit, ToolResponse
 from pydantic import BaseModel
 
+from rft_platform.config.limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.client import EngineClient
@@ -124,7 +125,14 @@ def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 def rolled_out(engine: Any, workflow: Any, repeat_times: int = 2, max_tokens: int = 6) -> RolledOut:
     sampling = SamplingParams(max_tokens=max_tokens)
     batch = run_rollouts(
-        engine, TASKS, workflow, round=1, batch=0, repeat_times=repeat_times, sampling=sampling, max_retries=0
+        engine,
+        TASKS,
+        workflow,
+        round=1,
+        batch=0,
+        repeat_times=repeat_times,
+        sampling=sampling,
+        limits=RolloutLimits(max_retries=0),
     )
     facts = {
         "failed": batch.report.failed,

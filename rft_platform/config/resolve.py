@@ -1,0 +1,170 @@
+"""Resolve a configuration into the settings that a run works with.
+
+This is the only place that merges an algorithm's preset with the keys that replace its parts, computes batch sizes and
+counts rounds and optimiser steps. Checks, dry run, driver, assets and phases read the result.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from rft_platform.algorithms.choice import choose
+from rft_platform.algorithms.plugins import import_plugins
+from rft_platform.algorithms.presets import Preset
+from rft_platform.config.limits import Patience, RolloutLimits
+from rft_platform.config.offline import OfflineKind, offline_kind
+from rft_platform.config.schema import RftConfig
+
+#: ``train_batch_size`` where an optimiser step takes a whole round: more experiences than a round can have.
+WHOLE_ROUND = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How tasks become experiences, and experiences become optimiser steps.
+
+    Counts are those of rounds in which no run fails. They are exact where every run is one experience; a workflow of
+    several model calls gives at least these experiences, and so at least these steps.
+    """
+
+    batch_size: int  # tasks of an explore batch
+    repeat_times: int  # runs of a task
+    batches_a_round: int
+    train_batch_size: int  # experiences of an optimiser step; ``WHOLE_ROUND``: all of the round's
+    exact: bool
+    dynamic: bool  # a step takes what has landed, of whatever rounds
+    max_batches: int  # batches of tasks that may be sampled in place of one (dynamic sampling); 1: no more than it
+
+    @property
+    def groups_a_round(self) -> int:
+        """Tasks whose runs a round is to train on."""
+        return self.batch_size * self.batches_a_round
+
+    @property
+    def experiences_a_round(self) -> int:
+        """Runs of a round."""
+        return self.groups_a_round * self.repeat_times
+
+    @property
+    def whole_round(self) -> bool:
+        """Whether a round is one optimiser step, however many experiences it has."""
+        return self.train_batch_size == WHOLE_ROUND
+
+    @property
+    def steps_a_round(self) -> int:
+        """Optimiser steps of a round."""
+        return -(-self.experiences_a_round // self.train_batch_size)
+
+    def steps(self, rounds: int) -> int:
+        """Optimiser steps of so many rounds; in the dynamic styles about so many."""
+        if self.dynamic:
+            return -(-rounds * self.experiences_a_round // self.train_batch_size)
+        return rounds * self.steps_a_round
+
+    def rounds(self, steps: int) -> int:
+        """The rounds that so many optimiser steps take."""
+        if self.dynamic:
+            return -(-steps * self.train_batch_size // self.experiences_a_round)
+        return -(-steps // self.steps_a_round)
+
+
+@dataclass(frozen=True, slots=True)
+class RunLength:
+    """How long a run is where no row is dropped."""
+
+    rounds: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """The settings of a run: its configuration, and everything that follows from it."""
+
+    config: RftConfig
+    algorithm: Preset  # of ``algorithm_type``, with the parts that the configuration replaces
+    offline: OfflineKind | None  # None: the run works in rounds on what it explores
+    batches: Batches
+    limits: RolloutLimits
+
+    def length(self, task_count: int | None = None) -> RunLength | None:
+        """Rounds and optimiser steps of a run that explores; None where it takes the number of tasks to know.
+
+        The run ends after ``buffer.total_steps`` explore batches (else ``buffer.total_epochs`` passes over the tasks),
+        or earlier with the round that reaches ``trainer.total_steps``.
+        """
+        buffer, end = self.config.buffer, self.config.trainer.total_steps
+        explored = buffer.total_steps
+        if explored is None:
+            if task_count is None:
+                return None
+            explored = math.ceil(buffer.total_epochs * task_count / buffer.batch_size)
+        rounds = math.ceil(explored / self.batches.batches_a_round)
+        if end is not None:
+            rounds = min(rounds, self.batches.rounds(end))
+        return RunLength(rounds, self.batches.steps(rounds))
+
+
+def resolve(config: RftConfig) -> RunSettings:
+    """The settings of ``config``. Imports its plugins; UserError for algorithm parts and options that do not exist."""
+    algorithm = _algorithm(config)
+    return RunSettings(config, algorithm, offline_kind(config, algorithm), _batches(config, algorithm), _limits(config))
+
+
+def _algorithm(config: RftConfig) -> Preset:
+    settings, filters = config.algorithm, config.algorithm.filters
+    import_plugins(settings.plugins)
+    chosen = choose(
+        settings.algorithm_type,
+        advantage=settings.advantage_fn,
+        advantage_args=settings.advantage_fn_args,
+        policy_loss=settings.policy_loss_fn,
+        policy_loss_args=settings.policy_loss_fn_args,
+        loss_agg_mode=settings.loss_agg_mode,
+    )
+    return replace(
+        chosen,
+        drop_zero_variance=chosen.drop_zero_variance if filters.zero_variance is None else filters.zero_variance,
+        max_batches=filters.max_batches or chosen.max_batches,
+        reward_threshold=chosen.reward_threshold if filters.reward_threshold is None else filters.reward_threshold,
+        overlong_penalty=chosen.overlong_penalty if filters.overlong.weight is None else filters.overlong.weight,
+    )
+
+
+def _batches(config: RftConfig, algorithm: Preset) -> Batches:
+    buffer, taskset = config.buffer, config.buffer.explorer_input.taskset
+    repeat_times = config.algorithm.repeat_times or algorithm.repeat_times
+    if buffer.train_batch_size == "round":
+        train_batch_size = WHOLE_ROUND
+    elif buffer.train_batch_size is None:
+        train_batch_size = buffer.batch_size * repeat_times
+    else:
+        train_batch_size = buffer.train_batch_size * config.trainer.gradient_accumulation_steps
+    return Batches(
+        batch_size=buffer.batch_size,
+        repeat_times=repeat_times,
+        batches_a_round=config.synchronizer.batches_a_round,
+        train_batch_size=train_batch_size,
+        exact=taskset is None or taskset.workflow == "single_turn",
+        dynamic=config.synchronizer.dynamic,
+        max_batches=_max_batches(config, algorithm),
+    )
+
+
+def _max_batches(config: RftConfig, algorithm: Preset) -> int:
+    operators = config.data_processor.experience_pipeline.operators
+    given = [entry.args.get("max_batches", 1) for entry in operators if entry.name == "dynamic_sampling"]
+    if given:
+        return max((value for value in given if isinstance(value, int)), default=1)
+    return algorithm.max_batches if algorithm.drop_zero_variance else 1
+
+
+def _limits(config: RftConfig) -> RolloutLimits:
+    explorer = config.explorer
+    over, dynamic = explorer.over_rollout, explorer.dynamic_timeout
+    return RolloutLimits(
+        concurrency=explorer.runner_per_model * explorer.rollout_model.engine_num,
+        timeout_s=explorer.max_timeout,
+        max_retries=explorer.max_retry_times,
+        truncated_reward=explorer.truncated_reward,
+        group_policy=explorer.group_policy,
+        patience=Patience(dynamic.ratio if dynamic.enable else None, over.ratio, over.wait_after_min),
+    )

@@ -1,0 +1,38 @@
+"""Settings are resolved in one place: nothing else merges presets with keys or reads what goes into batch sizes."""
+
+import re
+from pathlib import Path
+
+import rft_platform
+
+PACKAGE = Path(rft_platform.__file__).parent
+#: What only the resolution may read; the checks may read what the user wrote, to name it in a message.
+RESOLVED = {
+    r"\balgorithm\.repeat_times\b|\bsettings\.repeat_times\b": {"config/resolve.py"},
+    r"\bbuffer\.train_batch_size\b": {"config/resolve.py", "config/checks.py", "config/notices.py", "config/plan.py"},
+    r"\bbuffer\.total_epochs\b": {"config/resolve.py", "config/plan.py", "rounds/offline.py"},
+    r"\bgradient_accumulation_steps\b": {"config/resolve.py", "config/notices.py", "config/trainer.py"},
+    r"(?<![\w.])preset\(|\bPRESETS\b": {"algorithms/presets.py", "algorithms/choice.py"},
+}
+
+
+def code_of(file: Path) -> str:
+    """The file without strings and comments, in which keys are named for people."""
+    text = re.sub(r'"""[\s\S]*?"""', '""', file.read_text(encoding="utf-8"))
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
+    return re.sub(r"#.*", "", text)
+
+
+def test_only_the_resolution_reads_what_it_resolves() -> None:
+    code = {file.relative_to(PACKAGE).as_posix(): code_of(file) for file in PACKAGE.rglob("*.py")}
+    found = [
+        f"{name}: {match.group()}"
+        for pattern, allowed in RESOLVED.items()
+        for name, text in code.items()
+        if name not in allowed
+        for match in [re.search(pattern, text)]
+        if match
+    ]
+    assert not found, "\n".join(found)
+    for pattern, allowed in RESOLVED.items():  # a name that no longer matches would let everything pass
+        assert re.search(pattern, "".join(code[name] for name in allowed)), pattern
