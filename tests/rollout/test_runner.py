@@ -1,10 +1,7 @@
 """Runs of agents over HTTP: isolation, failures, group policies, determinism."""
 
 import asyncio
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -328,56 +325,3 @@ def test_recorded_calls_are_what_workflows_see(engine: FakeEngine) -> None:
 
     (row,) = explore(engine, workflow, count=1, repeat_times=1).rows
     assert kinds == [RecordedCall] and row.run_output == 1
-
-
-def test_a_workflow_that_ends_its_process_fails_its_own_run(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In the event loop, in the thread of a blocking workflow, and in a thread that asyncio starts for it."""
-
-    async def in_the_loop(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
-        return end_process(task, await model.chat([{"role": "user", "content": task["question"]}]))
-
-    async def in_a_thread(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
-        answer = await model.chat([{"role": "user", "content": task["question"]}])
-        return await asyncio.to_thread(end_process, task, answer)
-
-    def blocking(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
-        return end_process(task, {"content": ask_blocking(task, model).response})
-
-    def end_process(task: dict[str, Any], answer: dict[str, Any]) -> WorkflowOutput:
-        if task["question"] == "question 0":
-            os._exit(7)
-        return WorkflowOutput(response=answer["content"])
-
-    for workflow in (in_the_loop, in_a_thread, blocking):
-        caplog.clear()
-        batch = explore(engine, workflow, max_retries=0, group_policy="drop", repeat_times=1)
-        assert [row.task_id for row in batch.rows] == ["task-1", "task-2"]
-        (message,) = {record.getMessage() for record in caplog.records if "failed" in record.getMessage()}
-        assert message.startswith("run r0001-b0000-t00000-000 of task task-0, attempt 0 failed: ")
-        assert "SystemExit: the workflow called os._exit(7), which would end the whole phase: return or" in message
-
-
-def test_a_thread_of_user_code_that_ends_the_process_leaves_the_names_of_the_runs() -> None:
-    program = """
-import os, sys, threading, logging
-from pathlib import Path
-logging.basicConfig()
-from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.runner import run_rollouts
-from rft_platform.rollout.workflow import WorkflowOutput
-from tests.rollout.fake_engine import FakeEngine
-from tests.rollout.samples import tasks
-
-def workflow(task, model):
-    thread = threading.Thread(target=os._exit, args=(7,))
-    thread.start()
-    thread.join()
-
-engine = FakeEngine()
-run_rollouts(engine, tasks(1), workflow, round=1, batch=0, repeat_times=1, sampling=SamplingParams(max_tokens=8))
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 7, done.stderr
-    assert "user code ends this process with os._exit(7) while runs are under way (r0001-b0000-t0" in done.stderr
