@@ -62,6 +62,7 @@ FAULTS = {
     "exit": lambda task: sys.exit(3),
     "os-exit": lambda task: os._exit(7),
     "abort": lambda task: os.kill(os.getpid(), signal.SIGSEGV),
+    "kill": lambda task: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda task: time.sleep(600),
     "hang in C": _hang_in_c,
     "leave children": _leave_children,

@@ -1,5 +1,6 @@
 """Attempts in worker processes: the same rows as in this process, and nothing that user code does reaches further."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -105,6 +106,20 @@ def test_what_user_code_does_to_its_process_fails_its_own_run_alone(engine: Fake
     assert len(left) == 2 and not any(alive(pid) for pid in left)
     assert workers_of(os.getpid()) == []
     assert "not a message" in (tmp_path / "rollout-workers.log").read_text()
+
+
+def test_a_worker_that_dies_is_reported_in_one_line_with_its_run(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "rft_platform.rollout")
+    batch = explore(engine, WorkerWorkflow(ANSWER, count=2), tasks(["kill", "os-exit", None]), max_retries=0)
+    assert {row.task_id for row in batch.rows} == {"task-2"}
+    first_pass = {record.getMessage() for record in caplog.records}
+    for number, how in enumerate(
+        ["was killed by SIGKILL (the kernel does so where memory runs out)", "ended with exit code 7"]
+    ):
+        run = f"run r0001-b0000-t0000{number}-000 of task task-{number}, attempt 0 failed"
+        assert f"{run}: WorkerDied: the worker process {how} during the run" in first_pass
 
 
 def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngine) -> None:
