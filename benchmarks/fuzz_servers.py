@@ -142,14 +142,16 @@ def main() -> int:
     if given.serve_gateway:
         serve_gateway(*given.serve_gateway)
         return 0
-    from rft_platform.inference.launcher import find_or_start_engine
+    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
     from rft_platform.recipes.arithmetic.model import build_model
 
     with tempfile.TemporaryDirectory() as work:
         home = Path(work)
         model = build_model(home / "tiny")
         settings: dict[str, Any] = {"dtype": "float32", "device": "cpu", "max_model_len": MAX_MODEL_LEN}
-        with find_or_start_engine(model, home / "leases", home / "logs", kind="transformers", **settings) as engine:
+        with find_or_start_engine(
+            model, home / "leases", home / "logs", EngineSpec(kind="transformers", **settings)
+        ) as engine:
             gateway = Gateway(engine.base_url, engine.api_key, engine.status().model_path)
             try:
                 result = asyncio.run(fuzz(engine, gateway, given))

@@ -23,7 +23,7 @@ from rft_platform.errors import WeightMismatchError
 from rft_platform.inference.canary import Canary, check_canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,11 +75,7 @@ def engine(given: Any, model: Path, name: str, options: VllmOptions, note: Calla
         model,
         given.work / name / "leases",
         given.work / name / "logs",
-        kind="vllm",
-        dtype="bfloat16",
-        max_model_len=4096,
-        python=given.python,
-        vllm=options,
+        EngineSpec(kind="vllm", dtype="bfloat16", max_model_len=4096, python=given.python, vllm=options),
         start_timeout_s=240,
     )
     note(f"start_s_{name}", round(time.perf_counter() - begin, 1))

@@ -76,10 +76,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
     """A running engine that serves the tiny model in fp32. Start one of your own to change its weights."""
-    from rft_platform.inference.launcher import find_or_start_engine
+    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("engine")
-    with find_or_start_engine(tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu") as engine:
+    with find_or_start_engine(
+        tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
+    ) as engine:
         yield engine
         engine.shutdown()
 

@@ -4,7 +4,7 @@ import json
 import os
 import secrets
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,62 +33,65 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # of a driver that is loaded; torch 
 STOP_TIMEOUT_S = 15.0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How an engine serves a model: an engine with other settings is another one."""
+
+    kind: Kind = "auto"
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int = 1
+    idle_timeout_s: float = 900.0
+    max_model_len: int | None = None  # tokens; None: the model's own limit
+    seed: int | None = None  # of requests that bring none
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None  # how thoughts are separated from answers
+    enable_thinking: bool | None = None  # a variable of the chat template
+    chat_template: str | None = None  # a file, or the template's text
+    max_batch_tokens: int | None = None  # bounds the memory of a batch; None: by the free memory
+    python: str | None = None  # the interpreter that has vLLM; ``RFT_VLLM_PYTHON`` overrides it
+    vllm: VllmOptions = field(default_factory=VllmOptions)
+
+
 def find_or_start_engine(
     model_path: Path,
     home_leases: Path,
     home_logs: Path,
+    spec: EngineSpec = EngineSpec(),
     *,
-    kind: Kind = "auto",
-    dtype: str = "auto",
-    device: str = "auto",
-    threads: int = 1,
-    idle_timeout_s: float = 900.0,
-    max_model_len: int | None = None,
-    seed: int | None = None,
-    tool_call_parser: str | None = None,
-    reasoning_parser: str | None = None,
-    enable_thinking: bool | None = None,
-    chat_template: str | None = None,
-    max_batch_tokens: int | None = None,
-    start_timeout_s: float = 600.0,
     name: str = ENGINE,
     replica: int = 0,
     gpus: str | None = None,
-    python: str | None = None,
-    vllm: VllmOptions | None = None,
+    start_timeout_s: float = 600.0,
 ) -> EngineClient:
-    """A healthy engine for ``model_path`` with these settings: the one that the lease names, else a new one.
+    """A healthy engine for ``model_path`` with the settings of ``spec``: the one that the lease names, else a new one.
 
     An engine that serves another model or has other settings is ended first. Which WEIGHTS a found engine serves is
-    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. ``reasoning_parser`` says
-    how thoughts are told from answers, ``enable_thinking`` is a variable of the chat template. ``chat_template`` is a
-    file or the template's text; ``max_batch_tokens`` bounds the memory of a batch (default: by the free memory).
-    Replicas 0, 1, ... of an engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...), and
-    so has one of another ``name``. ``gpus`` is what CUDA_VISIBLE_DEVICES says to the process, the caller's own where it
-    is None. ``python`` (``RFT_VLLM_PYTHON`` overrides it) is the interpreter that has vLLM, ``vllm`` its own settings.
-    Raises UserError for a folder or a setting that cannot be served, EngineError where the engine does not come up.
+    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. Replicas 0, 1, ... of an
+    engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...), and so has one of another
+    ``name``. ``gpus`` is the process's CUDA_VISIBLE_DEVICES, the caller's own where it is None. Raises UserError for a
+    folder or a setting that cannot be served, EngineError where the engine does not come up.
     """
     check_model_folder(model_path)
-    python = engine_python(python)
+    python = engine_python(spec.python)
     engine: dict[str, Any] = {
-        "dtype": dtype,
-        "threads": threads,
-        "max_model_len": max_model_len,
-        "seed": seed,
-        "chat_template": load_template(chat_template),
-        "enable_thinking": enable_thinking,
-        "reasoning_parser": reasoning_parser,
+        "dtype": spec.dtype,
+        "threads": spec.threads,
+        "max_model_len": spec.max_model_len,
+        "seed": spec.seed,
+        "chat_template": load_template(spec.chat_template),
+        "enable_thinking": spec.enable_thinking,
+        "reasoning_parser": spec.reasoning_parser,
     }
-    options = vllm or VllmOptions()
-    if check_engine(kind, device, python, tool_call_parser, reasoning_parser, options) == "vllm":
+    if check_engine(spec) == "vllm":
         package = VLLM_PACKAGE
-        engine |= {"tool_call_parser": tool_call_parser, "options": asdict(options)}
+        engine |= {"tool_call_parser": spec.tool_call_parser, "options": asdict(spec.vllm)}
     else:
         package, python = TRANSFORMERS_PACKAGE, sys.executable
-        engine |= {"device": device, "max_batch_tokens": max_batch_tokens}
+        engine |= {"device": spec.device, "max_batch_tokens": spec.max_batch_tokens}
     stem = replica_name(replica, name)
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
-    start = _Start(package, python, model_path.absolute(), lease, log, idle_timeout_s, engine, gpus)
+    start = _Start(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
     with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
         return _find(start) or _start(start, start_timeout_s)
 
@@ -98,21 +101,15 @@ def engine_python(python: str | None) -> str:
     return str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
 
 
-def check_engine(
-    kind: Kind,
-    device: str,
-    python: str,
-    tool_call_parser: str | None,
-    reasoning_parser: str | None,
-    vllm: VllmOptions,
-) -> Literal["transformers", "vllm"]:
+def check_engine(spec: EngineSpec) -> Literal["transformers", "vllm"]:
     """The kind of engine that would start; UserError where it is not installed or does not know a parser."""
-    chosen = resolve_kind(kind, device, python)
+    python = engine_python(spec.python)
+    chosen = resolve_kind(spec.kind, spec.device, python)
     if chosen == "vllm":
-        vllm.check()
+        spec.vllm.check()
         required_in(python)
     else:
-        _check_parsers(tool_call_parser, reasoning_parser)
+        _check_parsers(spec.tool_call_parser, spec.reasoning_parser)
     return chosen
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import EngineError, UserError
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec, handed_out
-from rft_platform.rounds.processes import engine_arguments, model_folder, vllm_options
+from rft_platform.rounds.processes import engine_spec, model_folder
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
@@ -95,17 +95,15 @@ def _connect(project: Project, entry: "Entry", number: int, first_gpu: int) -> "
     from rft_platform.inference.launcher import GPU_FILES, find_or_start_engine
     from rft_platform.inference.pool_start import replica_gpus
 
-    engine = project.config.engine
-    on_gpu = engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    on_gpu = project.config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
     return find_or_start_engine(
         model_folder(project, entry.model_path, f"explorer.auxiliary_models ({entry.known_as}).model_path"),
         project.home.leases,
         project.home.logs,
-        **engine_arguments(project, entry, number),
+        engine_spec(project.config, entry, replica=number, max_model_len=entry.max_model_len),
         name=entry.lease,
-        max_model_len=entry.max_model_len,
+        replica=number,
         gpus=replica_gpus(number, entry.tensor_parallel_size, first_gpu) if on_gpu else None,
-        vllm=vllm_options(engine, entry),
     )
 
 

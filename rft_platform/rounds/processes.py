@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rft_platform.errors import UserError
 from rft_platform.experience.store import ExperienceStore
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rft_platform.config.policies import FurtherPolicy
     from rft_platform.config.schema import RftConfig
     from rft_platform.inference.client import EngineClient
+    from rft_platform.inference.launcher import EngineSpec
     from rft_platform.inference.vllm_engine.settings import VllmOptions
     from rft_platform.registry.models import ModelRegistry
     from rft_platform.training.group import TrainerClient
@@ -66,11 +67,9 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
         folder,
         project.home.leases,
         project.home.logs,
-        **engine_arguments(project, serving, number),
-        max_model_len=config.model.max_model_len,
-        chat_template=config.model.custom_chat_template,
+        policy_spec(config, number, rank),
+        replica=number,
         gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
-        vllm=vllm_options(config.engine, serving, rank),
     )
 
 
@@ -96,12 +95,9 @@ def _connect_policy(project: Project, index: int) -> "EngineClient":
         start_folder(project, entry, verify=False),
         project.home.leases,
         project.home.logs,
-        **engine_arguments(project, serving, 0),
+        policy_spec(config),
         name=entry.lease,
-        max_model_len=config.model.max_model_len,
-        chat_template=config.model.custom_chat_template,
         gpus=replica_gpus(index, size, before) if on_gpu else None,
-        vllm=vllm_options(engine, serving),
     )
 
 
@@ -110,25 +106,50 @@ def start_folder(project: Project, entry: "FurtherPolicy", *, verify: bool = Tru
     return model_folder(project, entry.model_path, f"policies ({entry.name}).model_path", verify=verify)
 
 
-def engine_arguments(project: Project, serving: "RolloutModel", number: int) -> dict[str, Any]:
-    """What ``find_or_start_engine`` is told of every model of the project, the policy or an auxiliary one."""
-    engine = project.config.engine
-    return {
-        "kind": engine.kind,
-        "dtype": engine.dtype,
-        "device": engine.device,
-        "threads": engine.threads,
-        "idle_timeout_s": engine.idle_timeout_s,
-        "seed": serving.seed + number * SEEDS_A_REPLICA,
-        "tool_call_parser": serving.tool_call_parser,
-        "reasoning_parser": serving.reasoning_parser,
-        "enable_thinking": serving.enable_thinking,
-        "replica": number,
-        "python": engine.python,
-    }
+def engine_spec(
+    config: "RftConfig",
+    serving: "RolloutModel",
+    *,
+    replica: int = 0,
+    max_model_len: int | None = None,
+    chat_template: str | None = None,
+    lora_rank: int = 0,
+) -> "EngineSpec":
+    """How ``serving`` (the policy's model, or an auxiliary one) is served."""
+    from rft_platform.inference.launcher import EngineSpec
+
+    engine = config.engine
+    return EngineSpec(
+        kind=engine.kind,
+        dtype=engine.dtype,
+        device=engine.device,
+        threads=engine.threads,
+        idle_timeout_s=engine.idle_timeout_s,
+        max_model_len=max_model_len,
+        seed=serving.seed + replica * SEEDS_A_REPLICA,
+        tool_call_parser=serving.tool_call_parser,
+        reasoning_parser=serving.reasoning_parser,
+        enable_thinking=serving.enable_thinking,
+        chat_template=chat_template,
+        python=engine.python,
+        vllm=_vllm_options(engine, serving, lora_rank),
+    )
 
 
-def vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int = 0) -> "VllmOptions":
+def policy_spec(config: "RftConfig", replica: int = 0, lora_rank: int = 0) -> "EngineSpec":
+    """How a trained policy is served."""
+    model = config.model
+    return engine_spec(
+        config,
+        config.explorer.rollout_model,
+        replica=replica,
+        max_model_len=model.max_model_len,
+        chat_template=model.custom_chat_template,
+        lora_rank=lora_rank,
+    )
+
+
+def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> "VllmOptions":
     """What a vLLM engine that serves ``serving`` is told beyond what every engine is."""
     from rft_platform.inference.vllm_engine.settings import VllmOptions
 
@@ -146,18 +167,12 @@ def vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int = 0) 
 
 def check_engines(config: "RftConfig") -> None:
     """Raise UserError where the engine of the policy or of an auxiliary model could not start here."""
-    from rft_platform.inference.launcher import check_engine, engine_python
+    from rft_platform.inference.launcher import check_engine
 
-    engine, served = config.engine, [model for model in config.explorer.auxiliary_models if not model.base_url]
-    for serving in [config.explorer.rollout_model, *served]:
-        check_engine(
-            engine.kind,
-            engine.device,
-            engine_python(engine.python),
-            serving.tool_call_parser,
-            serving.reasoning_parser,
-            vllm_options(engine, serving),
-        )
+    check_engine(policy_spec(config))
+    for entry in config.explorer.auxiliary_models:
+        if not entry.base_url:
+            check_engine(engine_spec(config, entry))
 
 
 def connect_trainer(project: Project) -> "TrainerClient":

@@ -144,10 +144,12 @@ def teach(model: Path, shown: list[dict[str, Any]], target: Path) -> None:
 @pytest.fixture(scope="session")
 def agents_engine(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
     """A running embedded engine with the taught model."""
-    from rft_platform.inference.launcher import find_or_start_engine
+    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("agents-engine")
-    with find_or_start_engine(pupil, home / "leases", home / "logs", dtype="float32", device="cpu") as engine:
+    with find_or_start_engine(
+        pupil, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
+    ) as engine:
         yield engine
         engine.shutdown()
 

@@ -17,7 +17,7 @@ import pytest
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.pool_start import find_or_start_pool
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 
@@ -50,8 +50,9 @@ def launch(request: pytest.FixtureRequest, kind: str, model: Path, home: Path, *
     python = str(request.getfixturevalue("vllm_python")) if kind == "vllm" else None
     eager = bool(os.environ.get("RFT_TEST_EAGER"))
     options = VllmOptions(kv_cache_gb=0.5, max_lora_rank=16, gpu_memory_utilization=0.3, enforce_eager=eager)
-    given: dict[str, Any] = {"kind": kind, "dtype": DTYPE, "python": python, "vllm": options, **settings}
-    return find_or_start_engine(model, home / "leases", home / "logs", **given)
+    where = {name: settings.pop(name) for name in ("replica",) if name in settings}
+    spec = EngineSpec(**{"kind": kind, "dtype": DTYPE, "python": python, "vllm": options, **settings})
+    return find_or_start_engine(model, home / "leases", home / "logs", spec, **where)
 
 
 class Running:

@@ -18,7 +18,7 @@ from rft_platform.errors import EngineError, WeightMismatchError
 from rft_platform.inference.canary import Canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation, PolicyEngine, SamplingParams
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.pool_start import find_or_start_pool
 from rft_platform.inference.pool_weights import PoolWeights
@@ -44,7 +44,7 @@ def start(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
     def connect(replica: int) -> EngineClient:
         return find_or_start_engine(
-            tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu", replica=replica
+            tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu"), replica=replica
         )
 
     return connect

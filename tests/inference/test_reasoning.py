@@ -68,18 +68,20 @@ def test_a_call_that_is_only_thought_of_is_not_made(sizes: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
-    from rft_platform.inference.launcher import find_or_start_engine
+    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("thinking")
     with find_or_start_engine(
         tiny_model,
         home / "leases",
         home / "logs",
-        dtype="float32",
-        device="cpu",
-        chat_template=TEMPLATE,
-        enable_thinking=True,
-        reasoning_parser="deepseek_r1",
+        EngineSpec(
+            dtype="float32",
+            device="cpu",
+            chat_template=TEMPLATE,
+            enable_thinking=True,
+            reasoning_parser="deepseek_r1",
+        ),
     ) as engine:
         yield engine
         engine.shutdown()

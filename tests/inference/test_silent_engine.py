@@ -11,7 +11,7 @@ import pytest
 
 from rft_platform.errors import EngineError
 from rft_platform.inference import client as engine_client
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.processes.spawn import wait_until_ended
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path
     monkeypatch.setattr(engine_client, "PROBE_INTERVAL_S", 0.5)
     monkeypatch.setattr(engine_client, "SILENT_TIMEOUT_S", 3.0)
     start = (tiny_model, tmp_path / "leases", tmp_path / "logs")
-    with find_or_start_engine(*start, dtype="float32", device="cpu") as engine:
+    with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu")) as engine:
         pid = engine.status().pid
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGSTOP)
@@ -30,7 +30,7 @@ def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path
             engine.score([[5, 6, 7]])
         assert time.monotonic() - began < 40
         assert wait_until_ended([process], 20) == []
-    with find_or_start_engine(*start, dtype="float32", device="cpu") as engine:
+    with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu")) as engine:
         assert engine.status().pid != pid
         assert len(engine.score([[5, 6, 7]])[0]) == 3
         engine.shutdown()

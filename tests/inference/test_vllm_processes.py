@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 
 pytestmark = pytest.mark.slow
@@ -14,7 +14,10 @@ pytestmark = pytest.mark.slow
 def test_nothing_outlives_a_killed_server(tiny_model: Path, tmp_path: Path, vllm_python: Path) -> None:
     options = VllmOptions(kv_cache_gb=0.25, gpu_memory_utilization=0.2, enforce_eager=True)
     client = find_or_start_engine(
-        tiny_model, tmp_path / "leases", tmp_path / "logs", kind="vllm", python=str(vllm_python), vllm=options
+        tiny_model,
+        tmp_path / "leases",
+        tmp_path / "logs",
+        EngineSpec(kind="vllm", python=str(vllm_python), vllm=options),
     )
     server = psutil.Process(client.status().pid)
     family = [server, *server.children(recursive=True)]

@@ -9,7 +9,7 @@ import pytest
 
 from rft_platform.errors import RftError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.observability.logs import phase_context
 from rft_platform.processes.lease import read_lease
 from rft_platform.training.group import TrainerClient, find_or_start_trainer
@@ -25,7 +25,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def engine(home: Path, tiny_model: Path) -> Iterator[EngineClient]:
-    with find_or_start_engine(tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu") as client:
+    with find_or_start_engine(
+        tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
+    ) as client:
         yield client
         client.shutdown()
 

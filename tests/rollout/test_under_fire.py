@@ -14,7 +14,7 @@ import pytest
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.pool_start import find_or_start_pool
 from rft_platform.rollout.report import RolloutBatch
@@ -105,7 +105,7 @@ def pool(fire: Fire, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory)
 
     def connect(replica: int) -> EngineClient:
         client = find_or_start_engine(
-            tiny_model, home / "leases", home / "logs", dtype="float32", device="cpu", replica=replica
+            tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu"), replica=replica
         )
         host, port = client.url.removeprefix("http://").split(":")
         proxies.append(FaultyProxy((host, int(port)), fire))
