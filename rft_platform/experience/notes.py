@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import StorageError
-from rft_platform.experience.rounds import round_key, round_number
+from rft_platform.experience.rounds import is_round_key, round_key
 from rft_platform.files import read_sealed_json, write_json, write_sealed_json
 
 ASIDE = "aside"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
-_ROUND = re.compile(r"r\d{4,}")
 
 
 class RoundNotes:
@@ -25,7 +24,7 @@ class RoundNotes:
         """Numbers of the rounds that have a folder, ascending."""
         try:
             with os.scandir(self.root) as found:
-                return sorted(round_number(e.name) for e in found if _ROUND.fullmatch(e.name) and e.is_dir())
+                return sorted([int(e.name[1:]) for e in found if is_round_key(e.name) and e.is_dir()])
         except (FileNotFoundError, NotADirectoryError):
             return []
 

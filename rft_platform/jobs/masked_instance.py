@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
 from dagster._core.scheduler.instigation import InstigatorTick
+from dagster._core.storage.runs import SqliteRunStorage
 from dagster._serdes import deserialize_value, serialize_value
 
 from rft_platform.config.home import PRIVATE_UMASK
+from rft_platform.jobs.run_storage import OneEngineRunStorage
 from rft_platform.observability.masked_output import mask_output
 from rft_platform.redaction import redact
 
@@ -24,6 +26,9 @@ class MaskedInstance(dg.DagsterInstance):
     """Masks events (messages, stack traces, causes, metadata), run tags and sensor ticks on their way to storage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        storage = kwargs.get("run_storage")
+        if type(storage) is SqliteRunStorage:  # not one that somebody has chosen in dagster.yaml
+            kwargs["run_storage"] = OneEngineRunStorage.like(storage)
         super().__init__(*args, **kwargs)
         # Dagster's own programs have no entry of ours. What they print is captured into files below the home.
         mask_output()

@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import dagster as dg
 from prometheus_client.core import Metric
@@ -29,6 +30,7 @@ class PlatformCollector(Collector):
         self._home = home
         self._lock = threading.Lock()
         self._instance: dg.DagsterInstance | None = None
+        self._settings: tuple[int, int] | None = None  # inode and time of dagster.yaml when the instance was opened
         self._rows = RowTotals()
         self._engines = Engines()
 
@@ -58,9 +60,21 @@ class PlatformCollector(Collector):
         }
 
     def _dagster(self) -> dg.DagsterInstance:
-        if self._instance is None:
+        """The instance, kept between scrapes; opened again when the home was replaced or its settings changed."""
+        if self._instance is None or self._settings != _identity(self._home.dagster / "dagster.yaml"):
+            if self._instance is not None:
+                self._instance.dispose()
             self._instance = open_instance(self._home, capture_output=False)
+            self._settings = _identity(self._home.dagster / "dagster.yaml")
         return self._instance
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:

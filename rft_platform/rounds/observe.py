@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from rft_platform.errors import UserError
@@ -16,9 +17,9 @@ from rft_platform.rounds.state import Landed, PhaseState, ProjectState, RoundSta
 
 _DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
 
-#: Closed rounds without a launch, by folder, with the time of the folder's last change: every note that comes or goes
-#: changes it. A tick over 10,000 rounds then looks at 10,000 folders, and at no note in them.
-_closed: dict[str, tuple[int, RoundState]] = {}
+#: Closed rounds without a launch, by store and number: folder, time of the folder's last change, state. Every note that
+#: comes or goes changes that time. A tick over 10,000 rounds then looks at 10,000 folders, and at no note in them.
+_closed: dict[str, dict[int, tuple[str, int, RoundState]]] = {}
 _SETTLED_NS = 2_000_000_000
 
 #: Seconds before the first retry, where the environment sets them.
@@ -68,14 +69,8 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
     """
     mode, sync = project.config.mode, project.config.synchronizer
     through = trained_through(project) if sync.dynamic else 0
-    begun = range(1, _begun(project, launches) + 1)
-    launched = {number for _, number in _keys(launches)}
     return ProjectState(
-        rounds=tuple(
-            (number not in launched and _closed_round(project, number))
-            or _observe_round(project, launches, number, through)
-            for number in begun
-        ),
+        rounds=tuple(_observe_rounds(project, launches, through)),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # it may have no tasks to explore
         experiences_needed=project.batches.experiences_a_round,
         sync_offset=sync.offset_rounds,
@@ -130,40 +125,56 @@ def _keys(launches: Launches) -> list[tuple[str, int]]:
     return [*launches.running, *launches.failures, *launches.ended]
 
 
-def _closed_round(project: Project, number: int) -> RoundState | None:
-    """The state of a closed round that was observed before, while no note came or went; None where it must be read."""
-    folder = f"{project.store.root}/{round_key(number)}"
-    changed_at, state = _closed.get(folder, (0, None))
-    try:
-        return state if state is not None and os.stat(folder).st_mtime_ns == changed_at else None  # noqa: PTH116
-    except FileNotFoundError:
-        return None
-
-
-def _remember_closed(project: Project, state: RoundState) -> None:
-    """Remember a closed round, unless its folder changed so recently that another change might bear the same time."""
-    folder = f"{project.store.root}/{round_key(state.number)}"
-    changed_at = os.stat(folder).st_mtime_ns  # noqa: PTH116
-    if time.time_ns() - changed_at > _SETTLED_NS:
-        _closed[folder] = (changed_at, state)
-
-
-def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
-    """A closed round is told by the presence of two notes: the cost of a tick lies with the rounds still open.
+def _observe_rounds(project: Project, launches: Launches, through: int) -> Iterator[RoundState]:
+    """Every round from 1 on.
 
     ``through``: dynamic styles: the last of the rounds whose rows have all been trained on.
     """
+    root, launched = str(project.store.root), {number for _, number in _keys(launches)}
+    unchanged = _unchanged_rounds(root)
+    for number in range(1, _begun(project, launches) + 1):
+        closed = None if number in launched else unchanged.get(number) or _closed_round(project, number)
+        yield closed or _observe_round(project, launches, number, through)
+
+
+def _unchanged_rounds(root: str) -> dict[int, RoundState]:
+    """The closed rounds that were observed before and in whose folders nothing came or went since."""
+    unchanged = {}
+    for number, (folder, changed_at, state) in _closed.get(root, {}).items():
+        try:
+            if os.stat(folder).st_mtime_ns == changed_at:  # noqa: PTH116
+                unchanged[number] = state
+        except FileNotFoundError:
+            continue
+    return unchanged
+
+
+def _closed_round(project: Project, number: int) -> RoundState | None:
+    """A round with the notes of policy and evaluation is closed; None for another.
+
+    It is remembered, unless its folder changed so recently that another change might bear the same time.
+    """
+    store = project.store
+    if not (store.has_note(number, POLICY) and store.has_note(number, EVALUATION)):
+        return None
+    root = str(store.root)
+    folder = f"{root}/{round_key(number)}"
+    state, changed_at = RoundState(number, _DONE, _DONE), os.stat(folder).st_mtime_ns  # noqa: PTH116
+    if time.time_ns() - changed_at > _SETTLED_NS:
+        _closed.setdefault(root, {})[number] = (folder, changed_at, state)
+    return state
+
+
+def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
+    """A round that is open, or has been launched lately: the cost of a tick lies with these."""
     store = project.store
     synced = store.has_note(number, POLICY)
     evaluated = synced and store.has_note(number, EVALUATION)
     trained = synced or number <= through
     sound = not trained and is_sound(store, number)
-    state = RoundState(
+    return RoundState(
         number,
         explore=launches.phase("explore", number, done=sound or trained),
         sync=launches.phase(project.settings.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )
-    if state == RoundState(number, _DONE, _DONE):
-        _remember_closed(project, state)
-    return state

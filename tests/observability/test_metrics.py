@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rft_platform.definitions import defs
+from rft_platform.files import write_text
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.jobs.instance import open_instance
 from rft_platform.metrics.catalogue import CATALOGUE
@@ -146,6 +147,23 @@ def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
     assert found["rft_scrape_failed"][("outcome",)] == 1
     assert found["rft_scrape_failed"][("runs",)] == 0
     assert "rft_driver_running" in found
+
+
+def test_a_home_that_is_replaced_is_read_anew(project: Project) -> None:
+    collector = PlatformCollector(project.home)
+
+    def failed_sources() -> list[str]:
+        samples = {f.name: f.samples for f in collector.collect()}
+        return [s.labels["source"] for s in samples.get("rft_scrape_failed", []) if s.value]
+
+    with open_instance(project.home, capture_output=False):
+        assert failed_sources() == []
+    configuration = project.home.config_file.read_text()
+    shutil.rmtree(project.home.root)
+    assert failed_sources() == []  # no project: nothing to report
+    write_text(project.home.config_file, configuration)
+    assert failed_sources() == []
+    assert project.home.dagster.is_dir()
 
 
 @pytest.fixture

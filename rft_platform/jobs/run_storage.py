@@ -1,0 +1,44 @@
+"""Dagster's SQLite run storage with one SQLAlchemy engine for all queries.
+
+Dagster makes an engine for each query, and every engine compiles its statements anew: half of a sensor tick's time.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+
+import sqlalchemy as sa
+from dagster._core.storage.runs import SqliteRunStorage
+from sqlalchemy.pool import NullPool
+
+
+class OneEngineRunStorage(SqliteRunStorage):
+    """Opens a connection for each query, as Dagster does, so that a database that was replaced is noticed."""
+
+    @classmethod
+    def like(cls, storage: SqliteRunStorage) -> "OneEngineRunStorage":
+        """A storage on the same database."""
+        return cls(storage._conn_string, storage.inst_data)
+
+    @cached_property
+    def _engine(self) -> sa.Engine:
+        return sa.create_engine(self._conn_string, poolclass=NullPool)
+
+    @cached_property
+    def _has_run_times(self) -> bool:
+        return super().has_run_stats_index_cols()
+
+    @contextmanager
+    def connect(self) -> Iterator[sa.Connection]:
+        """A connection with a transaction of its own."""
+        with self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    def has_run_stats_index_cols(self) -> bool:
+        """Whether the runs' table has the columns of start and end; asked of the database once."""
+        return self._has_run_times
+
+    def upgrade(self) -> None:
+        """Migrate the database, which may add these columns."""
+        super().upgrade()
+        self.__dict__.pop("_has_run_times", None)
