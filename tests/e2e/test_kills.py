@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from rft_platform.processes.lease import read_lease
+from rft_platform.processes.spawn import wait_until_ended
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +29,27 @@ def assert_equal_weights(project, reference) -> None:
         assert a.keys() == b.keys()
         for name, tensor in a.items():
             assert abs(tensor - b[name]).max() <= 1e-6, name
+
+
+def test_a_terminated_run_ends_with_its_frozen_trainer(make_project):
+    project = make_project("frozen")
+    driver = subprocess.Popen(
+        project.command("run", "--config", str(project.config)),
+        env=project.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    judged, trainer = project.home / "rounds" / "r0001" / "judge.json", project.home / "leases" / "trainer.json"
+    wait_until(lambda: judged.exists() and trainer.exists(), "round 1 was judged")
+    leases = [lease for file in trainer.parent.glob("*.json") if (lease := read_lease(file)) is not None]
+    started = [psutil.Process(lease.pid) for lease in leases]
+    assert len(started) == 2  # engine and trainer
+    stopped = read_lease(trainer)
+    assert stopped is not None
+    psutil.Process(stopped.pid).suspend()
+    time.sleep(1)
+    driver.terminate()
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == 130, output
+    assert wait_until_ended(started, 20) == []
 
 
 def test_killed_driver_and_trainer_lead_to_the_same_weights(make_project, finished):

@@ -52,6 +52,14 @@ def _fork_and_speak(task: dict[str, Any]) -> None:
     os.wait()
 
 
+def _stop_once(task: dict[str, Any]) -> None:
+    """Stop the process, but not in a second attempt."""
+    marker = Path(task["pids"])
+    if not marker.exists():
+        marker.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def _shout(task: dict[str, Any]) -> None:
     os.write(1, b'{"result": "not a message"}\n')
     print("x" * 200_000)
@@ -65,6 +73,7 @@ FAULTS = {
     "kill": lambda task: os.kill(os.getpid(), signal.SIGKILL),
     "hang": lambda task: time.sleep(600),
     "hang in C": _hang_in_c,
+    "stop once": _stop_once,
     "leave children": _leave_children,
     "cancel": _hide_cancellation,
     "fork": _fork_and_speak,

@@ -122,6 +122,21 @@ def test_a_worker_that_dies_is_reported_in_one_line_with_its_run(
         assert f"{run}: WorkerDied: the worker process {how} during the run" in first_pass
 
 
+@pytest.mark.parametrize(("retries", "failed"), [(1, 0), (0, 1)])
+def test_a_stopped_worker_is_replaced_and_its_run_repeated_or_failed(
+    engine: FakeEngine, tmp_path: Path, retries: int, failed: int
+) -> None:
+    marker, started = tmp_path / "pid", time.monotonic()
+    given = tasks([None, "stop once", None], pids=str(marker))
+    workflow = WorkerWorkflow(ANSWER, count=2, log_folder=tmp_path)
+    batch = explore(engine, workflow, given, timeout_s=3.0, max_retries=retries, group_policy="drop")
+    assert time.monotonic() - started < 60
+    assert batch.report.failed == failed
+    assert dict(batch.report.errors) == {"TimeoutError: no result within 3 s": 1}  # attempts, also of repeated runs
+    assert {row.task_id for row in batch.rows} == {"task-0", "task-2"} | (set() if failed else {"task-1"})
+    assert not alive(int(marker.read_text())) and workers_of(os.getpid()) == []
+
+
 def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngine) -> None:
     with pytest.raises(UserError, match=r"cannot run 'no.such.agent:run': workflow .* cannot import no.such.agent"):
         explore(engine, WorkerWorkflow("no.such.agent:run"), tasks([None]))
