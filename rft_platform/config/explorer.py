@@ -159,6 +159,9 @@ class Engine(Section):
     """CPU threads."""
     idle_timeout_s: PositiveFloat = 900.0
     """Seconds without a request after which the process ends."""
+    heartbeat_timeout_s: float = Field(default=120.0, ge=20.0)
+    """Seconds without an answer to ``/health`` (asked every 10 s) during a request after which the process is ended and
+    the phase repeated."""
     device: str = "auto"
     """``auto``: cuda where there is one, else cpu."""
     python: str | None = None

@@ -64,6 +64,7 @@ FREE = (
     "synchronizer.sync_timeout",
     "monitor",
     "engine.idle_timeout_s",
+    "engine.heartbeat_timeout_s",
     "engine.threads",
     "engine.python",
     "engine.kv_cache_gb",

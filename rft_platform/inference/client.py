@@ -29,7 +29,7 @@ CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
 PROBE_INTERVAL_S = 10.0  # how often an engine is asked whether it lives while a request runs
-SILENT_TIMEOUT_S = 120.0  # an engine without an answer for so long is ended
+HEARTBEAT_TIMEOUT_S = 120.0  # an engine without a sign of life for so long is ended
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 LOG = logging.getLogger(__name__)
 
@@ -37,8 +37,18 @@ LOG = logging.getLogger(__name__)
 class EngineClient:
     """Talks to one running engine; safe to share between threads. A whole batch of prompts is one request."""
 
-    def __init__(self, address: Lease | str, token: str = "", request_timeout_s: float = 3600.0) -> None:
-        """``address``: the engine's lease, or its URL (``http://host:port``) with the ``token`` of its lease."""
+    def __init__(
+        self,
+        address: Lease | str,
+        token: str = "",
+        request_timeout_s: float = 3600.0,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
+    ) -> None:
+        """``address``: the engine's lease, or its URL (``http://host:port``) with the ``token`` of its lease.
+
+        An engine with a lease is ended if it gives no sign of life for ``heartbeat_timeout_s`` during a request.
+        """
+        self.heartbeat_timeout_s = heartbeat_timeout_s
         self.lease = address if isinstance(address, Lease) else None
         if isinstance(address, Lease):
             token, url = address.token, f"http://{address.host}:{address.port}"
@@ -151,7 +161,8 @@ class EngineClient:
             yield
             return
         answered = threading.Event()
-        watch = threading.Thread(target=_end_if_silent, args=(self.url, self.lease, answered), daemon=True)
+        arguments = (self.url, self.lease, answered, self.heartbeat_timeout_s)
+        watch = threading.Thread(target=_end_if_silent, args=arguments, daemon=True)
         watch.start()
         try:
             yield
@@ -168,14 +179,14 @@ class EngineClient:
         return kind(f"the engine at {self.url} refuses {name} ({response.status_code}): {message}")
 
 
-def _end_if_silent(url: str, lease: Lease, answered: threading.Event) -> None:
-    """Probe the engine until the request is answered; end it after ``SILENT_TIMEOUT_S`` without a sign of life."""
+def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: float) -> None:
+    """Probe the engine until the request is answered; end it after ``limit_s`` without a sign of life."""
     alive_at = time.monotonic()
     while not answered.wait(PROBE_INTERVAL_S):
         if _lives(url, lease):
             alive_at = time.monotonic()
-        elif time.monotonic() - alive_at > SILENT_TIMEOUT_S:
-            LOG.warning("the engine at %s (pid %d) gave no sign of life and is ended", url, lease.pid)
+        elif time.monotonic() - alive_at > limit_s:
+            LOG.warning("the engine at %s (pid %d) gave no sign of life for %g s and is ended", url, lease.pid, limit_s)
             stop_holder(lease)
             return
 

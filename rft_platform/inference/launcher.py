@@ -11,7 +11,7 @@ from typing import Any, Literal
 import rft_platform
 from rft_platform.errors import EngineError, UserError
 from rft_platform.files import digest_file, digest_json, read_json
-from rft_platform.inference.client import EngineClient
+from rft_platform.inference.client import HEARTBEAT_TIMEOUT_S, EngineClient
 from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.presence import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import VllmOptions
@@ -42,6 +42,7 @@ class EngineSpec:
     device: str = "auto"
     threads: int = 1
     idle_timeout_s: float = 900.0
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # without a sign of life for so long in a request it is ended
     max_model_len: int | None = None  # tokens; None: the model's own limit
     seed: int | None = None  # of requests that bring none
     tool_call_parser: str | None = None
@@ -93,7 +94,9 @@ def find_or_start_engine(
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
     start = _Start(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
     with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
-        return _find(start) or _start(start, start_timeout_s)
+        client = _find(start) or _start(start, start_timeout_s)
+    client.heartbeat_timeout_s = spec.heartbeat_timeout_s
+    return client
 
 
 def engine_python(python: str | None) -> str:

@@ -125,6 +125,7 @@ def engine_spec(
         device=engine.device,
         threads=engine.threads,
         idle_timeout_s=engine.idle_timeout_s,
+        heartbeat_timeout_s=engine.heartbeat_timeout_s,
         max_model_len=max_model_len,
         seed=serving.seed + replica * SEEDS_A_REPLICA,
         tool_call_parser=serving.tool_call_parser,

@@ -208,3 +208,10 @@ def test_the_digest_is_of_the_content() -> None:
 def test_the_configuration_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RftConfig().buffer.batch_size = 3
+
+
+@pytest.mark.parametrize("section", ["engine", "trainer"])
+def test_a_heartbeat_limit_that_no_process_can_keep_is_refused(section: str) -> None:
+    assert getattr(build_config({}), section).heartbeat_timeout_s == 120
+    with pytest.raises(UserError, match=rf"{section}\.heartbeat_timeout_s"):
+        build_config({section: {"heartbeat_timeout_s": 5}})

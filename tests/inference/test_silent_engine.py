@@ -19,9 +19,8 @@ pytestmark = pytest.mark.slow
 
 def test_a_stopped_engine_is_ended_and_replaced(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(engine_client, "PROBE_INTERVAL_S", 0.5)
-    monkeypatch.setattr(engine_client, "SILENT_TIMEOUT_S", 3.0)
     start = (tiny_model, tmp_path / "leases", tmp_path / "logs")
-    with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu")) as engine:
+    with find_or_start_engine(*start, EngineSpec(dtype="float32", device="cpu", heartbeat_timeout_s=3.0)) as engine:
         pid = engine.status().pid
         process = psutil.Process(pid)
         os.kill(pid, signal.SIGSTOP)
