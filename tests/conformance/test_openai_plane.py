@@ -187,7 +187,7 @@ async def test_64_concurrent_requests(engine: EngineClient, model_name: str) -> 
         ({"messages": QUESTION, "temperature": -1}, 400, "invalid_value", "temperature"),
         ({"messages": QUESTION, "top_p": 0}, 400, "invalid_value", "top_p"),
         ({"messages": QUESTION, "n": 0}, 400, "invalid_value", "n"),
-        ({"messages": QUESTION, "response_format": {"type": "json_object"}}, 400, "invalid_value", "response_format"),
+        ({"messages": QUESTION, "response_format": {"type": "json_schema"}}, 400, "invalid_value", "json_schema"),
         ({"messages": QUESTION, "frequency_penalty": 0.5}, 400, "invalid_value", "frequency_penalty"),
         ({"messages": QUESTION, "tool_choice": {"function": {"name": "f"}}}, 400, "invalid_value", "'f'"),
     ],

@@ -1,8 +1,10 @@
 """What an engine serves is what the recorder needs, on every endpoint and streamed too."""
 
-from typing import Any
+from typing import Any, Literal
 
+import openai
 import pytest
+from pydantic import BaseModel
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
@@ -53,3 +55,30 @@ def test_recorded_is_what_was_sampled(engine: EngineClient, endpoint: str, strea
     assert same([call_made.response_ids], [done.token_ids])
     if call_made.response_ids == done.token_ids:
         assert close(call_made.logprobs, done.logprobs, 1e-5)
+
+
+class Sum(BaseModel):
+    """What the model must answer."""
+
+    carry: bool
+    digit: Literal["1", "2", "3"]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+def test_an_answer_in_json_is_recorded_as_constrained(engine: EngineClient, endpoint: str) -> None:
+    """With the client's own ``parse``; an engine without grammars refuses it and names the one that has them."""
+    history = RunHistory(engine.status().model_path, SamplingParams(64), seed=5)
+    with RecordingClients(engine.base_url, timeout_s=120, api_key=engine.api_key).sync_client(history) as client:
+        ask: Any = client.chat.completions.parse if endpoint == "chat" else client.responses.parse
+        given = {"messages": QUESTION, "response_format": Sum}
+        if endpoint == "responses":
+            given = {"input": QUESTION, "text_format": Sum}
+        if not engine.status().engine.startswith("vllm"):
+            with pytest.raises(openai.BadRequestError, match=r"response_format .* engine.kind: vllm"):
+                ask(model="any", **given)
+            return
+        answer = ask(model="any", **given)
+        parsed = answer.choices[0].message.parsed if endpoint == "chat" else answer.output_parsed
+        assert isinstance(parsed, Sum)
+        client.chat.completions.create(model="any", messages=QUESTION)
+    assert [call.constrained for call in history.calls()] == [True, False]

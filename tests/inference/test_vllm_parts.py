@@ -230,6 +230,40 @@ def test_forced_calls_are_stamped(choice: Any, constrained: bool) -> None:
     assert whole == event == {"id": "a", "policy_version": 7} | ({"constrained": True} if constrained else {})
 
 
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}
+
+
+@pytest.mark.parametrize(
+    ("form", "constrained"), [({"type": "json_object"}, True), (JSON_SCHEMA, True), ({"type": "text"}, False)]
+)
+def test_answers_in_json_are_stamped(form: dict[str, Any], constrained: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+    checked = checked_request(CHAT, json.dumps(body).encode(), 64)
+    assert checked.constrained == constrained and json.loads(checked.body)["response_format"] == form
+    assert checked_request(CHAT, json.dumps({**body, "tools": [tool], "tool_choice": "none"}).encode(), 64).body
+    if constrained:
+        with pytest.raises(ApiError, match=r"excludes tool calls: send the request without tools"):
+            checked_request(CHAT, json.dumps({**body, "tools": [tool]}).encode(), 64)
+
+
+@pytest.mark.parametrize(
+    ("form", "words"),
+    [
+        ({"type": "regex"}, "response_format.type"),
+        ({"type": "json_schema"}, "needs the field json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": []}}, "response_format.json_schema.schema"),
+        ({"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x" * 70_000]}}}, "65536 characters"),
+        ("json", "response_format"),
+    ],
+)
+def test_a_wrong_response_format_is_refused(form: Any, words: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+    with pytest.raises(ApiError, match=words):
+        checked_request(CHAT, json.dumps(body).encode(), 64)
+
+
 def test_messages_are_brought_to_one_form() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}], "seed": None, "n": 2}

@@ -57,6 +57,7 @@ class FakeEngine:
         self.refuse_next = 0  # answer so many chat requests with 503 first
         self.stamps_version = True
         self.constrained = False  # says of its answers that a grammar constrained them
+        self.text: str | None = None  # what it answers to everything
         self.dead = False
         self.abort: set[str] = set()  # prompts whose first completion comes back aborted
         self.hold: threading.Event | None = None  # chat requests wait for it
@@ -103,7 +104,8 @@ class FakeEngine:
     def _complete(self, prompt: list[int], sampling: SamplingParams) -> list[Completion]:
         completions = []
         for choice in range(sampling.n):
-            ids = [*encode(answer_to(decode(prompt), sampling.seed, choice)), END]
+            text = self.text or answer_to(decode(prompt), sampling.seed, choice)
+            ids = [*encode(text), END]
             ids, reason = (ids, "stop") if len(ids) <= sampling.max_tokens else (ids[: sampling.max_tokens], "length")
             aborted = choice == 0 and decode(prompt) in self.abort
             completions.append(Completion(ids, logprobs_of(ids), "abort" if aborted else reason))  # type: ignore[arg-type]

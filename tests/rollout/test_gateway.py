@@ -16,9 +16,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from pydantic import BaseModel
 
 from rft_platform.config.limits import RolloutLimits
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.serving.openai_schema import ChatBody
 from rft_platform.rollout.gateway import RecordingGateway
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
@@ -268,3 +270,27 @@ def test_a_run_that_ends_breaks_off_what_is_under_way(clients: RecordingClients,
         client.chat.completions.create(model="m", messages=MESSAGES)
     engine.hold.set()
     assert history.calls() == []
+
+
+class Sum(BaseModel):
+    """What an agent wants as an answer."""
+
+    digits: list[int]
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+def test_structured_output_of_the_openai_client(engine: FakeEngine, gateway: RecordingGateway, endpoint: str) -> None:
+    """``parse`` needs no change: its schema reaches the engine, the answer is parsed and recorded as constrained."""
+    engine.text, engine.constrained, history = '{"digits": [8, 4]}', True, new_history()
+    with openai.OpenAI(base_url=gateway.base_url, api_key=gateway.register(history), max_retries=0) as client:
+        if endpoint == "chat":
+            chat = client.chat.completions.parse(model="m", messages=MESSAGES, response_format=Sum)
+            parsed = chat.choices[0].message.parsed
+        else:
+            parsed = client.responses.parse(model="m", input="2+2?", text_format=Sum).output_parsed
+    assert parsed == Sum(digits=[8, 4])
+    (body,) = engine.chat_requests
+    checked = ChatBody.model_validate(body)
+    assert checked.asks_for_json and body["response_format"]["json_schema"]["schema"]["required"] == ["digits"]
+    (call,) = history.calls()
+    assert call.constrained and call.response["content"] == engine.text

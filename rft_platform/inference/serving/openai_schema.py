@@ -3,6 +3,7 @@
 Every number has bounds: what passes here can be sampled and recorded on every engine.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,6 +29,7 @@ MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 100.0  # beyond it every token is equally likely
 MIN_TEMPERATURE = 1e-5  # below it, but for 0, logits overflow; 0 is greedy
 MAX_STOPS = 64
+MAX_SCHEMA_CHARACTERS = 65_536  # of a JSON schema that an answer must follow: its grammar is compiled
 
 StopText = Annotated[str, Field(max_length=1024)]
 
@@ -74,6 +76,35 @@ class StreamOptions(BaseModel):
     """What a streamed answer carries besides the text."""
 
     include_usage: bool | None = None
+
+
+class JsonSchema(BaseModel):
+    """The schema that an answer must follow."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(min_length=1, max_length=256)
+    definition: dict[str, Any] = Field(alias="schema")
+
+    @field_validator("definition")
+    @classmethod
+    def _refuse_what_is_long(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if len(json.dumps(value)) > MAX_SCHEMA_CHARACTERS:
+            raise ValueError(f"the schema has more than {MAX_SCHEMA_CHARACTERS} characters")
+        return value
+
+
+class ResponseFormat(BaseModel):
+    """The form of an answer: any text, any JSON object, or JSON that follows a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> "ResponseFormat":
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("type json_schema needs the field json_schema with a name and a schema")
+        return self
 
 
 class SamplingBody(BaseModel):
@@ -140,6 +171,7 @@ class ChatBody(SamplingBody):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def token_limit(self) -> int | None:
@@ -161,6 +193,11 @@ class ChatBody(SamplingBody):
             raise ValueError("tool_choice is 'required', but the request has no tools")
         if self.forced_tool not in (None, "", *self.tool_names):
             raise ValueError(f"tool_choice names {self.forced_tool!r}, which is not among the tools {self.tool_names}")
+        if self.asks_for_json and self.tools and self.tool_choice != "none":
+            raise ValueError(
+                "a response_format other than text excludes tool calls: send the request without tools, or with "
+                "tool_choice 'none'"
+            )
         return self
 
     @model_validator(mode="wrap")
@@ -186,6 +223,11 @@ class ChatBody(SamplingBody):
     def tools_on_offer(self) -> list[dict[str, Any]] | None:
         """The tools that the model is told of, as they were sent: none where the choice is "none"."""
         return None if self.tool_choice == "none" else self._sent.get("tools")
+
+    @property
+    def asks_for_json(self) -> bool:
+        """Whether the answer must be JSON, so that it is sampled under a grammar."""
+        return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def forced_tool(self) -> str | None:

@@ -24,6 +24,10 @@ from rft_platform.inference.transformers_engine.request import Request, TokenEve
 from rft_platform.inference.transformers_engine.tool_calls import OPEN, ToolCallParser
 
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
+_NO_GRAMMAR = (
+    "response_format is not supported by the embedded engine, which samples under no grammar: set engine.kind: vllm, "
+    "or ask for JSON in the prompt or through a tool"
+)
 
 
 @dataclass
@@ -84,6 +88,8 @@ def install(app: FastAPI, engine: TransformersEngine) -> None:
 
 
 def _chat_work(engine: TransformersEngine, body: ChatBody) -> Work:
+    if body.asks_for_json:
+        raise ApiError(400, _NO_GRAMMAR, "invalid_value", "response_format")
     form = _form(engine, body, chat=True, logprobs=bool(body.logprobs))
     text = engine.template.text(body.conversation, body.tools_on_offer, body.chat_template_kwargs)
     prefix = "" if body.forced_tool is None else forced_beginning(body.forced_tool)

@@ -62,7 +62,7 @@ def checked_request(
             kept |= _unconstrained(kept)
         if template_options:
             kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
-    constrained = isinstance(checked, ChatBody) and checked.forced_tool is not None
+    constrained = isinstance(checked, ChatBody) and (checked.forced_tool is not None or checked.asks_for_json)
     return CheckedRequest(json.dumps(kept).encode(), checked if isinstance(checked, ChatBody) else None, constrained)
 
 
