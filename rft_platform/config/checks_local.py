@@ -49,7 +49,7 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
 def _folder_problems(key: str, path: str) -> Iterator[str]:
     folder = Path(path)
     if not folder.exists():
-        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
             said = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
             yield f"{key} {path}: {said}; give a model folder, or a Hugging Face name such as owner/model"
     elif not folder.is_dir():

@@ -34,7 +34,8 @@ def nearest_key(location: Location) -> str | None:
     *parents, last = location
     _, section = _walk(parents)
     if section is not None:
-        similar = difflib.get_close_matches(str(last), list(_names(section)), n=1, cutoff=0.6)
+        similar = difflib.get_close_matches(str(last), list(_names(section)), n=3, cutoff=0.6)
+        similar.sort(key=lambda name: sorted(name) != sorted(str(last)))  # two letters swapped come first
         if similar:
             return dotted((*parents, similar[0]), unknown=True)
     elsewhere: dict[str, str] = {}

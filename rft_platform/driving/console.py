@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.observability.masked_output import masked
+from rft_platform.observability.masked_output import masked, unmasked
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +19,11 @@ def output() -> "Console":
 def notes() -> "Console":
     """The console of progress and remarks: standard error, so that results can be piped."""
     return _console(stderr=True)
+
+
+def print_link(name: str, link: str) -> None:
+    """Print the link of a server with its access token, which the person who opens it needs."""
+    print(f"{name:<10} {link}", file=unmasked(sys.stdout), flush=True)
 
 
 def print_json(value: Any) -> None:

@@ -35,6 +35,11 @@ def masked(stream: TextIO) -> TextIO:
     return stream if isinstance(stream, _MaskedStream) else cast(TextIO, _MaskedStream(stream))
 
 
+def unmasked(stream: TextIO) -> TextIO:
+    """The stream behind the mask, for the one secret that a command prints on purpose: the link to open."""
+    return stream._stream if isinstance(stream, _MaskedStream) else stream
+
+
 def mask_output() -> None:
     """Mask secrets in everything that this process prints from now on, tracebacks included. For process entries."""
     sys.stdout, sys.stderr = masked(sys.stdout), masked(sys.stderr)

@@ -167,12 +167,18 @@ def nothing_whole(
     return failure
 
 
+def _hint(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) or "TimeoutError" in said(error):
+        return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
+    return "; correct the workflow and run the same command again"
+
+
 def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     error = tally.last_error
     what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
     place = f" ({error.place})" if isinstance(error, RemoteFailure) and error.place else ""
-    failure = UserCodeError(f"{what}, the last with {said(error)}{place}; run the workflow on one task alone")
+    failure = UserCodeError(f"{what}, the last with {said(error)}{place}{_hint(error)}")
     failure.__cause__ = error
     return failure

@@ -57,7 +57,7 @@ def ui(
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
     """Keep ``servers`` running until Ctrl-C; ``sensors_of``: the Dagster interface whose sensors are turned on."""
-    from rft_platform.driving.console import notes, output
+    from rft_platform.driving.console import notes, output, print_link
     from rft_platform.processes.signals import terminable
     from rft_platform.servers.leases import leases_of
     from rft_platform.servers.sensors import start_sensors
@@ -69,8 +69,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     try:
         with terminable(), serving(servers, home.logs) as children:
             for server in servers:
-                where = server.url or "running"
-                console.print(f"{server.name:<10} {where}", markup=False, soft_wrap=True)
+                print_link(server.name, server.url or "running")
             if sensors_of is not None:
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
