@@ -38,7 +38,8 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
     """Mark runs as failed whose driver process is gone, and free their pool slots; returns their ids.
 
-    Run monitoring does this for runs the daemon launched; nobody watches a run that lived in a driver's process.
+    Run monitoring does this for runs the daemon launched; nobody watches a run that lived in a driver's process. Slots
+    of runs that have failed already are freed too: a process that is killed between the two steps leaves them.
     """
     open_runs = instance.get_runs(
         dg.RunsFilter(
@@ -48,8 +49,17 @@ def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
     orphans = [run for run in open_runs if is_orphaned(run)]
     for run in orphans:
         instance.report_run_failed(run, "The process that drove this run ended before the run did.")
-        instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+    _free_slots_of_orphans(instance)
     return [run.run_id for run in orphans]
+
+
+def _free_slots_of_orphans(instance: dg.DagsterInstance) -> None:
+    """Free the pool slots of runs that have ended with their driver; a step that waits for such a slot never starts."""
+    storage = instance.event_log_storage
+    for run_id in storage.get_concurrency_run_ids():
+        run = instance.get_run_by_id(run_id)
+        if run is None or (run.is_finished and is_orphaned(run)):
+            storage.free_concurrency_slots_for_run(run_id)
 
 
 def is_orphaned(run: dg.DagsterRun) -> bool:

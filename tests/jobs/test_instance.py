@@ -59,6 +59,23 @@ def test_runs_of_a_dead_driver_end_as_failures_and_others_go_on(tmp_path):
     assert status["driven"] is status["daemon"] is dg.DagsterRunStatus.STARTED
 
 
+def test_pool_slots_of_dead_drivers_are_freed_also_where_their_runs_are_marked_already(tmp_path):
+    """A process that was killed between marking a run and freeing its slot left every later run waiting for ever."""
+    job = defs.resolve_job_def("warm_start_job")
+    dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
+    step = "warm_start_checkpoint"
+    with open_instance(Home(tmp_path)) as instance:
+        storage = instance.event_log_storage
+        storage.initialize_concurrency_limit_to_default("trainer")
+        orphan = instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED, tags={DRIVER_TAG: dead})
+        assert storage.claim_concurrency_slot("trainer", orphan.run_id, step).is_claimed
+        instance.report_run_failed(orphan, "killed before it freed the slot")
+        later = instance.create_run_for_job(job, run_id=DRIVEN, tags=driver_tags(DRIVEN))
+        assert not storage.claim_concurrency_slot("trainer", later.run_id, step).is_claimed
+        assert end_orphaned_runs(instance) == []
+        assert storage.claim_concurrency_slot("trainer", later.run_id, step).is_claimed
+
+
 def test_a_run_whose_driver_died_is_known_as_interrupted_before_anybody_ends_it(tmp_path):
     job = defs.resolve_job_def("warm_start_job")
     dead = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}"
