@@ -1,4 +1,4 @@
-"""Parts of section ``algorithm`` that have keys of their own."""
+"""Subsections of section ``algorithm``."""
 
 from typing import Literal
 
@@ -15,39 +15,40 @@ class KlLossArgs(Section):
     """Arguments of ``kl_loss_fn``."""
 
     kl_coef: NonNegativeFloat = 0.0
-    """The weight beta; at 0 no reference model is loaded."""
+    """The weight beta of the KL term. At 0 no reference model is loaded."""
 
 
 class EntropyLossArgs(Section):
     """Arguments of ``entropy_loss_fn``."""
 
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus; negative: a penalty."""
+    """Weight of the entropy bonus; a negative weight is a penalty."""
 
 
 class KlPenaltyArgs(Section):
     """Arguments of ``kl_penalty_fn``."""
 
     kl_coef: NonNegativeFloat = 0.0
-    """Reward that a nat of KL costs; at 0 there is no penalty."""
+    """Reward subtracted per nat of KL; 0 disables the penalty."""
     target: PositiveFloat | None = None
-    """Adapt the coefficient towards this KL, in nats a token."""
+    """Adapt the coefficient towards this KL, in nats per token."""
     horizon: PositiveFloat = 10_000.0
-    """Tokens over which it adapts."""
+    """Number of tokens over which the coefficient adapts."""
 
 
 class RolloutCorrection(Section):
-    """What makes up for the difference between the engine that sampled and the trainer."""
+    """Corrections for the difference between the engine's log-probs and the trainer's."""
 
     mode: Literal["bypass", "decoupled"] = "bypass"
-    """``bypass``: the ratio is to the engine's own log-probs. ``decoupled``: it is to the trainer's at the start of the
-    training, which costs a forward pass, and tokens are weighted by trainer / engine."""
+    """``bypass``: the policy ratio uses the engine's rollout log-probs. ``decoupled``: the policy ratio uses the
+    trainer's log-probs at the start of the training, which costs one forward pass, and each token is weighted by the
+    ratio trainer / engine."""
     weight_cap: PositiveFloat = 2.0
-    """Largest such weight."""
+    """Upper bound of an importance weight."""
     token_mask: Bounds | None = None
-    """Leave out tokens whose trainer / engine ratio is outside, [0.5, 5] for instance."""
+    """Exclude tokens whose trainer / engine ratio is outside these bounds, for example [0.5, 5]."""
     sequence_mask: Bounds | None = None
-    """Leave out rows whose geometric mean ratio is outside."""
+    """Exclude rows whose geometric mean of the trainer / engine ratio is outside these bounds."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "RolloutCorrection":
@@ -61,14 +62,14 @@ class RolloutCorrection(Section):
 
 
 class Overlong(Section):
-    """The soft over-long penalty: 0 up to ``max_length - cache_length`` tokens, then down to -1 at ``max_length``."""
+    """The soft over-long penalty: 0 up to ``max_length - cache_length`` tokens, linearly to -1 at ``max_length``."""
 
     weight: NonNegativeFloat | None = None
-    """Factor of the penalty in the reward; default: the preset's (dapo 1, others 0)."""
+    """Factor of the penalty in the reward. Default: the preset's (dapo 1, others 0)."""
     max_length: PositiveInt | None = None
-    """Tokens of a response; default: ``model.max_response_tokens``."""
+    """Length limit of a response, in tokens. Default: ``model.max_response_tokens``."""
     cache_length: PositiveInt | None = None
-    """Tokens before that in which the penalty grows; default: a fifth of ``max_length``."""
+    """Number of tokens before ``max_length`` over which the penalty grows. Default: a fifth of ``max_length``."""
 
     @model_validator(mode="after")
     def _inside(self) -> "Overlong":
@@ -80,20 +81,20 @@ class Overlong(Section):
 
 
 class ExperienceFilters(Section):
-    """Which judged rows train; what is not given comes from the preset."""
+    """Filters that keep judged rows out of training. A key that is not set takes the preset's value."""
 
     zero_variance: bool | None = None
-    """Leave out groups whose runs all have the same reward (dynamic sampling; dapo: true)."""
+    """Drop groups whose runs all have the same reward (dynamic sampling; dapo: true)."""
     max_batches: PositiveInt | None = None
-    """Batches of tasks that may be sampled, the first included, until ``buffer.batch_size`` groups are not left out so
-    (dapo: 3, others 1)."""
+    """Maximum number of task batches that one explore batch may sample, the first included, until ``buffer.batch_size``
+    groups pass the zero-variance filter (dapo: 3, others 1)."""
     reward_threshold: float | None = None
-    """Leave out runs with a lower reward (rejection sampling; rft: 1)."""
+    """Drop runs with a lower reward (rejection sampling; rft: 1)."""
     overlong: Overlong = Overlong()
 
 
 class Experts(Section):
-    """Demonstrations that are mixed in among the rollouts of every round (``mix``)."""
+    """Demonstrations that are mixed with the rollouts of every round (algorithm ``mix``)."""
 
     path: str
     """A file, a folder of split files, or the name of a Hugging Face dataset."""
@@ -101,6 +102,6 @@ class Experts(Section):
     subset_name: str | None = None
     format: TaskFormat = TaskFormat()
     weight: float = Field(default=0.1, gt=0, lt=1)
-    """Their share of the loss."""
+    """Share of the demonstrations in the loss."""
     batch_size: PositiveInt | None = None
-    """Demonstrations an optimiser step; default: ``weight`` of the experiences of a step."""
+    """Demonstrations per optimiser step. Default: ``weight`` times the experiences of a step."""

@@ -20,40 +20,40 @@ _SELECTORS = {"offline_easy2hard": "easy_to_hard"}
 
 
 class TaskFormat(Section):
-    """Which columns of a dataset hold what."""
+    """Names of a task dataset's columns."""
 
     prompt_key: str | None = "question"
-    """Column with the prompt; null: the tasks have no fixed columns, and a workflow of yours reads the whole row."""
+    """Column with the prompt. null: the tasks have no fixed columns, and your own workflow reads the whole row."""
     response_key: str | None = "answer"
-    """Column with the reference answer; null: the tasks have none."""
+    """Column with the reference answer. null: the tasks have no reference answer."""
     system_prompt: str | None = None
-    """Put before every prompt as the system message."""
+    """System message put before every prompt."""
 
 
 class RolloutArgs(Section):
-    """Sampling of one taskset; what is not given comes from section ``model`` (``n``: ``algorithm.repeat_times``)."""
+    """Sampling parameters of a taskset. Unset keys come from ``model`` (``n``: ``algorithm.repeat_times``)."""
 
     temperature: NonNegativeFloat | None = None
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = None
     max_tokens: PositiveInt | None = None
     n: PositiveInt | None = None
-    """Runs of a task."""
+    """Runs per task."""
 
 
 class TaskSelector(Section):
-    """In which order tasks are explored: a function of the seed, the step number and the rounds before."""
+    """The order in which tasks are explored. It depends only on the seed, the step number and the earlier rounds."""
 
     selector_type: Annotated[
         Literal["sequential", "shuffle", "random", "easy_to_hard", "difficulty_based"],
         BeforeValidator(lambda value: _SELECTORS.get(value, value)),
     ] = "shuffle"
-    """``shuffle``: a new permutation each epoch. ``random``: each batch drawn anew. ``easy_to_hard``: sorted within
-    each epoch. ``difficulty_based``: tasks whose pass rate is probably near a target. ``offline_easy2hard`` is an alias
-    of easy_to_hard."""
+    """``shuffle``: a new permutation in each epoch. ``random``: each batch is drawn independently. ``easy_to_hard``:
+    sorted within each epoch. ``difficulty_based``: tasks whose pass rate is probably near a target.
+    ``offline_easy2hard`` is an alias of easy_to_hard."""
     feature_keys: list[str] = Field(default_factory=list)
-    """Columns that say how hard a task is. easy_to_hard: sorted by them; difficulty_based: the first holds an expected
-    pass rate. Default: as measured."""
+    """Columns with the difficulty of a task. easy_to_hard sorts by them; for difficulty_based the first one holds an
+    expected pass rate. Default: the measured pass rates."""
     args: dict[str, Any] = Field(default_factory=dict, validation_alias=AliasChoices("args", "kwargs"))
     """Options of the selector."""
     seed: NonNegativeInt | None = None
@@ -64,7 +64,7 @@ MAX_ABS_REWARD = 1e6  #: default of ``max_abs_reward``
 
 
 class WeightedJudge(Section):
-    """One judge of a weighted sum."""
+    """One judge of a weighted sum of judges."""
 
     judge: str
     """Built-in name, or ``package.module:function``."""
@@ -79,7 +79,10 @@ JudgeChoice = Annotated[
 
 
 def _default_judge(written: dict[str, Any]) -> str | None:
-    """Where no judge is written: a workflow of the user's may reward itself, and nothing may replace what it says."""
+    """The default judge of a taskset that names none.
+
+    A user's own workflow gets no default judge: it may return its own reward, which a judge would replace.
+    """
     has_answers = getattr(written.get("format"), "response_key", None) is not None
     return "exact_match" if has_answers and ":" not in written.get("workflow", "") else None
 
@@ -88,7 +91,7 @@ class Taskset(Section):
     """A dataset, the workflow that solves its tasks and the judge that rewards the runs."""
 
     name: str | None = None
-    """Default: the stem of ``path``, with the split."""
+    """Default: the stem of ``path`` and the split."""
     storage_type: Literal["file"] = "file"
     path: str
     """A JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
@@ -105,21 +108,23 @@ class Taskset(Section):
         default_factory=_default_judge,
         validation_alias=AliasChoices("judge", "default_reward_fn_type", "reward_fn_type"),
     )
-    """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow rewards itself.
-    Default: exact_match for a built-in workflow on tasks with ``format.response_key``, null for a workflow of yours."""
+    """Built-in name, ``package.module:function``, a weighted list of judges, or null: the workflow returns its own
+    reward. Default: exact_match for a built-in workflow on tasks with ``format.response_key``, null for your own
+    workflow."""
     judge_args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of a single judge; in a list each entry has its own ``args``."""
+    """Keyword arguments of a single judge. In a list of judges each entry has its own ``args``."""
     reward_fn_args: dict[str, Any] = Field(default_factory=dict)
-    """What a class-style workflow, which rewards itself, finds as ``task.reward_fn_args``; no judge gets it."""
+    """``task.reward_fn_args`` of a class-style workflow, which computes its own reward. Judges do not receive it."""
     judge_timeout_s: PositiveFloat | None = 600.0
-    """Seconds that a judge function of yours may take for a run (or a group) before it counts as failed; null: no
-    limit. It bounds the rules math and code too, beside time-outs of their own; models that judge have their own."""
+    """Seconds that your own judge function may take per run (or per group) before it counts as failed; null: no limit.
+    It also limits the rules math and code, in addition to their own time-outs. Model judges have their own
+    time-outs."""
     max_abs_reward: PositiveFloat | None = MAX_ABS_REWARD
-    """A run whose reward is further from 0 than this counts as one that its judge failed on: it is left out, reported
-    and never passes. null: any finite reward counts."""
+    """A run with a larger absolute reward counts as a failure of its judge: it is left out of training, reported, and
+    never passes. null: any finite reward is accepted."""
     task_selector: TaskSelector = TaskSelector()
     limit: PositiveInt | None = None
-    """Use the first so many tasks only."""
+    """Use only the first ``limit`` tasks."""
 
 
 class ExplorerInput(Section):
@@ -133,56 +138,56 @@ class PriorityArgs(Section):
     """Arguments of ``priority_fn``."""
 
     decay: NonNegativeFloat = 2.0
-    """Priority = model_version - decay * use_count; the highest is served first."""
+    """Priority = model_version - decay * use_count; the highest priority is served first."""
 
 
 class ReplayBuffer(Section):
-    """Serving experiences more than once: used ones fill a step that fresh ones leave short."""
+    """Serve experiences more than once: used experiences fill a step for which there are too few new ones."""
 
     enable: bool = False
     priority_fn: str = "linear_decay"
-    """Which are served first: ``linear_decay``, or a function of yours by reference (``pkg.mod:attr``, or
-    ``/path/file.py:attr``) of ``model_version``, ``use_count`` and ``decay``; the highest goes first."""
+    """Order in which experiences are served: ``linear_decay``, or your own function of ``model_version``, ``use_count``
+    and ``decay`` by reference (``pkg.mod:attr`` or ``/path/file.py:attr``). The highest priority is served first."""
     priority_fn_args: PriorityArgs = PriorityArgs()
     reuse_cooldown_time: NonNegativeFloat | None = None
-    """Seconds before an experience may be served again."""
+    """Seconds before the same experience may be served again."""
 
 
 class OfflineFormat(Section):
-    """Which columns of an offline dataset hold what. A prompt or an answer is text, or a list of messages."""
+    """Names of an offline dataset's columns. A prompt or an answer is text or a list of messages."""
 
     prompt_type: Literal["messages", "plaintext", "chatpair"] | None = None
     """``messages``: whole conversations. ``plaintext``: prompt and answers as text. ``chatpair``: both as lists of
-    messages. null: as the columns and their values tell."""
+    messages. null: detected from the columns and their values."""
     messages_key: str = "messages"
     """Column with a conversation."""
     tools_key: str | None = None
-    """Column with the tools that the conversation may use; null: ``tools`` where there is such a column."""
+    """Column with the tools available in the conversation. null: column ``tools`` if it exists."""
     prompt_key: str = "prompt"
     response_key: str | None = None
-    """Column with the answer; null: ``response``, or else ``completion``."""
+    """Column with the answer. null: ``response``, or else ``completion``."""
     chosen_key: str = "chosen"
     """Column with the better answer of a pair."""
     rejected_key: str = "rejected"
     """Column with the worse answer of a pair."""
     system_prompt: str | None = None
-    """Put before every conversation that brings no system message."""
+    """System message put before every conversation that has none."""
 
 
 class ExperienceBuffer(Section):
-    """Where explorer and trainer services of one project exchange experiences; the dataset of an offline training."""
+    """Where experiences are stored, and the dataset of an offline training."""
 
     name: str = "experience_buffer"
     storage_type: Literal["sql", "file", "queue"] = "file"
     path: str | None = None
-    """A database URL or a file; default: inside the checkpoint folder of the project. Of an offline training (sft, dpo,
-    gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
+    """Dataset of an offline training (sft, dpo, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
+    the name of a Hugging Face dataset. No other training reads it."""
     split: str = "train"
-    """Of an offline dataset."""
+    """Split of an offline dataset."""
     subset_name: str | None = None
     format: OfflineFormat = OfflineFormat()
     limit: PositiveInt | None = None
-    """Use the first so many rows of an offline dataset only."""
+    """Use only the first ``limit`` rows of an offline dataset."""
     replay_buffer: ReplayBuffer = ReplayBuffer()
 
 
@@ -196,14 +201,14 @@ class Buffer(Section):
     """Batch sizes, the length of the run, and its inputs."""
 
     batch_size: PositiveInt = 32
-    """Tasks an explore batch."""
+    """Tasks per explore batch."""
     train_batch_size: PositiveInt | Literal["round"] | None = None
-    """Experiences an optimiser step; default: batch_size * repeat_times. ``round``: all that a round has, however many
-    calls its runs made, so that a round is one step."""
+    """Experiences per optimiser step. Default: batch_size * repeat_times. ``round``: all experiences of the round, so
+    that a round is one step, no matter how many model calls its runs made."""
     total_epochs: PositiveInt = 1
-    """Passes over the taskset, where ``total_steps`` is not given."""
+    """Passes over the taskset; used if ``total_steps`` is not set."""
     total_steps: PositiveInt | None = None
-    """Explore batches of the whole run; a round is ``synchronizer.sync_interval`` of them. Of an offline training:
-    optimiser steps, in place of ``total_epochs`` passes."""
+    """Explore batches of the whole run; a round has ``synchronizer.sync_interval`` of them. For an offline training:
+    optimiser steps, instead of ``total_epochs`` passes."""
     explorer_input: ExplorerInput = ExplorerInput()
     trainer_input: TrainerInput = TrainerInput()

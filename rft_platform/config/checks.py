@@ -1,4 +1,4 @@
-"""Faults that the types cannot show: found before anything starts, all of them at once, each with its fix."""
+"""Semantic checks of a configuration, made before anything starts; every problem is reported with its fix."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Checks of section ``algorithm`` against the preset in force: a key that would do nothing is refused."""
+"""Checks of section ``algorithm`` against the resolved preset: a key that would have no effect is refused."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from rft_platform.config.trainer import Algorithm, Critic
 
 
 def algorithm_problems(run: RunSettings) -> Iterator[str]:
-    """One line for each key that is missing, or that the algorithm would not read."""
+    """One line for each key that is missing or that the algorithm does not read."""
     config, preset, settings = run.config, run.algorithm, run.config.algorithm
     name = settings.algorithm_type
     if preset.experts and settings.experts is None:
@@ -61,13 +61,13 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _names_critic(settings: Algorithm) -> bool:
-    """Whether the user wrote section ``critic``, be it at defaults; in a dumped configuration all its keys stand."""
+    """Whether the user wrote section ``critic``, even with defaults; a dumped configuration contains all its keys."""
     written = "critic" in settings.model_fields_set and settings.critic.model_fields_set != set(Critic.model_fields)
     return written or settings.critic != Critic()
 
 
 def _adaptation_problems(penalty: KlPenaltyArgs) -> Iterator[str]:
-    """One line for each key of an adaptive coefficient that would not adapt."""
+    """One line for each key of an adaptive KL coefficient that would have no effect."""
     key = "algorithm.kl_penalty_fn_args"
     if penalty.target is not None and not penalty.kl_coef:
         yield f"{key}.target: at kl_coef 0 there is no penalty that could adapt; set {key}.kl_coef, or leave it out"

@@ -1,16 +1,16 @@
-"""Checks of ``explorer.auxiliary_models``: each is served here or asked elsewhere, and has a name of its own."""
+"""Checks of ``explorer.auxiliary_models``: each entry is either served here or elsewhere, and has a unique name."""
 
 from collections.abc import Iterator
 
 from rft_platform.config.explorer import AuxiliaryModel, RolloutModel
 from rft_platform.config.schema import RftConfig
 
-#: Keys of a model that is served here; where it is served already they say nothing.
+#: Keys of a model that the platform serves. They have no effect on a model that is served elsewhere.
 _OF_SERVING = sorted((set(RolloutModel.model_fields) - {"enable_thinking"}) | {"max_model_len"})
 
 
 def auxiliary_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each entry that says too little or too much, and for names that two of them share."""
+    """One line for each entry with missing or conflicting keys, and for each name that two entries share."""
     entries = config.explorer.auxiliary_models
     for index, entry in enumerate(entries):
         yield from _problems(f"explorer.auxiliary_models[{index}]", entry)
@@ -47,6 +47,6 @@ def _differs(entry: AuxiliaryModel, name: str) -> bool:
 
 
 def _leases(entry: AuxiliaryModel) -> list[str]:
-    """What the entry is known by: the leases of its engines; of a model elsewhere what would be its lease."""
+    """Lease names of the entry's engines; for a model that is served elsewhere, the name that its lease would have."""
     further = 0 if entry.base_url else entry.engine_num - 1
     return [entry.lease, *(f"{entry.lease}-{number + 1}" for number in range(further))]

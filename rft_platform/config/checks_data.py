@@ -1,4 +1,4 @@
-"""Checks of the data side: operators, dynamic sampling, task selectors. A key that would do nothing is refused."""
+"""Checks of operators, dynamic sampling and task selectors: a key that would have no effect is refused."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
 _OPERATORS = "data_processor.experience_pipeline.operators"
-#: Keys of ``algorithm.filters``, and the operator that each is a short form of.
+#: Keys of ``algorithm.filters`` and the operator that each of them stands for.
 _REPLACED = {
     "zero_variance": "dynamic_sampling",
     "max_batches": "dynamic_sampling",
@@ -16,7 +16,7 @@ _REPLACED = {
 
 
 def data_problems(run: RunSettings) -> Iterator[str]:
-    """One line for each key that would do nothing, or that does not fit the algorithm."""
+    """One line for each key that would have no effect or does not fit the algorithm."""
     config, preset = run.config, run.algorithm
     name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
     if operators and preset.trains_on != "rollouts":

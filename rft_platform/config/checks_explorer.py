@@ -1,4 +1,4 @@
-"""Checks and notices about how workflows are run: worker processes, over-rollout, dynamic time-outs."""
+"""Checks and notices for the execution of workflows: worker processes, over-rollout, dynamic time-outs."""
 
 import shutil
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _BATCHED = "single_turn"
 
 
 def explorer_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each setting of worker processes that cannot be."""
+    """One line for each invalid setting of the worker processes."""
     workers = config.explorer.workers
     if workers.kind == "inprocess":
         for key, value in (("python", workers.python), ("count", workers.count)):
@@ -26,7 +26,7 @@ def explorer_problems(config: RftConfig) -> Iterator[str]:
 
 
 def explorer_notices(config: RftConfig) -> Iterator[str]:
-    """One line for each setting that concerns workflows of several calls, where the taskset has none."""
+    """One line for each setting that has no effect because the taskset's workflow makes a single call."""
     taskset, explorer = config.buffer.explorer_input.taskset, config.explorer
     if taskset is None or taskset.workflow != _BATCHED:
         return

@@ -10,7 +10,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 
 def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iterator[str]:
-    """One line for each file that is missing and each request that the machine cannot meet."""
+    """One line for each missing file and for each request that exceeds this machine."""
     root = config.checkpoint_root_dir
     if root is not None and not Path(root).is_absolute():
         yield (
@@ -82,7 +82,7 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
             f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
             f"to {cpu_count} or less"
         )
-    # Without a GPU replicas share the processor, and the cluster that the file describes is elsewhere.
+    # Without a GPU the replicas share the processor, and ``cluster`` describes another machine.
     declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
     available = max(declared, 1)
     needed = serving.tensor_parallel_size * (serving.engine_num if declared else 1)

@@ -1,15 +1,15 @@
-"""Names of the project, the run and the registered model: each becomes a folder and a name in MLflow."""
+"""Check the names of the project, the run and the registered model: they become folder names and names in MLflow."""
 
 from collections.abc import Iterator
 
 from rft_platform.config.schema import RftConfig
 
-_LONGEST = 100  # characters: folders and MLflow take 250 bytes, and a character may take four
+_LONGEST = 100  # characters: folder names and MLflow allow 250 bytes, and a character may take four
 _FORBIDDEN = "/\\:'\""
 
 
 def name_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each name that cannot be one."""
+    """One line for each invalid name."""
     names = {"project": config.project, "name": config.name}
     if config.registry.model_name is not None:
         names["registry.model_name"] = config.registry.model_name

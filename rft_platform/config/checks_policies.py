@@ -1,16 +1,16 @@
-"""Checks of section ``policies``: names that tell policies apart, and what several of them do not go with yet."""
+"""Checks of section ``policies``: unique names, and settings that do not support several policies yet."""
 
 from collections.abc import Iterator
 
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
-#: Folders that lie beside those of policies.
+#: Names of folders that lie beside the folders of policies.
 _TAKEN = ("aside", "intermediate", "warm_start")
 
 
 def policies_problems(run: RunSettings) -> Iterator[str]:
-    """One line for each name that cannot be, and for each setting that several policies cannot be trained with."""
+    """One line for each invalid name and for each setting that does not support several policies."""
     config = run.config
     if not config.policies:
         return
@@ -40,7 +40,7 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
 
 
 def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
-    """Key, whether it is set, and what to do."""
+    """Key, whether it is set, and how to fix it."""
     config, preset = run.config, run.algorithm
     sync, algorithm = config.synchronizer, config.algorithm
     kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"

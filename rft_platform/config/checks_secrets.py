@@ -1,4 +1,4 @@
-"""Refuse settings that carry a password or a key: the configuration is kept as a file and shown in the interfaces."""
+"""Refuse settings that contain a password or key: configurations are stored as files and shown in web interfaces."""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _ELSEWHERE = "put it into an environment variable and read that in your code"
 
 
 def secret_problems(config: RftConfig) -> Iterator[str]:
-    """One line for each setting that looks like a secret or a URL with one; the secret itself is not repeated."""
+    """One line for each setting that looks like a secret or a URL with a secret. The line masks the secret."""
     for key, value in flat_settings(config).items():
         if any(isinstance(text, str) and _is_secret(text) for text in (value if isinstance(value, list) else [value])):
             field = re.split(r"[.\[]", key)[-1]

@@ -1,4 +1,4 @@
-"""Settings that are numbers of the right type, but of a size that no run can use."""
+"""Upper bounds for numbers of the right type that no run can use."""
 
 import difflib
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
 
-_MOST_RUNS = 10_000_000  # of an explore batch: its rows are held in memory
-_MOST_TOKENS = 10_000_000  # of a sequence
-_HIGHEST_RATE = 1.0  # AdamW moves a weight by about the learning rate in a step
+_MOST_RUNS = 10_000_000  # runs of an explore batch: its rows are held in memory
+_MOST_TOKENS = 10_000_000  # tokens of a sequence
+_HIGHEST_RATE = 1.0  # AdamW changes a weight by about the learning rate in a step
 _GATE_METRICS = ("sampled_pass", "greedy_pass", "mean_reward", "truncated_share", "failed_runs")
 
 
 def size_problems(run: RunSettings) -> Iterator[str]:
-    """One line for each number beyond what can be computed with."""
+    """One line for each number that is too large to compute with."""
     config, buffer, model = run.config, run.config.buffer, run.config.model
     runs = run.batches.batch_size * run.batches.repeat_times
     if runs > _MOST_RUNS:
@@ -37,7 +37,7 @@ def size_problems(run: RunSettings) -> Iterator[str]:
 
 
 def gate_problems(config: RftConfig) -> Iterator[str]:
-    """One line where the gate asks for a metric that no evaluation has. Names with / or @ may come from a judge."""
+    """One line if no evaluation reports the gate's metric. Names with / or @ may come from a judge and are accepted."""
     metric = config.evaluation.gate.metric
     known = [*_GATE_METRICS, *(f"{name}_{end}" for name in _GATE_METRICS[:2] for end in ("low", "high"))]
     if metric not in known and not {"/", "@"} & set(metric):

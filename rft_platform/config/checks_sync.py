@@ -1,4 +1,4 @@
-"""Faults of section ``synchronizer`` that the types cannot show, each with its fix."""
+"""Semantic checks of section ``synchronizer``."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from rft_platform.config.resolve import RunSettings
 
 
 def sync_problems(run: RunSettings) -> Iterator[str]:
-    """One line for each setting of how explorer and trainer keep step that cannot work."""
+    """One line for each synchronisation setting that cannot work."""
     yield from _dynamic_problems(run) if run.batches.dynamic else _fixed_problems(run)
 
 
@@ -21,7 +21,7 @@ def _fixed_problems(run: RunSettings) -> Iterator[str]:
 
 
 def _dynamic_problems(run: RunSettings) -> Iterator[str]:
-    """Where every run is one experience, their number is known before the run."""
+    """Checks of the dynamic styles, applied where every run is one experience (so their number is known)."""
     sync, plan, length = run.config.synchronizer, run.batches, run.length()
     by_trainer = sync.sync_style == "dynamic_by_trainer"
     wanted = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)

@@ -1,4 +1,4 @@
-"""Section ``data_processor``: what is done with experiences between their judgement and training."""
+"""Section ``data_processor``: processing of experiences between judgement and training."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ class OperatorConfig(Section):
     """One operator of the experience pipeline."""
 
     name: str
-    """Built-in name, one that a plugin registers, or ``package.module:function``."""
+    """Built-in name, a name that a plugin registers, or ``package.module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
 
 
 class ExperiencePipeline(Section):
-    """Operators on judged experiences, applied in this order before advantages are made."""
+    """Operators on judged experiences, applied in this order before advantages are computed."""
 
     operators: list[OperatorConfig] = Field(default_factory=list)
-    """They follow those of the algorithm; one takes the place of the algorithm's own of the same name."""
+    """They run after the algorithm's own operators. An operator with the same name replaces the algorithm's own."""
 
 
 class DataProcessor(Section):
-    """Processing of data on its way."""
+    """Processing of data between exploration and training."""
 
     experience_pipeline: ExperiencePipeline = ExperiencePipeline()

@@ -1,4 +1,4 @@
-"""Where a project keeps its state: every path below ``RFT_HOME`` is named here and nowhere else."""
+"""Paths of a project's state. Every path below ``RFT_HOME`` is defined in this module and nowhere else."""
 
 import os
 import stat
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What every process that writes below a home does without: permissions for other users.
+#: Umask of every process that writes below a home: no permissions for other users.
 PRIVATE_UMASK = 0o077
 
 
@@ -19,7 +19,7 @@ class Home:
 
     @classmethod
     def from_environment(cls) -> "Home":
-        """The folder that ``RFT_HOME`` names, else ``.rft`` below the current folder."""
+        """The folder that ``RFT_HOME`` names, or ``.rft`` below the current folder."""
         return cls(Path(os.environ.get("RFT_HOME", ".rft")).absolute())
 
     @property
@@ -39,12 +39,12 @@ class Home:
 
     @property
     def tensorboard(self) -> Path:
-        """TensorBoard's event files, one folder a project and name."""
+        """TensorBoard event files, one folder per project and name."""
         return self.root / "tensorboard"
 
     @property
     def leases(self) -> Path:
-        """One lease file a long-lived process."""
+        """One lease file per long-lived process."""
         return self.root / "leases"
 
     @property
@@ -54,17 +54,17 @@ class Home:
 
     @property
     def web_token(self) -> Path:
-        """The access token of the project's web servers, for its owner only."""
+        """The access token of the project's web servers, readable by the owner only."""
         return self.root / "web_token"
 
     @property
     def alerts(self) -> Path:
-        """One small file a failed run that people were told of."""
+        """One small file per failed run for which an alert was sent."""
         return self.root / "alerts"
 
     @property
     def rounds(self) -> Path:
-        """One folder a round: rollouts, judged experiences, evaluation."""
+        """One folder per round: rollouts, judged experiences, evaluation."""
         return self.root / "rounds"
 
     @property
@@ -74,18 +74,18 @@ class Home:
 
     @property
     def holds_results(self) -> bool:
-        """Whether a phase has left anything: until then the folder is free for another project or other settings."""
+        """Whether a phase has left a result. Until then another project or other settings may use the folder."""
         return any(self.rounds.glob("*/*.json"))
 
     def make_private(self) -> str | None:
-        """Take the permissions of other users away from a project's folder; a line about it if they had any.
+        """Remove the permissions of other users from a project's folder. Returns a message if they had any, else None.
 
-        A folder that holds no project is left alone: ``RFT_HOME`` may name a wrong one by mistake.
+        A folder that holds no project is left alone, because ``RFT_HOME`` may name a wrong folder by mistake.
         """
         if not self.config_file.exists() or not stat.S_IMODE(self.root.stat().st_mode) & PRIVATE_UMASK:
             return None
         for path in [*self.root.rglob("*"), self.root]:
-            with suppress(OSError):  # another user's, or removed meanwhile: the root bars the way to it
+            with suppress(OSError):  # another user's file, or removed meanwhile: the root folder protects it
                 if not path.is_symlink():
                     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~PRIVATE_UMASK)
         return f"{self.root} was open to other users of this machine; now only its owner can read and write it"
@@ -93,7 +93,7 @@ class Home:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Files and folders that the block makes are their owner's alone, as are those of processes that it starts."""
+    """Make files and folders created inside the block, also by child processes, accessible to their owner only."""
     before = os.umask(PRIVATE_UMASK)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Finding the known key that a misspelt one was meant to be."""
+"""Find the known key that a misspelt key probably means."""
 
 import difflib
 import types
@@ -13,9 +13,9 @@ Location = tuple[int | str, ...]
 
 
 def dotted(location: Location, *, unknown: bool = False) -> str:
-    """A validation error's location as the user would write it: ``explorer.auxiliary_models[0].name``.
+    """The location of a validation error as the user would write it: ``explorer.auxiliary_models[0].name``.
 
-    ``unknown`` says that the last part is a key the schema does not have.
+    ``unknown``: the last part is a key that the schema does not have.
     """
     parts, _ = _walk(location[:-1] if unknown else location)
     if unknown:
@@ -27,9 +27,9 @@ def dotted(location: Location, *, unknown: bool = False) -> str:
 
 
 def nearest_key(location: Location) -> str | None:
-    """The known key nearest to the unknown one at ``location``, or None where nothing is near.
+    """The known key most similar to the unknown key at ``location``, or None if no key is similar.
 
-    A key of the same section is preferred; else one that bears this name, or nearly, in another section.
+    A key of the same section is preferred; else a key with the same or a similar name in another section.
     """
     *parents, last = location
     _, section = _walk(parents)
@@ -46,7 +46,7 @@ def nearest_key(location: Location) -> str | None:
 
 
 def _walk(location: Iterable[int | str]) -> tuple[list[int | str], type[BaseModel] | None]:
-    """The location without the tags that pydantic puts in for unions, and the section it leads to (None: a value)."""
+    """The location without the union tags that pydantic inserts, and the section that it leads to (None: a value)."""
     section: type[BaseModel] | None = RftConfig
     parts: list[int | str] = []
     for part in location:

@@ -1,4 +1,4 @@
-"""Reading the YAML file: every fault is one clear line that names the key, what was given and what is expected."""
+"""Load the YAML configuration. Every error is one line with the key, the value given and the value expected."""
 
 import os
 import re
@@ -19,34 +19,34 @@ from rft_platform.files import digest_json
 def load_config(path: str | os.PathLike[str]) -> RftConfig:
     """Read, validate and resolve a configuration file.
 
-    Relative paths are taken from the file's folder. Raises ``UserError`` with one line for each fault.
+    Relative paths are relative to the file's folder. Raises ``UserError`` with one line for each problem.
     """
     path = Path(path).absolute()
     return build_config(resolve_paths(read_yaml(path), path.parent), source=str(path))
 
 
 def build_config(data: dict[str, Any], source: str = "configuration") -> RftConfig:
-    """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each fault."""
+    """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each problem."""
     try:
         return RftConfig.model_validate(data)
     except ValidationError as error:
-        faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]  # of another
+        faults = [detail for detail in error.errors() if detail["type"] != "default_factory_not_called"]  # a follow-up
         lines = [_describe(detail) for detail in faults]
         raise UserError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 
 def dump_config(config: RftConfig) -> str:
-    """The configuration as YAML with every key written out; it loads back equal."""
+    """The configuration as YAML with every key written out; loading it gives an equal configuration."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def config_digest(config: RftConfig) -> str:
-    """SHA-256 of the configuration's content: equal settings have equal digests, however they were written."""
+    """SHA-256 of the configuration's content. Equal settings have equal digests, independent of the file's layout."""
     return digest_json(config.model_dump(mode="json"))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """PyYAML lets the last of two equal keys win in silence; here they are an error."""
+    """A YAML loader that refuses duplicate keys; PyYAML silently keeps the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -60,17 +60,17 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what the loader would read as a number."""
+    """A YAML dumper that quotes strings which the loader would read as numbers."""
 
 
-for _class in (_UniqueKeyLoader, _Dumper):  # YAML 1.1 reads 1e-6 as text, everybody else as a number
+for _class in (_UniqueKeyLoader, _Dumper):  # YAML 1.1 reads 1e-6 as text; most readers expect a number
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
     )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file as it stands, not validated; UserError where it cannot be read."""
+    """The content of a YAML file, not validated; raises UserError if it cannot be read."""
     if not path.is_file():
         raise UserError(f"{path}: no such configuration file; give the path of a YAML file")
     try:

@@ -1,6 +1,6 @@
-"""What the configuration knows of the judges that ask a model."""
+"""Names of the model judges and of their arguments, for the checks of the configuration."""
 
-#: Their names.
+#: Names of the judges that ask a model.
 MODEL_JUDGES = ("llm", "pairwise")
-#: Their arguments that say how patiently and how often the model is asked: no part of a judge's version.
+#: Their arguments for time-outs, retries, concurrency, cache and budget. They are not part of a judge's version.
 PATIENCE = ("timeout_s", "retries", "backoff_s", "concurrency", "cache", "budget", "on_invalid")

@@ -1,4 +1,4 @@
-"""One line for each setting that is accepted for compatibility but changes nothing here."""
+"""Notices: one line for each accepted setting that has no effect."""
 
 from rft_platform.config.checks_explorer import explorer_notices
 from rft_platform.config.schema import RftConfig
@@ -15,7 +15,7 @@ _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager",
 
 
 def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
-    """What the user wrote that has no effect (on a machine with ``gpu_count`` GPUs, where given), one line each."""
+    """One line for each setting of the user that has no effect (on a machine with ``gpu_count`` GPUs, if given)."""
     lines = [
         f"{key} has no effect here: {reason}"
         for key, reason in _NO_EFFECT.items()

@@ -1,4 +1,4 @@
-"""Offline trainings: mode train on a dataset that is there already, instead of on what was explored."""
+"""Offline trainings: mode train on an existing dataset instead of explored experiences."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +19,9 @@ _WANTED = {
 
 
 def offline_kind(config: RftConfig, preset: Preset) -> OfflineKind | None:
-    """Which offline training a configuration asks for; None: it works on explored rounds.
+    """The kind of offline training that a configuration asks for; None: it trains on explored rounds.
 
-    ``gkd`` does either: in mode train with a dataset it learns its teacher's distribution on that.
+    ``gkd`` supports both: in mode train with a dataset it distils its teacher on that dataset.
     """
     if config.mode != "train":
         return None
@@ -34,7 +34,7 @@ def offline_kind(config: RftConfig, preset: Preset) -> OfflineKind | None:
 
 
 def offline_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
-    """One line for each setting that an offline training, or an algorithm that is one, cannot work with."""
+    """One line for each setting that is invalid for an offline training or an algorithm that only trains offline."""
     kind, algorithm = offline_kind(config, preset), config.algorithm.algorithm_type
     if kind is None:
         if preset.trains_on != "rollouts":

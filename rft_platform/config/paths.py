@@ -1,4 +1,4 @@
-"""Paths in a configuration file are relative to that file; names of hub models and data sets are left alone."""
+"""Resolve the paths in a configuration relative to its file. Names of models and datasets on the hub stay unchanged."""
 
 import os
 import re
@@ -29,7 +29,7 @@ _CODE = re.compile(r"(?P<file>[^:\n]+\.py):(?P<attribute>[\w.]+)")
 
 
 def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A copy of the raw configuration with every local path absolute, relative ones taken from ``folder``."""
+    """A copy of the raw configuration with every local path made absolute, relative to ``folder``."""
     data = deepcopy(data)
     for keys in _LOCAL:
         _rewrite(data, keys, folder, always=True)
@@ -53,7 +53,7 @@ def _rewrite(node: Any, keys: tuple[str, ...], folder: Path, *, always: bool) ->
 
 
 def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None:
-    """Make a relative path absolute but follow no link: an environment's interpreter is one, to that of the system."""
+    """Make a relative path absolute without following links: the interpreter of a virtual environment is a link."""
     *sections, last = keys
     for section in sections:
         node = node.get(section) if isinstance(node, dict) else None
@@ -62,7 +62,7 @@ def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None
 
 
 def _with_code(node: Any, folder: Path) -> Any:
-    """The same with every ``file.py:attribute``, wherever it stands, made absolute where there is such a file."""
+    """A copy in which every ``file.py:attribute`` whose file exists has an absolute path, at any depth."""
     if isinstance(node, dict):
         return {key: _with_code(value, folder) for key, value in node.items()}
     if isinstance(node, list):
@@ -73,7 +73,7 @@ def _with_code(node: Any, folder: Path) -> Any:
 
 
 def _is_path(value: str) -> bool:
-    """A bare word is left as it is: as a folder it would lie beside the file, where nobody meant it to be."""
+    """Whether ``value`` is written as a path; a bare word is not, since a folder of that name is rarely intended."""
     return "/" in value or value.startswith(("~", "."))
 
 

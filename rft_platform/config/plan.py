@@ -1,4 +1,4 @@
-"""What a run will do, worked out before it starts: processes, devices, batch arithmetic, what waits for what."""
+"""The dry-run plan of a run: processes, devices, batch sizes, and the order of the phases."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rft_platform.config.schema import RftConfig
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlan:
-    """A long-lived process (or group of them) that a run needs."""
+    """A long-lived process, or group of processes, that a run needs."""
 
     name: str
     what: str
@@ -26,11 +26,11 @@ class RunPlan:
 
     title: str
     processes: tuple[ProcessPlan, ...]
-    batches: Batches | None  # None: nothing is explored
-    length: RunLength | None  # None: it takes the number of tasks to know
+    batches: Batches | None  # None: the run does not explore
+    length: RunLength | None  # None: it depends on the number of tasks, which is not known
     waits: tuple[str, ...]
     notices: tuple[str, ...]
-    tasksets: tuple[str, ...] = ()  # of each dataset of tasks, what is done with it
+    tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
     home: str | None = None  # the project's folder
 
 
@@ -67,7 +67,7 @@ def render_plan(plan: RunPlan) -> str:
 
 
 def _length_notices(run: RunSettings, length: RunLength | None, task_count: int | None) -> Iterator[str]:
-    """One line for each length of the run that is sound, but perhaps not meant."""
+    """One line for each setting of the run's length that is valid but perhaps not intended."""
     if length is None:
         return
     config, batches, end = run.config, run.batches, run.config.trainer.total_steps

@@ -1,4 +1,4 @@
-"""Section ``policies``: trainable policies beside the first one, each of which learns from its own calls."""
+"""Section ``policies``: additional trainable policies, each trained on its own calls."""
 
 from pydantic import Field
 
@@ -6,20 +6,20 @@ from rft_platform.config.section import Section
 
 
 class FurtherPolicy(Section):
-    """A policy beside the one of section ``model``.
+    """A policy in addition to the one of section ``model``.
 
-    It is served by an engine of its own, as sections ``engine`` and ``explorer.rollout_model`` say, and trained as
-    sections ``algorithm``, ``buffer`` and ``trainer`` say, all of which it shares with the first.
+    It has its own engine, configured by sections ``engine`` and ``explorer.rollout_model``, and is trained with the
+    settings of sections ``algorithm``, ``buffer`` and ``trainer``. It shares all these sections with the first policy.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
-    """By which calls name it as their ``model``; its checkpoints lie in a folder of this name."""
+    """Name that calls use as their ``model``; also the name of the folder with its checkpoints."""
     model_path: str = Field(min_length=1)
-    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry: what it starts from."""
+    """Starting weights: a folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry."""
     train: bool = True
-    """false: it is served and its calls are recorded, but it stays as it is."""
+    """false: the policy is served and its calls are recorded, but it is not trained."""
 
     @property
     def lease(self) -> str:
-        """Stem of the lease and log files of its engine."""
+        """Stem of the lease and log file names of its engine."""
         return f"policy-{self.name}"

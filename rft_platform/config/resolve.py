@@ -1,4 +1,4 @@
-"""Resolve a configuration into the settings that a run works with.
+"""Resolve a configuration into the settings of a run.
 
 This is the only place that merges an algorithm's preset with the keys that replace its parts, computes batch sizes and
 counts rounds and optimiser steps. Checks, dry run, driver, assets and phases read the result.
@@ -14,7 +14,7 @@ from rft_platform.config.limits import Patience, RolloutLimits
 from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.schema import RftConfig
 
-#: ``train_batch_size`` where an optimiser step takes a whole round: more experiences than a round can have.
+#: Value of ``train_batch_size`` if an optimiser step takes a whole round: more experiences than a round can have.
 WHOLE_ROUND = 2**31 - 1
 
 
@@ -22,46 +22,46 @@ WHOLE_ROUND = 2**31 - 1
 class Batches:
     """How tasks become experiences, and experiences become optimiser steps.
 
-    Counts are those of rounds in which no run fails. They are exact where every run is one experience; a workflow of
-    several model calls gives at least these experiences, and so at least these steps.
+    The counts assume that no run fails. They are exact if every run is one experience. For a workflow with several
+    model calls they are lower bounds.
     """
 
-    batch_size: int  # tasks of an explore batch
-    repeat_times: int  # runs of a task
+    batch_size: int  # tasks per explore batch
+    repeat_times: int  # runs per task
     batches_a_round: int
-    train_batch_size: int  # experiences of an optimiser step; ``WHOLE_ROUND``: all of the round's
+    train_batch_size: int  # experiences per optimiser step; ``WHOLE_ROUND``: all experiences of the round
     exact: bool
-    dynamic: bool  # a step takes what has landed, of whatever rounds
-    max_batches: int  # batches of tasks that may be sampled in place of one (dynamic sampling); 1: no more than it
+    dynamic: bool  # a step takes the rows that have landed, of any round
+    max_batches: int  # task batches that may be sampled instead of one (dynamic sampling); 1: no further ones
 
     @property
     def groups_a_round(self) -> int:
-        """Tasks whose runs a round is to train on."""
+        """Tasks of a round: the number of groups that it trains on."""
         return self.batch_size * self.batches_a_round
 
     @property
     def experiences_a_round(self) -> int:
-        """Runs of a round."""
+        """Runs per round."""
         return self.groups_a_round * self.repeat_times
 
     @property
     def whole_round(self) -> bool:
-        """Whether a round is one optimiser step, however many experiences it has."""
+        """Whether a round is one optimiser step, independent of its number of experiences."""
         return self.train_batch_size == WHOLE_ROUND
 
     @property
     def steps_a_round(self) -> int:
-        """Optimiser steps of a round."""
+        """Optimiser steps per round."""
         return -(-self.experiences_a_round // self.train_batch_size)
 
     def steps(self, rounds: int) -> int:
-        """Optimiser steps of so many rounds; in the dynamic styles about so many."""
+        """Optimiser steps of ``rounds`` rounds; approximate in the dynamic styles."""
         if self.dynamic:
             return -(-rounds * self.experiences_a_round // self.train_batch_size)
         return rounds * self.steps_a_round
 
     def rounds(self, steps: int) -> int:
-        """The rounds that so many optimiser steps take."""
+        """Number of rounds needed for ``steps`` optimiser steps."""
         if self.dynamic:
             return -(-steps * self.train_batch_size // self.experiences_a_round)
         return -(-steps // self.steps_a_round)
@@ -69,7 +69,7 @@ class Batches:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """How long a run is where no row is dropped."""
+    """Length of a run in which no row is dropped."""
 
     rounds: int
     steps: int
@@ -77,19 +77,19 @@ class RunLength:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """The settings of a run: its configuration, and everything that follows from it."""
+    """The settings of a run: its configuration and everything derived from it."""
 
     config: RftConfig
-    algorithm: Preset  # of ``algorithm_type``, with the parts that the configuration replaces
-    offline: OfflineKind | None  # None: the run works in rounds on what it explores
+    algorithm: Preset  # preset of ``algorithm_type``, with the parts that the configuration replaces
+    offline: OfflineKind | None  # None: the run explores and trains in rounds
     batches: Batches
     limits: RolloutLimits
 
     def length(self, task_count: int | None = None) -> RunLength | None:
-        """Rounds and optimiser steps of a run that explores; None where it takes the number of tasks to know.
+        """Rounds and optimiser steps of a run that explores; None if they depend on an unknown number of tasks.
 
-        The run ends after ``buffer.total_steps`` explore batches (else ``buffer.total_epochs`` passes over the tasks),
-        or earlier with the round that reaches ``trainer.total_steps``.
+        The run ends after ``buffer.total_steps`` explore batches (or ``buffer.total_epochs`` passes over the tasks), or
+        earlier with the round that reaches ``trainer.total_steps``.
         """
         buffer, end = self.config.buffer, self.config.trainer.total_steps
         explored = buffer.total_steps
@@ -104,7 +104,7 @@ class RunSettings:
 
 
 def resolve(config: RftConfig) -> RunSettings:
-    """The settings of ``config``. Imports its plugins; UserError for algorithm parts and options that do not exist."""
+    """Resolve ``config`` and import its plugins. Raises UserError for unknown algorithm parts or options."""
     algorithm = _algorithm(config)
     return RunSettings(config, algorithm, offline_kind(config, algorithm), _batches(config, algorithm), _limits(config))
 

@@ -1,4 +1,4 @@
-"""Whether a project may go on with a configuration other than the one it was started with."""
+"""Check whether a started project may continue with a changed configuration."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 
 _TASKSET = "buffer.explorer_input.taskset"
-_SERVING = (  # how a model is spread over processes and GPUs
+_SERVING = (  # how a model is distributed over processes and GPUs
     "engine_num",
     "tensor_parallel_size",
     "gpu_memory_utilization",
@@ -17,8 +17,8 @@ _SERVING = (  # how a model is spread over processes and GPUs
     "enable_prefix_caching",
 )
 
-#: Settings that change how long, where, how patiently or how watched a run is, but not what its rounds compute.
-#: ``[]`` stands for any entry of a list.
+#: Settings that a started project may change: length, hardware, time-outs and monitoring, but nothing that changes what
+#: a round computes. ``[]`` stands for any entry of a list.
 FREE = (
     "mode",
     "group",
@@ -74,7 +74,7 @@ FREE = (
 
 
 def check_unchanged(old: RftConfig, new: RftConfig) -> None:
-    """Raise ``UserError`` naming every setting that a started project may not change; ``FREE`` ones may."""
+    """Raise ``UserError`` naming every changed setting that a started project may not change (all except ``FREE``)."""
     changes, free = changed_keys(old, new), (*FREE, *_patience(new))
     fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
     if fixed:
@@ -87,19 +87,19 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
 
 
 def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> value before and after, for every key that differs."""
+    """Map each key that differs, dotted, to its values before and after."""
     before, after = flat_settings(old), flat_settings(new)
     keys = dict.fromkeys([*before, *after])
     return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
 def flat_settings(config: RftConfig) -> dict[str, Any]:
-    """Dotted key -> value of every setting."""
+    """Map every setting's dotted key to its value."""
     return _flat(config.model_dump(mode="json"))
 
 
 def _patience(config: RftConfig) -> list[str]:
-    """The keys that say how patiently the judges of the taskset ask their models."""
+    """Keys of the taskset's model judges that set only time-outs, retries and the like (``PATIENCE``)."""
     taskset = config.buffer.explorer_input.taskset
     judge = None if taskset is None else taskset.judge
     if judge is None or isinstance(judge, str):
@@ -111,7 +111,7 @@ def _patience(config: RftConfig) -> list[str]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value; entries of a list are ``key[0]``, those that are no mapping stay together."""
+    """Map dotted keys to values. Entries of a list of mappings become ``key[0]``; other lists stay one value."""
     if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
         inside = {f"{prefix}[{index}]": entry for index, entry in enumerate(value)}
     elif isinstance(value, dict) and value:
@@ -125,6 +125,6 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _is_among(key: str, free: Sequence[str]) -> bool:
-    """Whether ``key``, or a section that it is in, is one of ``free``."""
+    """Whether ``key``, or a section that contains it, is one of ``free``."""
     names = (key, re.sub(r"\[\d+\]", "[]", key))
     return any(name == one or name.startswith((f"{one}.", f"{one}[")) for name in names for one in free)

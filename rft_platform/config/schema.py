@@ -1,4 +1,4 @@
-"""The whole configuration file as one typed, frozen object."""
+"""The whole configuration file as one typed, frozen model."""
 
 import math
 from copy import deepcopy
@@ -29,7 +29,7 @@ _SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dyn
 
 
 class LoraConfig(Section):
-    """A LoRA adapter to train in place of the full weights."""
+    """A LoRA adapter to train instead of the full weights."""
 
     name: str = "lora"
     path: str | None = None
@@ -40,13 +40,13 @@ class LoraConfig(Section):
 
 
 class Model(Section):
-    """The policy and the limits of its sequences, in tokens."""
+    """The policy and its length limits, in tokens."""
 
     model_path: str = ""
-    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry. Every run needs it."""
+    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry. Required."""
     critic_model_path: str | None = None
     max_model_len: PositiveInt | None = None
-    """Prompt and response together; default: the model's own limit."""
+    """Prompt and response together. Default: the model's own limit."""
     max_prompt_tokens: PositiveInt | None = None
     max_response_tokens: PositiveInt | None = None
     temperature: NonNegativeFloat = 1.0
@@ -58,73 +58,75 @@ class Model(Section):
 
     @property
     def response_limit(self) -> int:
-        """Most tokens a response may have: as given, else half of ``max_model_len``, else 1024."""
+        """Maximum tokens of a response: ``max_response_tokens`` if set, else half of ``max_model_len``, else 1024."""
         return self.max_response_tokens or (self.max_model_len or 2048) // 2
 
 
 class Cluster(Section):
-    """The machines."""
+    """The machines of the run."""
 
     node_num: PositiveInt = 1
     gpu_per_node: NonNegativeInt | None = None
-    """Default: what the machine has."""
+    """Default: all GPUs of the machine."""
 
 
 class Synchronizer(Section):
-    """When the explorer takes new weights, and how they travel. A version is an optimiser step."""
+    """When the explorer takes new weights, and how they are transferred. A version is an optimiser step."""
 
     sync_method: Annotated[
         Literal["nccl", "memory", "checkpoint"], BeforeValidator(lambda value: _SYNC_METHODS.get(value, value))
     ] = "checkpoint"
-    """``online`` is an alias of nccl, ``offline`` of checkpoint."""
+    """``online`` is an alias of nccl, ``offline`` an alias of checkpoint."""
     sync_style: Annotated[
         Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"],
         BeforeValidator(lambda value: _SYNC_STYLES.get(value, value)),
     ] = "fixed"
-    """``explorer_driven`` and ``trainer_driven`` are aliases of the dynamic styles."""
+    """``explorer_driven`` is an alias of dynamic_by_explorer, ``trainer_driven`` of dynamic_by_trainer."""
     sync_interval: PositiveInt = 1
-    """fixed: explore batches of a round. dynamic_by_explorer: explore batches after which the explorer takes newer
-    weights, if there are any. dynamic_by_trainer: optimiser steps after which the trainer publishes weights."""
+    """fixed: explore batches per round. dynamic_by_explorer: explore batches after which the explorer takes newer
+    weights, if any. dynamic_by_trainer: optimiser steps after which the trainer publishes weights."""
     sync_offset: NonNegativeInt = 0
-    """Explore batches that the explorer may run ahead of the trainer; in the dynamic styles 0 sets no bound."""
+    """Explore batches that the explorer may run ahead of the trainer. In the dynamic styles 0 means no bound."""
     max_staleness: NonNegativeInt | None = None
-    """Policy versions (optimiser steps) that the weights which sampled a row may lie behind those that train on it. In
-    the dynamic styles the explorer waits rather than exceed it; rows that do are left out and counted. Default: any."""
+    """Maximum number of policy versions (optimiser steps) between the weights that sampled a row and the weights that
+    train on it. In the dynamic styles the explorer waits instead of exceeding it. Older rows are left out and counted.
+    Default: no limit."""
     sync_timeout: PositiveFloat = 3600.0
-    """Seconds to wait for the other side."""
+    """Seconds to wait for the other side. Accepted for compatibility, without effect: a phase waits without a limit."""
 
     @property
     def dynamic(self) -> bool:
-        """Whether a training takes what has landed, in place of its own round's rows."""
+        """Whether a training takes all rows that have landed, instead of the rows of its own round."""
         return self.sync_style != "fixed"
 
     @property
     def batches_a_round(self) -> int:
-        """Explore batches of a round; in the dynamic styles rows land batch by batch."""
+        """Explore batches per round. In the dynamic styles it is 1: rows land batch by batch."""
         return 1 if self.dynamic else self.sync_interval
 
     @property
     def offset_rounds(self) -> int:
-        """Rounds that exploration may begin ahead of training: ``sync_offset`` in whole rounds, rounded up."""
+        """Rounds that exploration may start ahead of training: ``sync_offset`` in whole rounds, rounded up."""
         return math.ceil(self.sync_offset / self.batches_a_round)
 
 
 class RftConfig(Section):
-    """Everything a run depends on."""
+    """The complete configuration of a run."""
 
     mode: Mode = "both"
     project: str = Field(default="rft", min_length=1)
     group: str = ""
-    """Groups the runs of related experiments."""
+    """Label for the runs of related experiments."""
     name: str = Field(default="default", min_length=1)
-    """The experiment."""
+    """Name of the experiment."""
     checkpoint_root_dir: str | None = None
-    """Checkpoints go to ``<here>/<project>/<name>``; default: ``checkpoints`` below ``RFT_HOME``."""
+    """Checkpoints are stored in ``<checkpoint_root_dir>/<project>/<name>``. Default: ``checkpoints`` below
+    ``RFT_HOME``."""
     continue_from_checkpoint: bool = True
     seed: NonNegativeInt = 42
     model: Model = Model()
     policies: list[FurtherPolicy] = Field(default_factory=list)
-    """Trainable policies beside that of ``model``; each learns from the calls that name it."""
+    """Trainable policies in addition to that of ``model``; each learns from the calls that name it."""
     algorithm: Algorithm = Algorithm()
     cluster: Cluster = Cluster()
     buffer: Buffer = Buffer()
@@ -141,7 +143,7 @@ class RftConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_place_a_setting(cls, data: Any) -> Any:
-        """Fold keys that name the same setting twice into the one that the platform reads."""
+        """Merge keys that are synonyms of one setting into the key that the platform reads."""
         return _fold_synonyms(data) if isinstance(data, dict) else data
 
     @property
@@ -152,20 +154,20 @@ class RftConfig(Section):
 
     @property
     def selects_rows(self) -> bool:
-        """Whether a training settles row by row what it takes; else it takes its own round's rows, all of them."""
+        """Whether each training selects its rows one by one. Otherwise it takes all rows of its own round."""
         replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
         return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
 
 
 def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which each setting stands where the platform reads it; what is malformed is left for validation."""
+    """A copy in which each setting has the key that the platform reads. Malformed values are left for validation."""
     data = deepcopy(data)
     buffer = data.get("buffer")
     if isinstance(buffer, dict) and "eval_tasksets" in buffer:
         _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
 
     fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
-    interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches a round
+    interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches per round
     batches = _get(data, "explorer.eval_interval")
     if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
         _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))

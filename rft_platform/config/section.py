@@ -1,10 +1,10 @@
-"""What every section of the configuration shares."""
+"""Base class of all sections of the configuration."""
 
 from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A frozen mapping of known keys. An unknown key is refused; the text under a key is its description."""
+    """A frozen mapping of known keys. Unknown keys are refused. The docstring below a key is its description."""
 
     model_config = ConfigDict(
         extra="forbid",

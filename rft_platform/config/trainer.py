@@ -1,4 +1,4 @@
-"""Sections ``algorithm`` and ``trainer``: what is optimised, and the processes that do it."""
+"""Sections ``algorithm``, ``trainer`` and ``warm_start``: the algorithm and the processes that train."""
 
 from typing import Any, Literal
 
@@ -27,23 +27,24 @@ class Optimizer(Section):
     weight_decay: NonNegativeFloat = 0.0
     eps: PositiveFloat = 1e-8
     clip_grad: PositiveFloat = 1.0
-    """Largest gradient norm."""
+    """Maximum gradient norm."""
     total_steps: PositiveInt | None = None
-    """End of the decay; default: the optimiser steps of the whole run."""
+    """Step at which the decay ends. Default: the optimiser steps of the whole run."""
 
 
 class Critic(Optimizer):
-    """The value model beside the policy (PPO) and the optimizer of its own; steps are counted from its first update."""
+    """The value model of PPO and its own optimizer. Its steps are counted from its first update."""
 
     lr: PositiveFloat = 1e-5
     value_clip: PositiveFloat = 0.2
-    """How far a value may move from the one at the start of a training before its loss stops pulling."""
+    """Clip range of the value loss: a value that moved further than this from its value at the start of the training,
+    towards its return, has no gradient."""
     warmup_steps: NonNegativeInt = 0
-    """First optimiser steps in which the critic alone is trained."""
+    """Number of first optimiser steps that train the critic only."""
 
 
 class Algorithm(Section):
-    """The algorithm by its preset; every other key overrides one of the preset's choices."""
+    """The algorithm. ``algorithm_type`` selects a preset; every other key overrides a part of the preset."""
 
     algorithm_type: str = "grpo"
     advantage_fn: str | None = None
@@ -51,33 +52,33 @@ class Algorithm(Section):
     policy_loss_fn: str | None = None
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
     kl_loss_fn: Estimator | None = None
-    """Estimator of the KL term of the loss; default k2. As a loss k1 has no gradient in expectation."""
+    """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""
     kl_loss_fn_args: KlLossArgs = KlLossArgs()
     kl_penalty_fn: Estimator | None = None
     """Estimator of the KL penalty in the reward; default k1."""
     kl_penalty_fn_args: KlPenaltyArgs = KlPenaltyArgs()
     entropy_loss_fn: Literal["default", "none"] | None = None
-    """``none`` leaves the bonus out whatever its coefficient."""
+    """``none`` disables the entropy bonus regardless of its coefficient."""
     entropy_loss_fn_args: EntropyLossArgs = EntropyLossArgs()
     repeat_times: PositiveInt | None = None
-    """Runs of a task (the group size); default: the preset's."""
+    """Runs per task (the group size). Default: the preset's."""
     teacher_model_path: str | None = None
-    """The model to learn from (gkd, on_policy_distill): a folder, a Hugging Face name or ``models:/NAME@alias``."""
+    """The teacher model (gkd, on_policy_distill): a folder, a Hugging Face name or ``models:/NAME@alias``."""
     optimizer: Optimizer = Optimizer()
     critic: Critic = Critic()
     loss_agg_mode: str | None = None
-    """How per-token losses become one; default: the preset's."""
+    """Aggregation of per-token losses into one loss. Default: the preset's."""
     loss_norm_length: PositiveInt | None = None
-    """Constant that ``seq-mean-token-sum-norm`` divides by; default: ``model.max_response_tokens``."""
+    """Divisor of ``seq-mean-token-sum-norm``. Default: ``model.max_response_tokens``."""
     rollout_correction: RolloutCorrection = RolloutCorrection()
     filters: ExperienceFilters = ExperienceFilters()
     experts: Experts | None = None
     plugins: list[str] = Field(default_factory=list)
-    """Modules of yours to import first: they register advantages and losses by decorators."""
+    """Your own modules to import first; they register advantages and losses by decorators."""
 
     @property
     def beta(self) -> float:
-        """Weight of the KL term of the loss."""
+        """Weight of the KL term in the loss."""
         return self.kl_loss_fn_args.kl_coef
 
     @property
@@ -87,75 +88,81 @@ class Algorithm(Section):
 
 
 class Rendezvous(Section):
-    """Where the nodes of a trainer group meet, if it spans the ``node_num`` of ``cluster``."""
+    """Where the nodes of a trainer group meet, if the group spans the ``node_num`` nodes of ``cluster``."""
 
     endpoint: str | None = None
-    """``host:port`` on the node of the control plane; without it that node alone trains."""
+    """``host:port`` on the node of the control plane. Without it only that node trains."""
     timeout_s: PositiveFloat = 900.0
-    """Seconds a node waits for the others."""
+    """Seconds that a node waits for the other nodes."""
 
 
 class Trainer(Section):
     """The trainer group and its checkpoints."""
 
     save_interval: PositiveInt | None = None
-    """Optimiser steps between checkpoints on the way through a training; it always publishes one at its end."""
+    """Optimiser steps between periodic checkpoints during a training. The end of a training always publishes a
+    checkpoint."""
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"
-    """Which of them hold Hugging Face weights: that at the end, those on the way too, or (offline training) none."""
+    """Which checkpoints contain Hugging Face weights: ``last``: the one at the end; ``always``: the periodic ones too;
+    ``never``: none (offline training only)."""
     max_checkpoints_to_keep: PositiveInt | None = None
-    """Newest policies whose weights are kept; the champion's always are, manifests too. Default: all."""
+    """Number of newest policies whose weights are kept. The champion's weights and all manifests are always kept.
+    Default: all."""
     keep_every: PositiveInt | None = None
-    """Beside ``max_checkpoints_to_keep``: policies at multiples of so many optimiser steps keep their weights too."""
+    """In addition to ``max_checkpoints_to_keep``, keep the weights of policies at multiples of this number of optimiser
+    steps."""
     ulysses_sequence_parallel_size: PositiveInt = 1
     max_token_len_per_gpu: PositiveInt = 16384
-    """Tokens a packed forward pass may hold."""
+    """Maximum tokens of a packed forward pass."""
     grad_clip: PositiveFloat | None = None
-    """The same as ``algorithm.optimizer.clip_grad``."""
+    """Synonym of ``algorithm.optimizer.clip_grad``."""
     total_steps: PositiveInt | None = None
     """Optimiser steps after which training ends."""
     trainer_config: dict[str, Any] = Field(default_factory=dict)
     gradient_accumulation_steps: PositiveInt = 1
-    """Batches of ``buffer.train_batch_size`` experiences whose gradients make one optimiser step."""
+    """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1
-    """Worker processes a node: one a GPU."""
+    """Worker processes per node: one per GPU."""
     rendezvous: Rendezvous = Rendezvous()
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Format of activations and published weights; master weights are float32. ``auto``: bfloat16 on GPUs."""
+    """Data type of activations and published weights; master weights are float32. ``auto``: bfloat16 on GPUs, float32
+    elsewhere."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Format of gradients while they are summed over ranks."""
+    """Data type in which gradients are summed over ranks."""
     cpu_offload: bool = False
-    """Keep parameters, gradients and AdamW's moments in host memory, and on the GPU what a layer needs now."""
+    """Keep parameters, gradients and AdamW's moments in host memory; the GPU holds only what the current layer
+    needs."""
     gradient_checkpointing: bool = False
-    """Compute a layer's activations again in the backward pass: less memory, a third more work."""
+    """Recompute a layer's activations in the backward pass: less memory, a third more work."""
     torch_compile: bool | None = None
-    """Compile the layers, for packs of few static lengths. Default: on GPUs in bfloat16, where it halves a step's time
-    after half a minute of compiling in the first; off elsewhere."""
+    """Compile the layers for packs of a few static lengths. Default: on for GPUs in bfloat16, where it halves the time
+    of a step after half a minute of compilation in the first one; off elsewhere."""
     threads: PositiveInt = 1
-    """CPU threads a worker."""
+    """CPU threads per worker."""
     idle_timeout_s: PositiveFloat = 900.0
-    """Seconds without a request after which the group ends."""
+    """The group ends after so many seconds without a request."""
     heartbeat_timeout_s: float = Field(default=120.0, ge=10.0)
-    """Seconds without a heartbeat (one every 2 s, also during a long step) after which the group is ended and the phase
-    repeated."""
+    """If there is no heartbeat (one every 2 s, also during a long step) for so many seconds, the group is ended and the
+    phase retried."""
 
 
 class WarmStart(Section):
     """Supervised fine-tuning before the first round."""
 
     path: str
-    """Demonstrations: a file, a folder of split files, or the name of a Hugging Face dataset. Its rows hold a prompt
-    and a response, or a column ``messages`` (tool calls included) and perhaps ``tools``."""
+    """Demonstrations: a file, a folder of split files, or the name of a Hugging Face dataset. A row holds a prompt and
+    a response, or a column ``messages`` (tool calls included) and optionally ``tools``."""
     split: str = "train"
     subset_name: str | None = None
     format: TaskFormat = TaskFormat()
     batch_size: PositiveInt = 256
-    """Demonstrations an optimiser step."""
+    """Demonstrations per optimiser step."""
     steps: PositiveInt = 400
-    """Upper bound of the optimiser steps."""
+    """Maximum number of optimiser steps."""
     eval_every: PositiveInt = 25
-    """Optimiser steps between looks at ``stop_at``."""
+    """Optimiser steps between two evaluations for ``stop_at``."""
     stop_at: float | None = Field(default=None, ge=0, le=1)
-    """Sampled pass rate on the first evaluation taskset at which the warm start ends."""
+    """The warm start ends when the sampled pass rate on the first evaluation taskset reaches this value."""
     cooldown_steps: NonNegativeInt = 30
-    """Optimiser steps after that, in which the learning rate falls to 0."""
+    """Final optimiser steps over which the learning rate falls to 0; used only if ``stop_at`` is set."""
     optimizer: Optimizer = Optimizer(lr=1e-5)
