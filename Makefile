@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test lint ui image clean lock licences audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo test lint ui image clean lock licences configuration audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -69,6 +69,10 @@ lock:
 # THIRD_PARTY_LICENSES.md, from the metadata of what is installed.
 licences: setup
 	$(BIN)/python -m scripts.licences
+
+# docs/configuration.md, from the schema of rft.yaml.
+configuration: setup
+	$(BIN)/python -m scripts.configuration
 
 # Known vulnerabilities of everything locked. Exit status 1: found some; 3: could not ask the vulnerability database.
 audit: setup

@@ -99,7 +99,9 @@ class Experts(Section):
     path: str
     """A file, a folder of split files, or the name of a Hugging Face dataset."""
     split: str = "train"
+    """Split of the dataset."""
     subset_name: str | None = None
+    """Subset (configuration) of a Hugging Face dataset."""
     format: TaskFormat = TaskFormat()
     weight: float = Field(default=0.1, gt=0, lt=1)
     """Share of the demonstrations in the loss."""

@@ -34,9 +34,13 @@ class RolloutArgs(Section):
     """Sampling parameters of a taskset. Unset keys come from ``model`` (``n``: ``algorithm.repeat_times``)."""
 
     temperature: NonNegativeFloat | None = None
+    """Sampling temperature."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus sampling."""
     top_k: int | None = None
+    """Sample from the ``top_k`` likeliest tokens."""
     max_tokens: PositiveInt | None = None
+    """Limit of a response, in tokens."""
     n: PositiveInt | None = None
     """Runs per task."""
 
@@ -69,7 +73,9 @@ class WeightedJudge(Section):
     judge: str
     """Built-in name, or ``package.module:function``."""
     weight: float = 1.0
+    """Factor of this judge's reward in the sum."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the judge."""
 
 
 JudgeChoice = Annotated[
@@ -93,10 +99,13 @@ class Taskset(Section):
     name: str | None = None
     """Default: the stem of ``path`` and the split."""
     storage_type: Literal["file"] = "file"
+    """Tasks are read from files."""
     path: str
     """A JSONL, JSON, CSV or Parquet file, a folder of split files, or the name of a Hugging Face dataset."""
     split: str = "train"
+    """Split of the dataset."""
     subset_name: str | None = None
+    """Subset (configuration) of a Hugging Face dataset."""
     format: TaskFormat = TaskFormat()
     rollout_args: RolloutArgs = RolloutArgs()
     workflow: str = Field(
@@ -104,6 +113,7 @@ class Taskset(Section):
     )
     """Built-in name, or ``package.module:function``."""
     workflow_args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the workflow."""
     judge: JudgeChoice | None = Field(
         default_factory=_default_judge,
         validation_alias=AliasChoices("judge", "default_reward_fn_type", "reward_fn_type"),
@@ -145,6 +155,7 @@ class ReplayBuffer(Section):
     """Serve experiences more than once: used experiences fill a step for which there are too few new ones."""
 
     enable: bool = False
+    """Switches the replay of experiences on."""
     priority_fn: str = "linear_decay"
     """Order in which experiences are served: ``linear_decay``, or your own function of ``model_version``, ``use_count``
     and ``decay`` by reference (``pkg.mod:attr`` or ``/path/file.py:attr``). The highest priority is served first."""
@@ -164,6 +175,7 @@ class OfflineFormat(Section):
     tools_key: str | None = None
     """Column with the tools available in the conversation. null: column ``tools`` if it exists."""
     prompt_key: str = "prompt"
+    """Column with the prompt."""
     response_key: str | None = None
     """Column with the answer. null: ``response``, or else ``completion``."""
     chosen_key: str = "chosen"
@@ -178,13 +190,16 @@ class ExperienceBuffer(Section):
     """Where experiences are stored, and the dataset of an offline training."""
 
     name: str = "experience_buffer"
+    """Accepted for compatibility: the experiences of a project have one store."""
     storage_type: Literal["sql", "file", "queue"] = "file"
+    """Accepted for compatibility, without effect: experiences are Parquet files."""
     path: str | None = None
     """Dataset of an offline training (sft, dpo, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
     the name of a Hugging Face dataset. No other training reads it."""
     split: str = "train"
     """Split of an offline dataset."""
     subset_name: str | None = None
+    """Subset (configuration) of a Hugging Face dataset."""
     format: OfflineFormat = OfflineFormat()
     limit: PositiveInt | None = None
     """Use only the first ``limit`` rows of an offline dataset."""

@@ -13,6 +13,7 @@ class OperatorConfig(Section):
     name: str
     """Built-in name, a name that a plugin registers, or ``package.module:function``."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the operator."""
 
 
 class ExperiencePipeline(Section):

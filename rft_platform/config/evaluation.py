@@ -14,6 +14,7 @@ class Gate(Section):
     """When an evaluated policy becomes the champion."""
 
     metric: str = "sampled_pass"
+    """Metric of the evaluation that decides, for example sampled_pass, greedy_pass or mean_reward."""
     min_delta: float = 0.0
     """Minimum gain over the champion on the same tasks. At 0 the gain must be positive: a tie promotes nothing."""
     min_value: float | None = None

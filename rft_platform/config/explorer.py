@@ -22,16 +22,23 @@ class RolloutModel(Section):
     enable_history: bool = False
     """Accepted for compatibility, without effect: every call to the policy is always recorded."""
     enable_auto_tool_choice: bool = False
+    """Accepted for compatibility: tool calls are parsed whenever a request offers tools."""
     tool_call_parser: str | None = None
+    """Format in which the model writes tool calls (transformers engine: ``hermes``; vLLM: its parsers)."""
     reasoning_parser: str | None = None
+    """Format in which the model marks its thoughts (transformers engine: ``qwen3``, ``deepseek_r1``; vLLM: its own)."""
     enable_thinking: bool | None = None
     """The chat template's switch for thinking. null: the template's own default."""
     enable_prefix_caching: bool = True
+    """vLLM: reuse the KV cache of prompts with a common beginning."""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """vLLM: share of the GPU's memory that the engine may use."""
     enforce_eager: bool = False
+    """vLLM: do not capture CUDA graphs; starts faster, samples more slowly."""
     dtype: str = "bfloat16"
     """Data type of the weights on a GPU; ``engine.dtype`` overrides it."""
     seed: int = 42
+    """Seed of requests that set none."""
 
 
 class AuxiliaryModel(RolloutModel):
@@ -57,11 +64,14 @@ class AuxiliaryModel(RolloutModel):
     timeout_s: PositiveFloat = 300.0
     """Time-out of one attempt at a request, in seconds."""
     max_model_len: PositiveInt | None = None
+    """Prompt and response together, in tokens. Default: the model's own limit."""
     temperature: NonNegativeFloat | None = None
     """Used if a request sets none; null: the server's default. The same holds for ``top_p`` and
     ``max_response_tokens``."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Used if a request sets none."""
     max_response_tokens: PositiveInt | None = None
+    """Used if a request sets none."""
 
     @property
     def known_as(self) -> str:
@@ -105,7 +115,9 @@ class DynamicTimeout(Section):
     """
 
     enable: bool = False
+    """Switches the derived time-out on."""
     ratio: float = Field(default=3.0, gt=1)
+    """Factor on the mean duration."""
 
 
 class Workers(Section):
@@ -135,7 +147,9 @@ class Explorer(Section):
     service_status_check_interval: PositiveFloat = 60.0
     """Seconds between two checks of the service for a new checkpoint."""
     proxy_port: int = Field(default=8010, ge=1, le=65535)
+    """Port of the explorer service (mode serve, which is not built yet)."""
     listen_address: str = "127.0.0.1"
+    """Address of the explorer service (mode serve, which is not built yet)."""
     eval_interval: PositiveInt = 100
     """Explore batches between evaluations; used if it is set and ``evaluation.every`` is not."""
     eval_on_startup: bool = True

@@ -32,11 +32,15 @@ class LoraConfig(Section):
     """A LoRA adapter to train instead of the full weights."""
 
     name: str = "lora"
+    """Name of the adapter in logs and in the engine."""
     path: str | None = None
     """An adapter to start from."""
     lora_rank: PositiveInt = 32
+    """Rank of the update matrices."""
     lora_alpha: PositiveInt = 32
+    """Scale of the update: ``lora_alpha / lora_rank``."""
     target_modules: str | list[str] = "all-linear"
+    """Linear layers that get an adapter: ``all-linear``, a regular expression, or a list of names."""
 
 
 class Model(Section):
@@ -45,13 +49,19 @@ class Model(Section):
     model_path: str = ""
     """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry. Required."""
     critic_model_path: str | None = None
+    """Model whose body the critic starts from (ppo). Default: the policy's."""
     max_model_len: PositiveInt | None = None
     """Prompt and response together. Default: the model's own limit."""
     max_prompt_tokens: PositiveInt | None = None
+    """Tokens that prompts may take: together with ``max_response_tokens`` at most ``max_model_len``."""
     max_response_tokens: PositiveInt | None = None
+    """Limit of a response. Default: half of ``max_model_len``, or 1024."""
     temperature: NonNegativeFloat = 1.0
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling. Policy-gradient algorithms need 1."""
     top_k: int = Field(default=-1, ge=-1)
+    """Sample from the ``top_k`` likeliest tokens; -1 or 0: from all. Policy-gradient algorithms need all."""
     custom_chat_template: str | None = None
     """A Jinja file, or the template itself."""
     lora_configs: list[LoraConfig] = Field(default_factory=list)
@@ -66,6 +76,7 @@ class Cluster(Section):
     """The machines of the run."""
 
     node_num: PositiveInt = 1
+    """Number of machines of the trainer group; see ``trainer.rendezvous``."""
     gpu_per_node: NonNegativeInt | None = None
     """Default: all GPUs of the machine."""
 
@@ -114,7 +125,10 @@ class RftConfig(Section):
     """The complete configuration of a run."""
 
     mode: Mode = "both"
+    """``both``: explore and train in rounds. ``explore``: only roll out and judge. ``train``: train on explored rounds
+    or on a dataset (offline). ``bench``: evaluate the project's policies."""
     project: str = Field(default="rft", min_length=1)
+    """Name of the project, part of checkpoint paths and of the registered model's name."""
     group: str = ""
     """Label for the runs of related experiments."""
     name: str = Field(default="default", min_length=1)
@@ -123,7 +137,9 @@ class RftConfig(Section):
     """Checkpoints are stored in ``<checkpoint_root_dir>/<project>/<name>``. Default: ``checkpoints`` below
     ``RFT_HOME``."""
     continue_from_checkpoint: bool = True
+    """false: refuse to start in a folder that holds rounds already."""
     seed: NonNegativeInt = 42
+    """Seed of sampling, task order and training."""
     model: Model = Model()
     policies: list[FurtherPolicy] = Field(default_factory=list)
     """Trainable policies in addition to that of ``model``; each learns from the calls that name it."""

@@ -21,11 +21,17 @@ class Optimizer(Section):
     """AdamW and its learning-rate schedule over optimiser steps."""
 
     lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
     lr_warmup_steps: NonNegativeInt = 0
+    """Optimiser steps of linear warm-up from 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after the warm-up: none, or a decay to 0 at ``total_steps``."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decay rates."""
     weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
     eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
     clip_grad: PositiveFloat = 1.0
     """Maximum gradient norm."""
     total_steps: PositiveInt | None = None
@@ -36,6 +42,7 @@ class Critic(Optimizer):
     """The value model of PPO and its own optimizer. Its steps are counted from its first update."""
 
     lr: PositiveFloat = 1e-5
+    """Peak learning rate of the critic."""
     value_clip: PositiveFloat = 0.2
     """Clip range of the value loss: a value that moved further than this from its value at the start of the training,
     towards its return, has no gradient."""
@@ -47,10 +54,15 @@ class Algorithm(Section):
     """The algorithm. ``algorithm_type`` selects a preset; every other key overrides a part of the preset."""
 
     algorithm_type: str = "grpo"
+    """Name of the preset (docs/algorithms.md)."""
     advantage_fn: str | None = None
+    """Advantage function in place of the preset's."""
     advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
     policy_loss_fn: str | None = None
+    """Policy loss in place of the preset's."""
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
     kl_loss_fn: Estimator | None = None
     """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""
     kl_loss_fn_args: KlLossArgs = KlLossArgs()
@@ -112,6 +124,7 @@ class Trainer(Section):
     """In addition to ``max_checkpoints_to_keep``, keep the weights of policies at multiples of this number of optimiser
     steps."""
     ulysses_sequence_parallel_size: PositiveInt = 1
+    """Accepted for compatibility: sequences are not split over GPUs, so it must be 1."""
     max_token_len_per_gpu: PositiveInt = 16384
     """Maximum tokens of a packed forward pass."""
     grad_clip: PositiveFloat | None = None
@@ -119,6 +132,7 @@ class Trainer(Section):
     total_steps: PositiveInt | None = None
     """Optimiser steps after which training ends."""
     trainer_config: dict[str, Any] = Field(default_factory=dict)
+    """Accepted for compatibility, without effect: settings of another framework's trainer."""
     gradient_accumulation_steps: PositiveInt = 1
     """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1
@@ -153,7 +167,9 @@ class WarmStart(Section):
     """Demonstrations: a file, a folder of split files, or the name of a Hugging Face dataset. A row holds a prompt and
     a response, or a column ``messages`` (tool calls included) and optionally ``tools``."""
     split: str = "train"
+    """Split of the dataset."""
     subset_name: str | None = None
+    """Subset (configuration) of a Hugging Face dataset."""
     format: TaskFormat = TaskFormat()
     batch_size: PositiveInt = 256
     """Demonstrations per optimiser step."""
