@@ -1,0 +1,98 @@
+"""What README and docs name exists: linked files and headings, commands and options of ``rft``, keys of rft.yaml."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from rft_platform.cli.main import app
+from scripts.configuration import keys
+
+REPOSITORY = Path(__file__).parents[2]
+PAGES = [
+    *(REPOSITORY / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")),
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"`([^`\n]+)`")
+BLOCK = re.compile(r"^```(?:bash|console|sh)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHORTENED = {"...", "FILE", "N", "D", "DIR"}
+#: Dotted names that begin like a section of rft.yaml and are something else: metrics, Python modules, other files.
+NO_KEYS = re.compile(r"^(?:model|policies|algorithm|buffer|explorer|engine|trainer|evaluation|registry|monitor)\.(?:"
+                     r"json|py|log|lock|safetensors|md|yaml|chat|complete|policy|base_url|api_key|(?:get|set|give|extract)_\w+|"
+                     r"model_name|temperature_\w+|sampling\w*)")  # fmt: skip
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in headings(file)):
+            broken.append(target)
+    assert not broken
+
+
+def commands_in(page: Path) -> Iterator[str]:
+    """Every call of ``rft`` in code of the page."""
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if match := re.match(r"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S+/)?(rft (?!_).*)", line):
+                yield match[1].partition(" #")[0]
+    yield from (
+        code for code in CODE.findall(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)) if code.startswith("rft ")
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_their_options_exist(page: Path) -> None:
+    root: Any = typer.main.get_command(app)
+    unknown = []
+    for call in commands_in(page):
+        words = shlex.split(re.split(r"[|&;>]", call)[0].replace("[", "").replace("]", ""), posix=False)[1:]
+        command, words = root, [word.rstrip(",") for word in words]
+        while words and hasattr(command, "commands") and not words[0].startswith("-"):
+            if words[0] in SHORTENED:
+                break
+            if words[0] not in command.commands:
+                unknown.append(call)
+                break
+            command = command.commands[words.pop(0)]
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        unknown += [f"{call}: {word}" for word in given if word not in options | {"--help"}]
+    assert not unknown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_keys_exist(page: Path) -> None:
+    known = {re.sub(r"\[\]", "", key) for key, _ in keys()}
+    known |= {key.rsplit(".", depth)[0] for key in known for depth in range(1, key.count(".") + 1)}
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    unknown = []
+    for code in CODE.findall(page.read_text(encoding="utf-8")):
+        name = re.sub(r"\[\d*\]", "", code).partition(":")[0].strip()
+        if (
+            re.fullmatch(r"[a-z_]+(?:\.[a-z_]+)+", name)
+            and name.partition(".")[0] in sections
+            and not NO_KEYS.match(name)
+        ):
+            mapping = name.rpartition(".")[0]
+            if name not in known and mapping.rpartition(".")[2] not in ("args", "trainer_config", "vllm_args"):
+                unknown.append(code)
+    assert not unknown
