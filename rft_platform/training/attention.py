@@ -1,13 +1,13 @@
-"""Attention over packs: every node sees its ancestors in the trie and nothing else.
+"""Attention over packs: every node sees itself and its ancestors in the trie, and nothing else.
 
-Registered with transformers as ``packed_tree``. Any contiguous range of nodes attends only to itself and to the
-ancestors of its first node, so a pack is cut into such ranges ("blocks") wherever that saves work: small tries stay
-whole, long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA under a
-mask. On CUDA the whole pack runs at once instead: under a block mask (``tree_mask``), or, where its rows share nothing,
-as variable-length attention (``varlen``).
+Registered with transformers as ``packed_tree``. A contiguous range of nodes attends only to itself and to the ancestors
+of its first node. A pack is therefore cut into such ranges ("blocks") where that saves work: small tries stay whole,
+long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA with a mask. On
+CUDA the whole pack runs at once: with a block mask (``tree_mask``), or, if its rows share nothing, as variable-length
+attention (``varlen``).
 
-``torch.compile`` leaves attention out, as a break between two graphs of a layer: its kernels are fused already, and the
-lengths of rows, which differ from pack to pack, would otherwise be compiled in.
+Attention is excluded from ``torch.compile`` and is a graph break inside a layer: its kernels are already fused, and the
+row lengths, which differ from pack to pack, would otherwise be compiled into the graph.
 """
 
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 ATTENTION = "packed_tree"
-GATHER_COST = 16  # copying one key costs about as much as so many query-key products
-BUCKET_COST = 4096  # and launching one more padded group as much as so many
+GATHER_COST = 16  # copying one key costs about this many query-key products
+BUCKET_COST = 4096  # launching one more padded group costs about this many
 
 
 @dataclass(slots=True)
 class PaddedBlocks:
-    """B blocks of at most Q queries and K keys."""
+    """B blocks of at most Q queries and K keys each."""
 
-    query: Tensor  # int64 [B * Q], nodes; padding repeats the block's first
+    query: Tensor  # int64 [B * Q], nodes; padding repeats the first node of the block
     key: Tensor  # int64 [B * K], nodes
     mask: Tensor | None  # float [B, 1, Q, K]: 0 where the query sees the key, else -inf; None: causal, Q == K
     count: int  # B
@@ -42,18 +42,18 @@ class PaddedBlocks:
 
 @dataclass(slots=True)
 class AttentionPlan:
-    """What the attention function must know of a pack: made once a pack, used by every layer."""
+    """What the attention function must know about a pack: built once per pack, used by every layer."""
 
-    tokens: int  # nodes and padding
+    tokens: int  # nodes plus padding
     longest: int  # deepest row, in tokens
     blocks: list[PaddedBlocks]
-    slot: Tensor | None  # int64 [tokens]: where in the concatenated block outputs a node's own stands
-    mask: "BlockMask | None" = None  # in place of blocks
+    slot: Tensor | None  # int64 [tokens]: index of each node's output in the concatenated block outputs
+    mask: "BlockMask | None" = None  # instead of blocks
     rows: RowRanges | None = None  # likewise
 
 
 def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
-    """Plan for ``pack`` on ``device`` with activations of ``dtype``."""
+    """Build the plan for ``pack`` on ``device`` with activations of ``dtype``."""
     plan = AttentionPlan(pack.length, int(np.diff(pack.path_start).max()), [], None)
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         if pack.shared.any():
@@ -64,7 +64,7 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
     first, last = _cut(pack)
     start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
     outside = pack.shared[first]  # ancestors of the block's first node
-    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding takes some node's output, which nobody reads
+    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding gets the output of some node; it is not read
     for members in _buckets(size, size + outside):
         width = int(size[members].max())
         plan.blocks.append(_pad(pack, first[members], start[members], size[members], outside[members], device, dtype))
@@ -76,7 +76,7 @@ def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> Atte
 
 
 def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks as ranges of rows [first, last), joining a row to the block before it where that is the cheaper way."""
+    """Blocks as ranges of rows [first, last). A row joins the block before it if that is cheaper."""
     first: list[int] = []
     queries = keys = 0
     for row, (own, shared) in enumerate(zip(np.diff(pack.row_start).tolist(), pack.shared.tolist(), strict=True)):
@@ -92,7 +92,7 @@ def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _buckets(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
-    """Group blocks of similar size: a new group where padding to the largest would waste more than a launch."""
+    """Group blocks of similar size. A new group starts if padding to the largest would cost more than a launch."""
     groups: list[list[int]] = []
     waste = height = width = 0
     for block in np.lexsort((queries, keys))[::-1].tolist():
@@ -112,7 +112,7 @@ def _pad(
     pack: Pack, row: np.ndarray, start: np.ndarray, size: np.ndarray, outside: np.ndarray,
     device: torch.device, dtype: torch.dtype,
 ) -> PaddedBlocks:  # fmt: skip
-    """Blocks that begin with rows ``row`` at nodes ``start``, of ``size`` nodes below ``outside`` ancestors."""
+    """Pad blocks of ``size`` nodes below ``outside`` ancestors; they start with rows ``row`` at nodes ``start``."""
     start, size, outside = start[:, None], size[:, None], outside[:, None]
     column = np.arange(int(size.max()))
     query = np.where(column < size, start + column, start)
@@ -121,7 +121,7 @@ def _pad(
     key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
     nodes = (torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device))
     ends = np.where(column[: query.shape[1]] < size, pack.subtree_end[query], start + size)
-    if not outside.any() and (ends >= start + size).all():  # whole rows that share nothing: half the products are saved
+    if not outside.any() and (ends >= start + size).all():  # nothing is shared: causal saves half the work
         return PaddedBlocks(*nodes, None, len(row))
     queries, keys = query[:, :, None], key[:, None, :]
     sees = (keys <= queries) & (queries < pack.subtree_end[keys]) & (column < outside + size)[:, None, :]
@@ -142,9 +142,9 @@ def packed_attention(
     attention_plan: AttentionPlan | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of transformers: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
+    """Attention function for transformers: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
 
-    Whatever would make the result differ from that of separate rows is an error: no plan, a mask of transformers' own,
+    Anything that would change the result from that of separate rows raises RuntimeError: no plan, a transformers mask,
     a sliding window shorter than the longest row, soft-capping, attention sinks, a position bias.
     """
     if attention_plan is None:
@@ -169,7 +169,7 @@ def packed_attention(
         return tree_attention(query, key, value, attention_plan.mask, scale), None
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
     if query.device.type == "cpu" and query.dtype == torch.bfloat16:
-        # Its backward takes four times as long there as float32's (torch 2.13, rows of 16 tokens).
+        # On the CPU a bfloat16 backward takes four times as long as float32 (torch 2.13, rows of 16 tokens).
         q, k, v = q.float(), k.float(), v.float()
     outputs = [_padded(q, k, v, blocks, scale, dropout) for blocks in attention_plan.blocks]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -192,7 +192,7 @@ def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float,
 
 
 def register_attention() -> None:
-    """Make ``attn_implementation="packed_tree"`` known to transformers. It builds no mask of its own for it."""
+    """Register ``attn_implementation="packed_tree"`` with transformers, which then builds no mask of its own."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, packed_attention)

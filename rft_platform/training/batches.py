@@ -1,4 +1,4 @@
-"""Which rows make which optimiser step: the same for the same data and seed, on any number of ranks."""
+"""Split rows into optimiser steps. The steps depend only on data and seed, not on the number of ranks."""
 
 import math
 from collections.abc import Iterator
@@ -7,10 +7,11 @@ import numpy as np
 
 
 def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> Iterator[np.ndarray]:
-    """Row indices of each step of ``epochs`` passes; rows of one group stay together.
+    """Yield the row indices of each step of ``epochs`` passes; rows of one group stay together.
 
-    Groups are shuffled, then dealt out in that order so that the ``ceil(R / batch_size)`` steps of a pass are as equal
-    in rows as whole groups allow: no step is left with a few rows, whose gradient would count as much as a full one's.
+    Groups are shuffled and then distributed in that order. The ``ceil(R / batch_size)`` steps of a pass get as equal
+    numbers of rows as whole groups allow. No step is left with only a few rows, whose gradient would count as much as
+    that of a full step.
     """
     rows = len(group)
     for epoch in range(epochs if rows else 0):
@@ -23,10 +24,10 @@ def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> I
 
 
 def stream_steps(group: np.ndarray, batch_size: int, seed: int, position: int, count: int) -> Iterator[np.ndarray]:
-    """Row indices of the steps that take ``count`` groups, ``batch_size`` a step, from an endless shuffled stream.
+    """Yield the row indices of steps that take ``count`` groups, ``batch_size`` per step, from a shuffled stream.
 
-    Each pass of the stream is a new permutation. ``position`` counts the groups already taken, so that a resumed stream
-    goes on where it stopped.
+    The stream is endless; each pass is a new permutation. ``position`` is the number of groups already taken, so that a
+    resumed stream continues where it stopped.
     """
     order = np.argsort(group, kind="stable")
     starts = np.append(_starts(group[order]), len(group))
@@ -44,9 +45,9 @@ def stream_steps(group: np.ndarray, batch_size: int, seed: int, position: int, c
 
 
 def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: int, world_size: int) -> np.ndarray:
-    """This rank's part of a step's ``rows``: whole groups, balanced by ``cost`` (dearest first to the least loaded).
+    """This rank's part of a step's ``rows``: whole groups, balanced by ``cost`` (largest first, to the least loaded).
 
-    ``group`` is of all rows, ``cost`` [len(rows)] of those of the step, in any unit that adds up.
+    ``group`` covers all rows; ``cost`` [len(rows)] covers those of the step, in any additive unit.
     """
     if world_size == 1:
         return rows
@@ -61,11 +62,11 @@ def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: i
 
 
 def _shuffled(group: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """Rows with their groups in random order; within a group as they were."""
+    """Row indices with the groups in random order; the order within a group is kept."""
     place = np.random.default_rng([seed, epoch]).permutation(int(group.max()) + 1)
     return np.argsort(place[group], kind="stable")
 
 
 def _starts(values: np.ndarray) -> np.ndarray:
-    """Where a new value begins, the first one included."""
+    """Indices at which a new value starts, including the first."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1]))

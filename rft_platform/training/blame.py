@@ -1,4 +1,4 @@
-"""Which rows and parameters make a step's loss or gradient infinite or NaN: found by halving the step."""
+"""Find the rows and parameters that make a step's loss or gradient infinite or NaN, by bisecting the step's rows."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -11,16 +11,17 @@ from rft_platform.training.shards import local_part
 from rft_platform.training.step import Reduce
 
 Probe = Callable[[np.ndarray], bool]
-"""``rows -> whether loss and gradient of these alone are finite``; on all ranks alike."""
+"""``rows -> whether their loss and gradient alone are finite``; the same answer on all ranks."""
 
 _PROBES = 64
 
 
 def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
-    """Up to five of ``units`` (rows that are evaluated together) that are not finite even by themselves.
+    """Return up to five ``units`` (rows that are evaluated together) that are not finite even on their own.
 
-    Every rank gets the same answers from ``is_finite``, so all of them halve alike. With one culprit among n units it
-    takes about 2 log2(n) probes of together twice the step. Empty where only the whole overflows.
+    Every rank gets the same answers from ``is_finite``, so all ranks bisect in the same way. One culprit among n units
+    takes about 2 log2(n) probes, which together cost twice the step. The list is empty if only the whole step
+    overflows.
     """
     found: list[np.ndarray] = []
     parts = [list(units)]
@@ -39,7 +40,7 @@ def culprits(units: Sequence[np.ndarray], is_finite: Probe) -> list[np.ndarray]:
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor | None]], reduce: Reduce) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity on any rank; every rank must give the same names."""
+    """Return the names of tensors that hold a NaN or an infinity on any rank. Every rank must pass the same names."""
     named = list(tensors)
     bad = [0.0 if value is None or torch.isfinite(local_part(value)).all() else 1.0 for _, value in named]
     anywhere = reduce(torch.tensor(bad, dtype=torch.float64), "max").tolist()

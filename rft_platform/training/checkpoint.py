@@ -1,14 +1,14 @@
-"""Reading checkpoints: a Hugging Face folder that any library loads, with the trainer's state and a manifest beside it.
+"""Read checkpoints: a Hugging Face folder that any library loads, plus the trainer state and a manifest.
 
 Layout of ``global_step_<n>``::
 
     model.safetensors, config.json             or adapter_model.safetensors, adapter_config.json
     generation_config.json, tokenizer files, chat template
-    trainer_state/optimizer*.safetensors       AdamW's moments: each rank's shards (``shards.py``)
-    trainer_state/master*.safetensors          float32 weights likewise, where the published ones are rounded, sharded
-                                               in memory, or not written
+    trainer_state/optimizer*.safetensors       AdamW's moments, the shards of each rank (``shards.py``)
+    trainer_state/master*.safetensors          float32 weights, sharded likewise, if the published ones are rounded,
+                                               sharded in memory, or not written
     trainer_state/random.safetensors           states of the random generators
-    trainer_state/critic/                      the value model, its AdamW moments and its count of updates
+    trainer_state/critic/                      the value model, its AdamW moments and its update count
     trainer_state/state.json                   position in the demonstrations, adaptive KL coefficient
     steps.json                                 metrics of each step
     manifest.json                              origin, and the digest of every file
@@ -44,7 +44,7 @@ from rft_platform.training.state import TrainerState, restore_moments, restore_r
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far demonstrations have been used: ``rows`` taken from the endless shuffled stream of one file and seed."""
+    """How many demonstrations or pairs (``rows``) were taken from the endless shuffled stream of one file and seed."""
 
     data_digest: str
     seed: int
@@ -63,13 +63,11 @@ def load_state(
     fresh: bool,
     critic: CriticSpec | None = None,
 ) -> TrainerState:
-    """The state in ``folder``: a checkpoint of ours, whose digests are verified, or any Hugging Face model.
+    """Load the state in ``folder``: a platform checkpoint, whose digests are verified, or any Hugging Face model.
 
-    Under an adapter of ours the base model must hold the weights that the adapter was trained on: DamagedError.
-
-    ``version`` is the number of optimiser steps the caller counts behind it. ``fresh`` leaves the optimizer's moments
-    behind. A ``critic`` goes on where that of the checkpoint stopped, if it has one.
-    Raises UserError where ``lora`` does not fit the checkpoint.
+    ``version`` is the caller's count of optimiser steps up to this state. ``fresh`` drops the optimizer's moments. A
+    ``critic`` continues from that of the checkpoint, if there is one. Raises UserError if ``lora`` does not fit the
+    checkpoint, and DamagedError if the base model below a saved adapter has other weights than those it was trained on.
     """
     origin = ranks.from_first(lambda: _inspect(folder))
     saved, base_model = _saved_lora(origin), origin["base_model"]
@@ -104,7 +102,7 @@ def load_state(
 
 
 def _inspect(folder: Path) -> dict[str, Any]:
-    """What there is in ``folder``, as JSON: read and verified by one rank for all."""
+    """Describe ``folder`` as JSON values; one rank reads and verifies it for all."""
     if not any(folder.glob("tokenizer*")):
         raise UserError(
             f"model folder {folder} holds no tokenizer (tokenizer.json): no engine could serve what it becomes"
@@ -131,7 +129,7 @@ def _inspect(folder: Path) -> dict[str, Any]:
 
 
 def _check_base(folder: Path, manifest: Manifest) -> str | None:
-    """Digest of the full weights under the adapter in ``folder``, compared with what its manifest says of them."""
+    """Return the digest of the full weights below an adapter. Raises DamagedError if the manifest names another."""
     if manifest.base_model is None:
         return None
     found = verified_weights(Path(manifest.base_model))
@@ -152,7 +150,7 @@ def _saved_lora(origin: dict[str, Any]) -> LoraSpec | None:
 
 
 def read_position(folder: Path) -> Position | None:
-    """How far the training that made ``folder`` had come in its demonstrations, if it used any."""
+    """Return the position in the demonstrations or pairs of the training that made ``folder``, if it used any."""
     file = folder / TRAINER_STATE / STATE
     saved = read_json(file)["position"] if file.exists() else None
     return None if saved is None else Position(**saved)

@@ -1,4 +1,4 @@
-"""Conversations in a Parquet file, and their answers as token ids: for demonstrations and for preferences."""
+"""Read conversations from Parquet and tokenise their answers, for demonstrations and preferences."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Conversation = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An assistant's message in answer to a conversation."""
+    """An assistant's message that answers a conversation."""
 
     where: str  # file and row, for error messages
     before: Conversation
@@ -28,7 +28,7 @@ class Turn:
 
 
 def read_table(path: str) -> "pa.Table":
-    """The Parquet file at ``path``; StorageError where it cannot be read."""
+    """Read the Parquet file at ``path``. Raises StorageError if it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -39,19 +39,19 @@ def read_table(path: str) -> "pa.Table":
 
 
 def json_cells(table: "pa.Table", name: str) -> list[Any]:
-    """The values of a column of JSON texts (or of nested values already); None stays None."""
+    """Values of a column of JSON texts (or of nested values); None stays None."""
     return [json.loads(cell) if isinstance(cell, str) else cell for cell in table[name].to_pylist()]
 
 
 def message_cells(table: "pa.Table", name: str) -> list[str] | list[Conversation]:
-    """A column of conversations, as nested values or JSON texts, or else of plain texts (then as they are)."""
+    """Values of a column of conversations (nested or JSON), or of plain texts, which are returned unchanged."""
     cells = table[name].to_pylist()
     parsed = [_messages(cell) for cell in cells]
     return cells if any(messages is None for messages in parsed) else [m for m in parsed if m is not None]
 
 
 def _messages(cell: Any) -> Conversation | None:
-    """The messages that a cell holds; None for plain text."""
+    """Parse the messages of a cell; None for plain text."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell) if cell.lstrip().startswith(("[", "{")) else None
@@ -60,15 +60,15 @@ def _messages(cell: Any) -> Conversation | None:
     cell = [cell] if isinstance(cell, dict) else cell
     if not isinstance(cell, list) or not all(isinstance(message, dict) and "role" in message for message in cell):
         return None
-    # Nested Parquet values have every field of every message, most of them empty.
+    # Nested Parquet values have all fields in every message, most of them null.
     return [{key: value for key, value in message.items() if value is not None} for message in cell]
 
 
 def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int], list[int]]]:
-    """Prompt and answer ids of every turn, as the model at ``model_folder`` reads and ends them.
+    """Return prompt and answer ids of every turn, as the model at ``model_folder`` reads and ends them.
 
-    A prompt is tokenised as at inference. What the template adds after the answer's last end token is never sampled,
-    so it is left out. Raises UserError where the folder has no chat template, or one that cannot be learned from.
+    A prompt is tokenised as at inference. Text that the template adds after the answer's last end token is never
+    sampled, so it is left out. Raises UserError if the folder has no chat template, or one that does not fit training.
     """
     from transformers import AutoTokenizer
 
@@ -86,8 +86,8 @@ def tokenise(turns: Sequence[Turn], model_folder: Path) -> list[tuple[list[int],
 
 
 def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
-    """The rendered prompts; neighbours that answer the very same conversation (a pair) have it rendered once."""
-    places: list[int] = []  # of each turn's prompt among the distinct ones
+    """Render the prompts. Neighbours that answer the same conversation object (a pair) share one rendering."""
+    places: list[int] = []  # index of each turn's prompt among the distinct ones
     distinct: list[Turn] = []
     for turn in turns:
         if not distinct or turn.before is not distinct[-1].before or turn.tools is not distinct[-1].tools:
@@ -100,7 +100,7 @@ def _prompts(tokenizer: Any, turns: Sequence[Turn]) -> list[str]:
 def _rendered(
     tokenizer: Any, turns: Sequence[Turn], conversations: Sequence[Conversation], *, prompt: bool
 ) -> list[str]:
-    """The text of each conversation under the tools of its turn; batches share the way to the rendering process."""
+    """Render each conversation with the tools of its turn. Batches reduce the calls to the template process."""
     texts: list[str] = []
     while len(texts) < len(turns):
         start, first = len(texts), turns[len(texts)]
@@ -113,7 +113,7 @@ def _rendered(
 
 
 def _with_equal_tools(turns: Sequence[Turn]) -> int:
-    """How many turns, from the first on, have the tools of the first."""
+    """Count the leading turns that have the tools of the first."""
     return next((place for place, turn in enumerate(turns) if turn.tools != turns[0].tools), len(turns))
 
 
@@ -124,14 +124,14 @@ def _answer(turn: Turn, prompt: str, whole: str) -> str:
 
 
 def _ids(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Token ids; texts that occur more than once (the prompt of a pair) are tokenised once."""
+    """Token ids of the texts. Repeated texts (the prompt of a pair) are tokenised once."""
     distinct = list(dict.fromkeys(texts))
     ids = dict(zip(distinct, tokenizer(distinct, add_special_tokens=False)["input_ids"], strict=True))
     return [ids[text] for text in texts]
 
 
 def _end_ids(tokenizer: Any, model_folder: Path) -> set[int]:
-    """Ids that end an answer: the tokenizer's and those of the generation config."""
+    """Ids that end an answer: from the tokenizer and from the generation config."""
     ends = {tokenizer.eos_token_id}
     file = model_folder / "generation_config.json"
     if file.exists():

@@ -1,8 +1,8 @@
-"""The critic: a model that says of every state how much reward is still to come, over the same packs as the policy.
+"""The critic: a value model over the same packs as the policy. It predicts the future reward of every state.
 
-It is a causal transformer with one float32 output in place of the LM head: ``V_t = w . h_t + b``, where h_t is the
-hidden state from which token t is predicted. States that rows share are computed once. On disk it is what transformers
-calls a token classifier with one label, so that any other program can load it, and a critic can start from one.
+It is a causal transformer with one float32 output instead of the LM head: ``V_t = w . h_t + b``, where h_t is the
+hidden state that predicts token t. States that rows share are computed once. On disk it is a token classifier of
+transformers with one label: any other program can load it, and a critic can start from such a model.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from rft_platform.training.ranks import Ranks
 
 
 class PackedCritic(nn.Module):
-    """A token classifier of transformers with one label that reads packs; an FSDP2 root like ``PackedPolicy``."""
+    """A transformers token classifier with one label that takes packs; an FSDP2 root like ``PackedPolicy``."""
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class PackedCritic(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes; parameters that are offloaded rest elsewhere."""
+        """The device of the computation; offloaded parameters are stored elsewhere."""
         return self.runs_on or next(self.model.parameters()).device
 
     @property
@@ -52,17 +52,17 @@ class PackedCritic(nn.Module):
         return self.body.layers
 
     def forward(self, batch: PackTensors) -> Tensor:
-        """Value of the state before each of the pack's tokens, float32 [N], in the pack's order."""
+        """Return the value of the state before each of the pack's tokens, float32 [N], in the pack's order."""
         hidden = packed_hidden(self.body, batch)
         value: Tensor = self.model.score(hidden.float()).squeeze(-1)
         return value.index_select(0, batch.token_head)
 
 
 def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
-    """The critic that starts from ``folder`` on every rank: float32 master weights, activations of ``dtype``.
+    """Load the critic that starts from ``folder`` on every rank: float32 master weights, activations of ``dtype``.
 
-    A causal LM gives its body, and the value head starts at 0: no state is worth more than another before the first
-    update. A token classifier with one label (a critic of ours) is taken as it is. Raises UserError for anything else.
+    From a causal LM it takes the body, and the value head starts at 0: before the first update all states have the same
+    value. A token classifier with one label (a saved critic) is loaded as it is. Raises UserError for any other model.
     """
     from transformers import AutoModelForTokenClassification
 
@@ -88,7 +88,7 @@ def load_critic(folder: Path, ranks: Ranks, dtype: torch.dtype) -> PackedCritic:
 
 
 def _start_head(model: Any, missing: set[str], folder: Path) -> None:
-    """A head that the files do not have starts at 0; nothing else may be missing from them."""
+    """Initialise a head that is missing in the files with 0. Raises UserError if anything else is missing."""
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise UserError(
@@ -105,13 +105,13 @@ def _start_head(model: Any, missing: set[str], folder: Path) -> None:
 
 @dataclass(slots=True)
 class Critic:
-    """What a trainer holds of a critic."""
+    """The critic state that a trainer holds."""
 
     model: PackedCritic
     optimizer: torch.optim.AdamW
-    updates: int  # optimiser steps it has had; its warm-up and its schedule count by them
-    origin: str | None  # the folder that the request named for it to start from
+    updates: int  # number of its optimiser steps; its warm-up and schedule count them
+    origin: str | None  # the start folder that the request named
 
     def take_settings(self, spec: CriticSpec) -> None:
-        """Go on with the settings of ``spec`` and the moments there are."""
+        """Apply the optimizer settings of ``spec`` and keep the moments."""
         self.optimizer = build_optimizer(self.model.model, spec.optimizer, self.optimizer)

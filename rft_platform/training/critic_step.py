@@ -1,4 +1,4 @@
-"""Values of the critic for rows, and its share of an optimiser step: gradients, clipping, update."""
+"""Values of the critic for rows, and the critic's part of an optimiser step: gradients, clipping, update."""
 
 from collections.abc import Sequence
 
@@ -47,11 +47,11 @@ def accumulate_value_gradients(
     reduce: Reduce | None = None,
     world_size: int = 1,
 ) -> dict[str, float]:
-    """Add the gradient of a step's value loss, its mean over the tokens of all ranks, to ``critic``'s parameters.
+    """Add the gradient of a step's value loss (the mean over the tokens of all ranks) to ``critic``'s parameters.
 
-    As ``step.accumulate_gradients``: ``samples`` are this rank's share of the whole step, with ``old_values`` and
-    ``returns``; every rank runs as many packs; metrics are equal on all ranks. Nothing is computed where no rank has a
-    token: ``metrics`` is empty then.
+    Like ``step.accumulate_gradients``: ``samples`` are this rank's share of the whole step, with ``old_values`` and
+    ``returns``; every rank runs the same number of packs and returns the same metrics. If no rank has a token, nothing
+    is computed and the returned metrics are empty.
     """
     reduce = reduce or one_rank
     packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
@@ -78,7 +78,7 @@ def accumulate_value_gradients(
 
 
 def critic_alone(critic: Critic | None, spec: CriticSpec | None) -> bool:
-    """Whether the next step trains the critic and leaves the policy as it is."""
+    """Whether the next step trains the critic only and leaves the policy unchanged."""
     return critic is not None and spec is not None and critic.updates < spec.warmup_steps
 
 
@@ -92,9 +92,9 @@ def step_critic(
     reduce: Reduce,
     world_size: int,
 ) -> dict[str, float]:
-    """One update of the critic on this rank's ``samples``; its learning rate follows its own count of updates.
+    """Update the critic once on this rank's ``samples``. Its learning rate follows its own update count.
 
-    Raises NonFiniteError, on all ranks, where loss or gradient are not finite; ``step`` is the global one it names.
+    Raises NonFiniteError on all ranks if loss or gradient are not finite; the message names the global ``step``.
     """
     metrics = accumulate_value_gradients(
         critic.model, samples, spec.value_clip,
@@ -114,7 +114,7 @@ def step_critic(
 
 
 def _culprits(samples: Sequence[Sample]) -> str:
-    """Rows of this rank whose targets are not finite, else some of its rows."""
+    """Name rows of this rank whose targets are not finite, else some of its rows."""
     targets = [(sample, sample.old_values, sample.returns) for sample in samples]
     bad = [s.row_id for s, *columns in targets if not all(c is None or np.isfinite(c).all() for c in columns)]
     what = f"{len(bad)} rows have targets that are not finite" if bad else "no row's target stands out among"
@@ -122,7 +122,7 @@ def _culprits(samples: Sequence[Sample]) -> str:
 
 
 def _column(samples: Sequence[Sample], name: str) -> np.ndarray:
-    """A field of the samples' concatenated tokens, float32."""
+    """A field over the samples' concatenated tokens, float32."""
     return np.concatenate([np.zeros(0, np.float32), *(getattr(sample, name) for sample in samples)])
 
 

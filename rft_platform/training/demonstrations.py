@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning: conversations in the chat template, loss on the assistant's tokens."""
+"""Read demonstrations for supervised fine-tuning: chat-template conversations, with loss on assistant tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +15,15 @@ from rft_platform.training.samples import Sample, demonstration_sample
 
 
 def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
-    """The conversations of a Parquet file, tokenised as the model at ``model_folder`` reads them.
+    """Read the conversations of a Parquet file, tokenised as the model at ``model_folder`` reads them.
 
-    Columns: ``messages`` and perhaps ``tools`` as JSON, or ``prompt`` and ``response`` and perhaps ``system`` as text.
-    Every assistant message whose ``weight`` is not 0 is one sample (its prompt is tokenised as at inference, since
-    templates may render earlier turns otherwise once the conversation goes on); the weight, by default 1, scales its
-    loss. The samples of one conversation are one group.
-    Raises UserError for a missing column, a conversation without an assistant message or end token, a weight that is
-    not a number from 0 on.
+    Columns: ``messages`` and optionally ``tools`` as JSON, or ``prompt``, ``response`` and optionally ``system`` as
+    text. Every assistant message whose ``weight`` is not 0 is one sample. Its prompt is tokenised as at inference,
+    because a template may render earlier turns differently once the conversation continues. The weight (default 1)
+    scales the loss. The samples of one conversation are one group.
+
+    Raises UserError for a missing column, a conversation without an assistant message or end token, and a weight that
+    is not a number >= 0.
     """
     digest = digest_files([path])
     conversations, tools = _read(path)
@@ -47,13 +48,13 @@ def read_demonstrations(path: str, model_folder: Path) -> TrainingRows:
 
 
 def answer_sample(row_id: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> Sample:
-    """A sample whose answer is trained on."""
+    """Build a sample in which the answer is trained."""
     mask = np.arange(len(prompt_ids) + len(answer_ids)) >= len(prompt_ids)
     return demonstration_sample(row_id, [*prompt_ids, *answer_ids], mask)
 
 
 def among_rollouts(rollouts: TrainingRows, experts: TrainingRows, digest: str) -> TrainingRows:
-    """Rollouts, then the demonstrations as ``expert`` rows; groups are numbered on. Nothing is known of experts."""
+    """Append demonstrations as ``expert`` rows to the rollouts and renumber their groups. Expert rows have no facts."""
     shown = [replace(sample, row_id=f"expert-{sample.row_id}", expert=True) for sample in experts.samples]
     start = int(rollouts.group.max()) + 1 if len(rollouts.group) else 0
     group = np.concatenate([rollouts.group, experts.group + start])

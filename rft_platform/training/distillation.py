@@ -1,8 +1,8 @@
-"""Distillation from a teacher's whole distribution, over the same packs as the student.
+"""Distillation from the full next-token distribution of a teacher, over the same packs as the student.
 
-Student and teacher run over one pack; at every token that is learned their distributions are compared and the
-gradient by the student's logits is made in the forward, chunk by chunk, as in ``logprobs``: there is never a
-[tokens, vocabulary] tensor beyond a chunk, and nothing of the teacher is kept but its states at the heads.
+Student and teacher run over one pack. At every trained token their distributions are compared, and the gradient with
+respect to the student's logits is computed in the forward pass, chunk by chunk, as in ``logprobs``. No [tokens,
+vocabulary] tensor is larger than a chunk. Of the teacher, only the hidden states at the heads are kept.
 """
 
 import json
@@ -26,12 +26,12 @@ from rft_platform.training.logprobs import (
     loss_gradient,
 )
 
-#: Besides the student's there are the teacher's distribution, the mixture and a second gradient.
+#: Half of the usual: memory also holds the teacher's distribution, the mixture and a second gradient.
 _ELEMENTS = CHUNK_ELEMENTS // 2
 
 
 class DivergenceLoss(Protocol):
-    """``(logp [n], entropy [n], which tokens of the pack, divergence [n]) -> loss, summed``."""
+    """``(logp [n], entropy [n], slice of the pack's tokens, divergence [n]) -> summed loss``."""
 
     def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor) -> Tensor: ...
 
@@ -43,10 +43,10 @@ def distillation_loss(
     loss_of: DivergenceLoss,
     policy_loss: PolicyLoss,
 ) -> Tensor:
-    """The summed loss of a pack's tokens, to call ``backward`` on once; no gradient reaches the teacher.
+    """Return the summed loss of a pack's tokens. Call ``backward`` on it once; the teacher gets no gradient.
 
-    ``policy_loss`` is a loss of kind ``teacher``; its option ``beta`` chooses the divergence (``generalized_jsd``).
-    Raises UserError without a teacher, and where the two do not have the same vocabulary size.
+    ``policy_loss`` is a loss of kind ``teacher``; its option ``beta`` selects the divergence (``generalized_jsd``).
+    Raises UserError without a teacher, and if the vocabulary sizes of student and teacher differ.
     """
     if teacher is None:
         raise UserError("distillation needs a teacher: name its folder (algorithm.teacher_model_path)")
@@ -65,7 +65,7 @@ def distillation_loss(
 
 
 class _DistillationLoss(torch.autograd.Function):
-    """``(hidden, weight, bias) -> loss``; the gradients are made in ``forward`` and only scaled in ``backward``."""
+    """``(hidden, weight, bias) -> loss``. ``forward`` computes the gradients; ``backward`` only scales them."""
 
     @staticmethod
     def forward(
@@ -110,7 +110,7 @@ class _DistillationLoss(torch.autograd.Function):
 
 
 def check_vocabulary_size(student: int, teacher: int) -> None:
-    """UserError where the two sizes differ."""
+    """Raise UserError if the two sizes differ."""
     if student != teacher:
         raise UserError(
             f"the student's vocabulary has {student} tokens, the teacher's {teacher}: distillation compares them token "
@@ -119,7 +119,7 @@ def check_vocabulary_size(student: int, teacher: int) -> None:
 
 
 def check_vocabulary(student: Path, teacher: Path) -> None:
-    """UserError where two model folders differ in vocabulary size, or in what their tokens are where both say so."""
+    """Raise UserError if two model folders differ in vocabulary size, or (if both have a fast tokenizer) in tokens."""
     check_vocabulary_size(_vocabulary_size(student), _vocabulary_size(teacher))
     tokens, others = _tokens(student), _tokens(teacher)
     if tokens is not None and others is not None and tokens != others:
@@ -138,13 +138,13 @@ def _vocabulary_size(folder: Path) -> int:
 
 
 def _tokens(folder: Path) -> dict[str, int] | None:
-    """Token -> id of a folder's fast tokenizer; None where it has none."""
+    """Return token -> id of a folder's fast tokenizer; None if it has none."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
     vocabulary = content["model"].get("vocab")
     added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-    if isinstance(vocabulary, list):  # unigram models: [token, score] in the order of the ids
+    if isinstance(vocabulary, list):  # unigram models: a list of [token, score], ordered by id
         vocabulary = {token: index for index, (token, _) in enumerate(vocabulary)}
     return dict(vocabulary or {}) | added

@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, as it is at one moment, and how it is written: each rank its shards, rank 0 the rest."""
+"""Snapshot of the trainer state to be saved, and the code that writes it: each rank its shards, rank 0 the rest."""
 
 import shutil
 from collections.abc import Callable, Mapping
@@ -34,17 +34,17 @@ class Draft:
     """The content of one checkpoint."""
 
     state: TrainerState
-    shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, name of the files) -> by name
-    weights: dict[str, Tensor] | None  # whole, on rank 0; None: no Hugging Face weights are written
+    shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, file name) -> tensors by name
+    weights: dict[str, Tensor] | None  # full tensors on rank 0; None: write no Hugging Face weights
     critic: CriticTensors | None
     random: dict[str, Tensor]
     progress: dict[str, Any]
 
     @classmethod
     def take(cls, state: TrainerState, position: Position | None, ranks: Ranks, *, hf: bool, copy: bool) -> "Draft":
-        """The content of a checkpoint of ``state``; with ``copy`` the training may go on before it is written.
+        """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before the snapshot is written.
 
-        Without ``hf`` a model's weights are written as float32 shards only; an adapter is small and always written.
+        Without ``hf``, a model's weights are written as float32 shards only; an adapter is small and always written.
         Every rank must call it.
         """
         model, publish = state.policy.model, hf or state.lora is not None
@@ -66,23 +66,23 @@ class Draft:
 
     @property
     def nbytes(self) -> int:
-        """Least size in bytes of what this rank writes."""
+        """Lower bound in bytes of what this rank writes."""
         published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
         own = sum(local_part(value).nbytes for tensors in self.shards.values() for value in tensors.values())
         return published + own + (0 if self.critic is None else self.critic.nbytes)
 
     def make_folders(self, folder: Path) -> None:
-        """Make the folders that the shards go to; rank 0, before any rank writes."""
+        """Create the folders of the shards. Rank 0 calls it before any rank writes."""
         for place, _ in self.shards:
             (folder / place).mkdir(parents=True, exist_ok=True)
 
     def write_shards(self, folder: Path, ranks: Ranks) -> None:
-        """Write this rank's part into ``folder``, the checkpoint's ``trainer_state``."""
+        """Write this rank's shards into ``folder``, the checkpoint's ``trainer_state``."""
         for write in self._shard_writers(folder, ranks):
             write()
 
     def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
-        """Write this rank's part and what is one rank's business, the large files at the same time."""
+        """Write rank 0's shards and everything that only rank 0 writes. Large files are written in parallel."""
         writers = self._shard_writers(trainer_state, ranks)
         writers.append(partial(self._write_weights, folder))
         with ThreadPoolExecutor(len(writers)) as pool:
@@ -97,7 +97,7 @@ class Draft:
         ]
 
     def _write_rest(self, folder: Path, trainer_state: Path) -> None:
-        """Companions, critic, random state, progress."""
+        """Write tokenizer and template files, critic, random state and progress."""
         _copy_companions(self.state.folder, folder)
         save_file(self.random, trainer_state / RANDOM)
         if self.state.critic is not None and self.critic is not None:
@@ -105,7 +105,7 @@ class Draft:
         write_json(trainer_state / STATE, self.progress)
 
     def weights_digest(self, folder: Path, files: Mapping[str, Mapping[str, Any]], ranks: Ranks) -> str:
-        """Identity of the weights written to ``folder``; of the float32 shards where no others were.
+        """Digest of the weights written to ``folder``, or of the float32 shards if no other weights were written.
 
         ``files`` are the digests of all files there, as in the manifest.
         """
@@ -125,13 +125,13 @@ class Draft:
         else:
             rounded = {name: value.to(dtype) for name, value in self.weights.items()}
             causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_ONE_FILE)
-        if dtype != torch.float32:  # transformers writes the format of the float32 model in memory
+        if dtype != torch.float32:  # transformers records the dtype of the float32 model in memory
             config = read_json(folder / "config.json")
             write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
 
 
 def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
-    """What ``state.json`` holds."""
+    """Content of ``state.json``."""
     control = state.kl_control
     return {
         "position": None if position is None else asdict(position),
@@ -144,7 +144,7 @@ def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU; of sharded tensors, of this rank's part."""
+    """Copy the tensors to the CPU; of sharded tensors, this rank's part."""
     stager = DefaultStager(_AT_ONCE)
     try:
         staged: Any = stager.stage(dict(tensors))

@@ -1,9 +1,9 @@
-"""Floating-point operations of a training step, as the model's formulas need them: neither padding nor recomputation.
+"""Floating-point operations of a training step, by the model's formulas, without padding and recomputation.
 
-A matrix of W weights costs 2 W a token forward, 2 W for the gradient by its input and, where it is trained, 2 W for
-that by its weights. Attention costs 4 width (heads x head size) a query-key pair and layer forward, twice that backward
-(Narayanan et al., arXiv 2104.04473, without their recomputation). The LM head is run only where a token is predicted.
-Norms, rotations and activations are left out: a few per cent.
+Per token, a matrix of W weights costs 2 W forward, 2 W for the gradient with respect to its input and, if it is
+trained, 2 W for the gradient with respect to its weights. Per query-key pair and layer, attention costs 4 width (heads
+x head size) forward and twice that backward (Narayanan et al., arXiv 2104.04473, without their recomputation). The LM
+head runs only where a token is predicted. Norms, rotations and activations are omitted: a few per cent.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.packing import Pack, prefix_lengths
 from rft_platform.training.samples import Sample
 
-FORWARD, BY_INPUT, BY_WEIGHT = 2, 2, 2  # a multiplication and an addition each
+FORWARD, BY_INPUT, BY_WEIGHT = 2, 2, 2  # one multiplication and one addition each
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a model is run on."""
+    """Amount of work of a model's pass over some rows."""
 
-    nodes: float  # tokens that are fed to it
-    pairs: float  # (query, key) of attention: each token with itself and with those before it
+    nodes: float  # input tokens
+    pairs: float  # (query, key) pairs of attention: each token with itself and its predecessors
     heads: float  # next-token distributions
 
     def __add__(self, other: "Work") -> "Work":
@@ -32,13 +32,13 @@ class Work:
 
     @classmethod
     def of_packs(cls, packs: Sequence[Pack]) -> "Work":
-        """Of packs, each shared token once."""
+        """Work of packs: each shared token counts once."""
         works = (cls(len(p.input_ids), float((p.position_ids + 1).sum()), len(p.head_node)) for p in packs)
         return sum(works, NO_WORK)
 
     @classmethod
     def of_rows(cls, packs: Sequence[Pack]) -> "Work":
-        """Of the same rows, each computed by itself."""
+        """Work of the same rows, each computed separately."""
         lengths = np.concatenate([np.zeros(0), *(np.diff(p.path_start) for p in packs)])
         pairs = float((lengths * (lengths + 1) / 2).sum())
         return cls(float(lengths.sum()), pairs, float(sum(len(p.token_source) for p in packs)))
@@ -49,7 +49,7 @@ NO_WORK = Work(0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TrainingCost:
-    """Floating-point operations of forward and backward a node, a pair and a head."""
+    """Floating-point operations of forward and backward per node, per pair and per head."""
 
     node: float
     pair: float
@@ -57,7 +57,7 @@ class TrainingCost:
 
     @classmethod
     def of(cls, policy: PackedPolicy) -> "TrainingCost":
-        """Read from the model's shape; weights that are not trained (under an adapter) need no gradient."""
+        """Compute the costs from the model's shape. Frozen weights (below an adapter) need no gradient."""
         config = policy.causal.config.get_text_config()
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         width *= config.num_attention_heads
@@ -72,25 +72,25 @@ class TrainingCost:
         return cls(node, pair, weight.numel() * _each(weight))
 
     def flops(self, work: Work) -> float:
-        """Of ``work``."""
+        """Operations of ``work``."""
         return self.node * work.nodes + self.pair * work.pairs + self.head * work.heads
 
 
 def added_flops(cost: TrainingCost, samples: Sequence[Sample]) -> np.ndarray:
-    """What each sample adds to the work of those that share a prefix with it, float64; the sum is that of one trie."""
+    """Operations that each sample adds to those of samples with the same prefix, float64. The sum is that of a trie."""
     length, shared, heads = prefix_lengths(samples)
     own = length - shared
     return cost.node * own + cost.pair * (own * shared + own * (own + 1) / 2) + cost.head * heads
 
 
-#: Trees are attended to under masks, or through gathered keys: where sharing saves less than this, rows stay apart.
+#: Tree attention needs masks or gathered keys: rows stay separate if sharing saves less than this share of operations.
 LEAST_GAIN = 0.01
 
 
 def sharing_pays(cost: TrainingCost, trees: Work, rows: Work) -> bool:
-    """Whether ``trees``, which compute shared tokens once, need enough fewer operations than the same ``rows`` apart.
+    """Whether ``trees``, which compute shared tokens once, save enough operations over the same ``rows`` kept separate.
 
-    Rows that share nothing are the same packs either way: there is nothing to choose, and the answer is yes.
+    If the rows share nothing, both packings are the same, and the answer is True.
     """
     return trees.nodes == rows.nodes or cost.flops(trees) <= (1 - LEAST_GAIN) * cost.flops(rows)
 
@@ -100,6 +100,6 @@ def _each(parameter: nn.Parameter) -> int:
 
 
 def _active_experts(config: object) -> float:
-    """Share of the experts that a token passes through; their weights are stacked in tensors of three dimensions."""
+    """Share of the experts that process a token. Expert weights are stacked in tensors of three dimensions."""
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     return getattr(config, "num_experts_per_tok", experts) / experts if experts else 1.0

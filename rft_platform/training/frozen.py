@@ -1,4 +1,4 @@
-"""Models that are only read: the reference of a KL or of pairs, the teacher of a distillation."""
+"""Frozen models: the reference of a KL or of preference pairs, and the teacher of a distillation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,11 +17,11 @@ from rft_platform.training.samples import Sample
 from rft_platform.training.step import Reduce, score
 
 LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
-BLOCK = 256  # groups whose reference log-probs are computed together
+BLOCK = 256  # number of groups whose reference log-probs are computed together
 
 
 class FrozenModel:
-    """At most one model, kept between requests."""
+    """Loads and holds at most one frozen model, across requests."""
 
     def __init__(self, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
@@ -29,9 +29,9 @@ class FrozenModel:
         self._held: tuple[str, PackedPolicy] | None = None
 
     def model(self, folder: Path) -> PackedPolicy:
-        """The model in ``folder``; another one that was held before is dropped.
+        """Return the model in ``folder``; a different model held before is dropped.
 
-        Raises DamagedError where it is a checkpoint of ours that is not what was written.
+        Raises DamagedError if it is a platform checkpoint whose files do not match its manifest.
         """
         digest: str = self._ranks.from_first(lambda: identify(folder))
         if self._held is None or self._held[0] != digest:
@@ -45,13 +45,13 @@ class FrozenModel:
 
 @contextmanager
 def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
-    """The base model under the adapter of ``policy``, without a copy of it; ``policy`` itself where it has none."""
+    """Yield the base model below the adapter of ``policy``, without a copy; ``policy`` itself if it has no adapter."""
     if not hasattr(policy.model, "disable_adapter"):
         yield policy
         return
     trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     with policy.model.disable_adapter():
-        # peft freezes the adapter meanwhile, and FSDP2 keeps what it finds at its first all-gather: undo it.
+        # peft freezes the adapter here, and FSDP2 keeps the requires_grad of its first all-gather: undo it.
         for parameter in trainable:
             parameter.requires_grad_(True)
         yield policy
@@ -60,7 +60,7 @@ def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
 def give_logprobs(
     policy: PackedPolicy, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int, reduce: Reduce
 ) -> None:
-    """Set ``field`` of every sample to its log-probs under ``policy``; 0 where a token is not trained."""
+    """Set ``field`` of every sample to its log-probs under ``policy``; 0 for tokens that are not trained."""
     logprobs = score(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
     for sample, values in zip(samples, logprobs, strict=True):
         _set(sample, field, values)
@@ -76,12 +76,12 @@ def give_reference(
     max_tokens_per_pack: int,
     ranks: Ranks,
 ) -> None:
-    """Give the ``needed`` rows their reference log-probs, unless they have those of the same ``source`` already.
+    """Set the reference log-probs of the ``needed`` rows, unless they already have those of the same ``source``.
 
-    Whole blocks of groups are computed, cut in the order in which the stream of ``seed`` first reads them: so a row's
-    values are the same bits whatever was asked for before, and in a first pass hardly a row more is computed than is
-    needed. The ranks share the work and tell each other. ``load`` is called where anything is missing. All ranks must
-    make the same call.
+    Log-probs are computed for whole blocks of groups. The blocks are cut in the order in which the stream of ``seed``
+    first reads the groups. A row's values are therefore bit-identical whatever was computed before, and a first pass
+    computes few rows beyond the needed ones. The ranks share the work and exchange the results. ``load`` is called only
+    if a value is missing. All ranks must make the same call.
     """
     if rows.reference_source != source:
         rows.reference_source = source
@@ -103,7 +103,7 @@ def give_reference(
 def _score_together(
     policy: PackedPolicy, samples: Sequence[Sample], own: np.ndarray, max_tokens_per_pack: int, ranks: Ranks
 ) -> None:
-    """Each rank scores its ``own`` samples (bool), then all ranks have the values of all."""
+    """Each rank scores its ``own`` samples (bool); afterwards every rank has the values of all samples."""
     mine = [sample for sample, is_own in zip(samples, own, strict=True) if is_own]
     scored = iter(score(policy, mine, max_tokens_per_pack=max_tokens_per_pack, reduce=ranks.reduce))
     values = [
@@ -117,7 +117,7 @@ def _score_together(
 
 
 def _places(groups: int, seed: int) -> np.ndarray:
-    """Where each group stands in the first pass of the stream of ``seed``."""
+    """Position of each group in the first pass of the stream of ``seed``."""
     place = np.empty(groups, np.int64)
     place[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
     return place

@@ -1,7 +1,7 @@
-"""What the LM head needs of a chunk of logits, on CUDA: each in few passes over them, compiled once a chunk size.
+"""Compiled CUDA kernels for the LM head's operations on a chunk of logits, compiled once per chunk size.
 
-Run one operation after the other, log-softmax, probabilities, entropy and gradient read and write a float32
-[heads, vocabulary] tensor about ten times; compiled, the logits are read as they are, in the activations' format.
+Run one by one, log-softmax, probabilities, entropy and gradient read and write a float32 [heads, vocabulary] tensor
+about ten times. The compiled kernels read the logits directly, in the dtype of the activations.
 """
 
 import functools
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def statistics(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Log of the sum of exponentials, and entropy, of tempered ``logits`` [C, V] by ``temperature`` [C, 1]; float32."""
+    """Log-sum-exp and entropy of ``logits`` [C, V] divided by ``temperature`` [C, 1]; both float32 [C]."""
     values = logits.float() if temperature is None else logits.float() / temperature
     log_sum = torch.logsumexp(values, -1)
     entropy = log_sum - ((values - log_sum[:, None]).exp() * values).sum(-1)
@@ -22,10 +22,10 @@ def statistics(logits: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tens
 def gradient(
     logits: Tensor, temperature: Tensor | None, log_sum: Tensor, entropy: Tensor, by_head: Tensor, by_entropy: Tensor
 ) -> Tensor:
-    """Gradient [C, V] by the raw logits, in their format, but for the targets' own share.
+    """Gradient [C, V] with respect to the raw logits, in their dtype, without the terms of the target tokens.
 
-    ``by_head`` [C] is that by the sum of a head's log-probs, ``by_entropy`` [C] by its entropy: a log-prob
-    contributes onehot - softmax, an entropy -softmax * (log_softmax + entropy).
+    ``by_head`` [C] is the gradient with respect to the sum of a head's log-probs, ``by_entropy`` [C] that with respect
+    to its entropy. A log-prob contributes onehot - softmax, an entropy -softmax * (log_softmax + entropy).
     """
     values = logits.float() if temperature is None else logits.float() / temperature
     logp = values - log_sum[:, None]
@@ -35,5 +35,5 @@ def gradient(
 
 @functools.cache
 def compiled() -> tuple[Callable[..., tuple[Tensor, Tensor]], Callable[..., Tensor]]:
-    """``statistics`` and ``gradient`` as CUDA kernels."""
+    """Return ``statistics`` and ``gradient`` compiled to CUDA kernels."""
     return torch.compile(statistics, dynamic=False), torch.compile(gradient, dynamic=False)

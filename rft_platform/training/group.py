@@ -1,4 +1,4 @@
-"""Client of the trainer group: finds it through its lease or starts it, sends commands, receives events. No torch here.
+"""Client of the trainer group: finds it by its lease or starts it, sends commands, receives events. No torch here.
 
 While a command waits or runs, the group sends heartbeats. A group that sends nothing for ``heartbeat_timeout_s`` (it is
 stopped, or hangs) is ended, and the command fails with a retryable TrainerError.
@@ -34,10 +34,10 @@ from rft_platform.training.wire import Connection, Message, raise_error
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
 STOP_TIMEOUT_S = 10.0
-SILENT_STOP_TIMEOUT_S = 3.0  # a group that hangs is not expected to end by itself
-START_LOCK_TIMEOUT_S = 60.0  # beyond the time that another caller may need to start the group
+SILENT_STOP_TIMEOUT_S = 3.0  # a hanging group is not expected to exit on its own
+START_LOCK_TIMEOUT_S = 60.0  # added to the time that another caller may need to start the group
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 10.0  # for what is answered at once, whatever runs: status and cancel
+ANSWER_TIMEOUT_S = 10.0  # for commands that are answered at once: status and cancel
 _AT_ONCE = ("status", "cancel")
 LOG_LINES_SHOWN = 20
 
@@ -55,10 +55,10 @@ def find_or_start_trainer(
     rendezvous: Rendezvous | None = None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
 ) -> "TrainerClient":
-    """A trainer group of ``nproc`` ranks a node that takes commands; one that runs with other settings is replaced.
+    """Return a client of a running trainer group of ``nproc`` ranks per node. A group with other settings is replaced.
 
-    ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` ``auto``, ``cpu`` or
-    ``cuda``. Raises TrainerError with the log's last lines where it does not start.
+    ``dtype`` is ``auto`` (bfloat16 on CUDA, else float32), ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu``
+    or ``cuda``. Raises TrainerError with the last lines of the log if the group does not start.
     """
     layout, rendezvous = layout or Layout(), rendezvous or Rendezvous()
     client = TrainerClient(
@@ -71,7 +71,7 @@ def find_or_start_trainer(
 
 
 class TrainerClient:
-    """Speaks to the trainer group. One command runs at a time, others wait; ``status`` and ``cancel`` do not."""
+    """Client of the trainer group. One command runs at a time and others wait, except ``status`` and ``cancel``."""
 
     def __init__(self, spec: TrainerSpec) -> None:
         self._spec = spec
@@ -79,9 +79,9 @@ class TrainerClient:
     def train(self, request: TrainRequest, on_step: Callable[[StepEvent], None] | None = None) -> TrainResult:
         """Train and publish; ``on_step`` is called after every optimiser step.
 
-        A group that is found dead is started again first. Raises the error the training ended with, or TrainerError
-        where the group dies on the way, or was ended for want of a heartbeat (the same request can be made again: it
-        starts from its parent).
+        If the group is found dead, it is started again first. Raises the error of the training, or TrainerError if the
+        group dies during the training or was ended because its heartbeat stopped. The same request can then be sent
+        again: it starts from its parent.
         """
         message = {"command": "train", "request": asdict(request)}
         try:
@@ -92,7 +92,7 @@ class TrainerClient:
         return TrainResult(**result["result"])
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-prob of each token under the weights now held, at temperature 1; the first token's is 0.0."""
+        """Log-prob of each token under the held weights, at temperature 1; the first token's is 0.0."""
         answer = self._converse({"command": "score", "sequences": [list(map(int, ids)) for ids in sequences]})
         logprobs: list[list[float]] = answer["logprobs"]
         return logprobs
@@ -106,13 +106,13 @@ class TrainerClient:
         return status
 
     def cancel(self) -> bool:
-        """End a running training before its next optimiser step; False where none runs."""
+        """End a running training before its next optimiser step. Return False if none is running."""
         return bool(self._converse({"command": "cancel"})["cancelled"])
 
     def shutdown(self) -> None:
-        """End the group after the command that it runs; nothing happens where none runs.
+        """End the group after the command that it runs. Does nothing if no group is running.
 
-        A group that sends no heartbeat is ended at once.
+        A group that stops sending heartbeats is ended without waiting for its command.
         """
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
@@ -123,9 +123,9 @@ class TrainerClient:
         stop_holder(lease)
 
     def ensure_running(self, refused: Lease | None = None) -> None:
-        """Start the group unless it runs as wanted; one that ``refused`` a command is about to end.
+        """Start the group unless it runs with the right settings. A group that ``refused`` a command is about to end.
 
-        Raises TrainerError where it does not start.
+        Raises TrainerError if it does not start.
         """
         with locked(self._spec.lease, START_LOCK_TIMEOUT_S + self._spec.start_timeout_s):
             lease = read_lease(self._spec.lease)
@@ -136,7 +136,7 @@ class TrainerClient:
             self._start()
 
     def _fits(self, lease: Lease) -> bool:
-        """Whether the group has the settings wanted, and runs the code that is installed now."""
+        """Whether the group has the requested settings and runs the code that is installed now."""
         spec = self._spec
         wanted = {
             "nproc": spec.ranks, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device,
@@ -148,7 +148,7 @@ class TrainerClient:
     def _start(self) -> None:
         spec = self._spec
         threads = str(spec.threads)
-        end_strays(spec.lease)  # of a starter that was killed: two groups would write to one log and one lease
+        end_strays(spec.lease)  # left by a killed starter: two groups would write to one log and one lease
         own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH}
         env = os.environ | own | lease_environment(spec.lease)
         process = start_detached(command(spec), spec.log, env)
@@ -160,7 +160,7 @@ class TrainerClient:
             raise TrainerError(str(error)) from error
 
     def _converse(self, message: Message, on_step: Callable[[StepEvent], None] | None = None) -> Message:
-        """Send a command and return its last event; its error is raised."""
+        """Send a command and return its last event; raise its error, if any."""
         for event in self._events(message):
             if event["event"] == "step" and on_step is not None:
                 on_step(StepEvent(event["step"], event["metrics"], event.get("told_again", False)))
@@ -170,9 +170,9 @@ class TrainerClient:
         return last
 
     def _events(self, message: Message) -> Iterator[Message]:
-        """Send a command and yield its events up to the last, heartbeats left out.
+        """Send a command and yield its events up to the last, without heartbeats.
 
-        Raises TrainerError where the group dies before that, or sends nothing in time.
+        Raises TrainerError if the group dies before that, or sends nothing in time.
         """
         lease = read_lease(self._spec.lease)
         if lease is None or not is_alive(lease):
@@ -207,7 +207,7 @@ class TrainerClient:
         raise (TrainerError(text) if heard else _NotAccepted(text, lease)) from cause
 
     def _end_silent(self, lease: Lease) -> None:
-        """End a group that hangs, and remove its lease. Not under the lock: ``ensure_running`` may hold it."""
+        """End a hanging group and remove its lease. Takes no lock, because ``ensure_running`` may hold it."""
         stop_holder(lease, SILENT_STOP_TIMEOUT_S)
         remove_lease(self._spec.lease, lease.pid)
 
@@ -219,7 +219,7 @@ class TrainerClient:
 
 
 class _NotAccepted(TrainerError):
-    """The command never reached a trainer group; ``lease`` is what it was sent to."""
+    """The command did not reach a trainer group; ``lease`` is that of the group it was sent to."""
 
     def __init__(self, message: str, lease: Lease | None) -> None:
         super().__init__(message)
@@ -227,20 +227,20 @@ class _NotAccepted(TrainerError):
 
 
 def _code_changed_at() -> float:
-    """When the newest source file that a worker runs was written, in seconds since the epoch."""
+    """Modification time of the newest source file that a worker runs, in seconds since the epoch."""
     package = Path(rft_platform.__file__).parent
     return max(file.stat().st_mtime for room in ("training", "algorithms") for file in (package / room).rglob("*.py"))
 
 
 def _connect(lease: Lease, timeout_s: float) -> Connection:
-    """A connection whose reads and writes raise TimeoutError after ``timeout_s``."""
+    """Open a connection whose reads and writes raise TimeoutError after ``timeout_s``."""
     connected = socket.create_connection((lease.host, lease.port), timeout=min(CONNECT_TIMEOUT_S, timeout_s))
     connected.settimeout(timeout_s)
     return Connection(connected)
 
 
 def _wait(lease: Lease) -> None:
-    """Wait until the group has left: rank 0, and the launcher after the other ranks."""
+    """Wait for the group to exit: rank 0, and the launcher, which exits after the other ranks."""
     pids = [lease.pid, *([lease.details["launcher"]] if lease.details.get("launcher") else [])]
     processes = []
     for pid in pids:

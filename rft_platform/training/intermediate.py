@@ -1,9 +1,9 @@
-"""Checkpoints on the way through a training, and going on from the last of them after the trainer was killed.
+"""Intermediate checkpoints of a training, and resuming from the last one after the trainer was killed.
 
-They lie in ``<output>/intermediate/step_<n>`` and are written by a thread while the next steps run, at most one at a
-time. Once the training's own checkpoint is published they have served, unless they hold Hugging Face weights that
-somebody asked for (``save_hf_checkpoint: always``). Those of earlier trainings then lie beside the present one's. What
-an abandoned training left, whose place the present one takes, goes first, whatever its numbers are.
+They are stored in ``<output>/intermediate/step_<n>`` and written by a thread while the next steps run, one at a time.
+They are removed when the training's own checkpoint is published, unless they hold Hugging Face weights on request
+(``save_hf_checkpoint: always``). In that case those of earlier trainings are kept beside those of the present one.
+Leftovers of an abandoned training that this training replaces are removed first, whatever their step numbers are.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Intermediates:
     _writing: Publication | None = None
 
     def after_step(self, events: Sequence[StepEvent]) -> None:
-        """Start to save the state where it is due; first wait for the save before. Every rank must call it."""
+        """Start saving the state if a save is due; wait for the previous save first. Every rank must call it."""
         request, left = self.run.request, len(self.run.plan.steps) - len(events)
         if request.save_interval is None or not left or events[-1].step % request.save_interval:
             return
@@ -51,14 +51,14 @@ class Intermediates:
             self._writing = Publication(folder, draft, manifest, steps, self.run.ranks).start(background=True)
 
     def wait(self) -> None:
-        """Until no save is under way; raises what it failed with. Every rank must call it."""
+        """Wait for the running save and raise its error, if any. Every rank must call it."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.finish()
             self.run.ranks.from_first(self._thin_out)
 
     def clear(self) -> None:
-        """Remove those that only served to go on from; the training's own checkpoint is there."""
+        """Remove checkpoints that only served for resuming, once the training's own checkpoint is published."""
         folder, always = _folder(Path(self.run.request.output)), self.run.request.save_hf_checkpoint == "always"
         if not self.run.ranks.is_first:
             return
@@ -68,14 +68,14 @@ class Intermediates:
             shutil.rmtree(folder)
 
     def _thin_out(self) -> None:
-        """Keep the newest: as many as wanted, or where only the last can serve, that one."""
+        """Remove old checkpoints. Keep the configured number of HF ones (None: all), else only the newest."""
         request, found = self.run.request, self._without_abandoned()
         keep = (request.max_checkpoints_to_keep or 0) if request.save_hf_checkpoint == "always" else 1
         for old in found[keep:] if keep else []:
             shutil.rmtree(old)
 
     def _without_abandoned(self) -> list[Path]:
-        """All there are, newest first, after those of abandoned trainings were removed."""
+        """Remove the checkpoints of abandoned trainings; return the others, newest first."""
         found = _newest_first(Path(self.run.request.output))
         abandoned = {folder for folder in found if self._is_abandoned(folder)}
         for folder in abandoned:
@@ -83,10 +83,11 @@ class Intermediates:
         return [folder for folder in found if folder not in abandoned]
 
     def _is_abandoned(self, folder: Path) -> bool:
-        """Whether another training wrote it to go on from, or from where this one began: this one takes its place.
+        """Whether ``folder`` belongs to an abandoned training that this one replaces.
 
-        Steps up to the present parent's, saved in Hugging Face format for somebody, are of trainings that ended. What
-        cannot be read is nobody's.
+        Without ``save_hf_checkpoint: always``, any checkpoint of another training does. With it, only those beyond the
+        parent's policy version do: earlier ones belong to finished trainings. An unreadable checkpoint is never
+        removed.
         """
         request = self.run.request
         try:
@@ -99,7 +100,7 @@ class Intermediates:
 
 
 def latest(output: Path, identity: str) -> dict[str, Any] | None:
-    """The last whole checkpoint on the way through the training of this identity: folder, digest, version. As JSON."""
+    """Return folder, digest and version (JSON) of the last intact intermediate checkpoint of training ``identity``."""
     for folder in _newest_first(output):
         try:
             manifest = read_manifest(folder)
@@ -116,7 +117,7 @@ def latest(output: Path, identity: str) -> dict[str, Any] | None:
 
 
 def position_after(plan: TrainingPlan, steps: int) -> Position | None:
-    """How far the demonstrations have been used after so many steps of ``plan``."""
+    """Position in the demonstrations or pairs after the first ``steps`` steps of ``plan``."""
     if plan.position is None:
         return None
     return replace(plan.position, rows=plan.position.rows - sum(plan.taken[steps:]))

@@ -1,4 +1,4 @@
-"""A further node of a trainer group that spans several; run on each but the first, with the same configuration::
+"""Run a further node of a trainer group with several nodes. Start it on each but the first, with one configuration::
 
     python -m rft_platform.training.join --config rft.yaml --node-rank 1
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def node_command(config: RftConfig, node_rank: int, scratch: Path) -> list[str]:
-    """Command line of a further node; UserError where the configuration has no such node."""
+    """Return the command line of a further node. Raises UserError if the configuration has no such node."""
     meeting, settings = wanted_rendezvous(config), config.trainer
     if not 0 < node_rank < meeting.nodes:
         raise UserError(

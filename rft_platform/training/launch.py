@@ -1,8 +1,8 @@
-"""How a trainer group is started: one process, or torchrun with several ranks on one node or on several. No torch here.
+"""Command line of a trainer group: one process, or torchrun with several ranks on one or more nodes. No torch here.
 
-On several nodes the first (``node_rank`` 0) is the one that the control plane runs on: it has rank 0, the lease and the
-port that takes commands. The others are started by hand or by a job scheduler (``join.py``) and meet it at its
-``endpoint``. All nodes must see the checkpoints and the rounds under the same paths.
+With several nodes, the control plane runs on the first (``node_rank`` 0), which has rank 0, the lease and the command
+port. The other nodes are started by hand or by a job scheduler (``join.py``) and connect to the first node's
+``endpoint``. All nodes must see checkpoints and rounds under the same paths.
 """
 
 import sys
@@ -22,7 +22,7 @@ class Rendezvous:
     """Where the nodes of a group meet."""
 
     nodes: int = 1
-    endpoint: str = ""  # ``host:port`` on the first node, a port that is free there
+    endpoint: str = ""  # ``host:port`` on the first node; the port must be free
     timeout_s: float = 900.0  # how long a node waits for the others
 
     def __post_init__(self) -> None:
@@ -36,18 +36,18 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class TrainerSpec:
-    """What group is wanted, and where its lease and log lie."""
+    """Launch options of a trainer group, and the folders of its lease and log."""
 
     leases: Path
     logs: Path
-    nproc: int  # ranks a node
+    nproc: int  # ranks per node
     threads: int
     dtype: str
     device: str
     idle_timeout_s: float
     layout: Layout = field(default_factory=Layout)
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # without a heartbeat for so long it is ended
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # the group is ended after this time without a heartbeat
 
     @property
     def lease(self) -> Path:
@@ -61,17 +61,17 @@ class TrainerSpec:
 
     @property
     def ranks(self) -> int:
-        """All ranks of the group."""
+        """Number of ranks of the whole group."""
         return self.nproc * self.rendezvous.nodes
 
     @property
     def start_timeout_s(self) -> float:
-        """How long the group may take to start."""
+        """Time limit for starting the group."""
         return START_TIMEOUT_S + (self.rendezvous.timeout_s if self.rendezvous.nodes > 1 else 0.0)
 
 
 def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
-    """Command line of one node. A single rank needs no launcher: torchrun would add 1.8 s and a second process."""
+    """Return the command line of one node. A single rank needs no torchrun, which adds 1.8 s and a second process."""
     options = {
         "--lease": spec.lease.absolute(), "--idle-timeout": spec.idle_timeout_s, "--threads": spec.threads,
         "--dtype": spec.dtype, "--device": spec.device, "--reduce-dtype": spec.layout.reduce_dtype,

@@ -1,7 +1,7 @@
-"""Layers computed in other ways than one by one in full: activations checkpointed, code compiled.
+"""Activation checkpointing and compilation of a model's layers.
 
-Compilation (``torch.compile``) pays where shapes repeat: packs then have one of few static lengths
-(``packing.static_length``), and a layer is compiled once a length. Attention is a break in the graph (``attention``).
+``torch.compile`` pays off if shapes repeat: packs then have one of few static lengths (``packing.static_length``), and
+a layer is compiled once per length. Attention is a graph break (``attention``).
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ from torch import nn
 
 from rft_platform.errors import UserError
 
-#: Variants of a layer's code that may be compiled: lengths x (training, scoring) x models of one class, and some room.
+#: Limit of compiled variants of a layer: lengths x (training, scoring) x models of one class, with some margin.
 COMPILED_VARIANTS = 32
 
 
 def prepare_layers(model: Any, layers: nn.ModuleList, *, checkpointing: bool, compiled: bool) -> None:
-    """Checkpoint and compile the ``layers`` of ``model``; before sharding."""
+    """Set up checkpointing and compilation for the ``layers`` of ``model``. Call it before sharding."""
     if checkpointing:
         _checkpoint(model, layers)
     if compiled:
@@ -24,14 +24,14 @@ def prepare_layers(model: Any, layers: nn.ModuleList, *, checkpointing: bool, co
 
 
 def own_memory(model: nn.Module) -> None:
-    """Copy the weights out of the file they are mapped from: its tensors begin at any byte, and it may be replaced."""
+    """Copy the weights out of the memory-mapped file: its tensors may be unaligned, and the file may be replaced."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.clone()
 
 
 def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
-    """Let transformers checkpoint each layer. It asks for training mode: of the layer itself, not of its dropouts."""
+    """Let transformers checkpoint each layer. Only the layer itself is set to training mode; its dropouts stay off."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise UserError(f"a {type(model).__name__} has no gradient checkpointing in transformers: turn it off")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -40,9 +40,9 @@ def _checkpoint(model: Any, layers: nn.ModuleList) -> None:
 
 
 def _compile(layers: nn.ModuleList) -> None:
-    """Compile what a layer does, but not its hooks: FSDP's gather weights and must run as they are.
+    """Compile the forward of each layer, but not its hooks: FSDP's hooks gather weights and must run uncompiled.
 
-    Code that would be compiled over and over is an error, for what torch would fall back to is slow without a word.
+    Exceeding the recompilation limit is an error, because torch's fallback is slow and gives no warning.
     """
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
     torch._dynamo.config.fail_on_recompile_limit_hit = True
@@ -51,5 +51,5 @@ def _compile(layers: nn.ModuleList) -> None:
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile has made in this process so far: it should not grow after a training's first step."""
+    """Number of graphs that torch.compile has made in this process. It should not grow after the first step."""
     return int(torch._dynamo.utils.counters["stats"].get("unique_graphs", 0))

@@ -1,10 +1,10 @@
-"""Log-probs and entropies of target tokens from a causal LM over packs; the head's gradient is made in the forward.
+"""Log-probs and entropies of target tokens from a causal LM over packs. The forward pass computes the head's gradient.
 
-Hidden states are taken only where a token is predicted, and each distinct (state, target) is computed once. The LM
-head runs in chunks: logits, log-softmax, the loss of the chunk's tokens and its gradient, then the logits are dropped.
-So there is never a [tokens, vocabulary] tensor beyond a chunk, and no logits are computed twice (except for losses
-that look at whole rows: those need all log-probs first). On CUDA what is made of a chunk's logits is compiled
-(``fused_head``); chunks there have one size, the last is padded.
+Hidden states are used only where a token is predicted, and each distinct (state, target) is computed once. The LM head
+runs in chunks: logits, log-softmax, the loss of the chunk's tokens and its gradient; then the logits are freed. So no
+[tokens, vocabulary] tensor is larger than a chunk, and no logits are computed twice (except for losses that need whole
+rows: those need all log-probs first). On CUDA the operations on a chunk's logits are compiled (``fused_head``); there
+all chunks have one size, and the last is padded.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +23,9 @@ from rft_platform.training.attention import ATTENTION, AttentionPlan, plan_atten
 from rft_platform.training.packable import check_packable
 from rft_platform.training.packing import Pack
 
-CHUNK_ELEMENTS = 1 << 27  # logits of a chunk: 512 MiB in float32, about three times that at the peak
+CHUNK_ELEMENTS = 1 << 27  # logits per chunk: 512 MiB in float32, about three times that at the peak
 FUSED_ELEMENTS = 1 << 29  # on CUDA: 1 GiB in bfloat16, twice that at the peak
-FUSED_HEADS = 8192  # and no more heads than so many, however small the vocabulary is
+FUSED_HEADS = 8192  # upper limit of heads per chunk, for small vocabularies
 
 
 @dataclass(slots=True)
@@ -41,15 +41,15 @@ class PackTensors:
     pair_target: Tensor  # int64 [P]
     token_pair: Tensor  # int64 [N]
     token_head: Tensor  # int64 [N]
-    first_pair: np.ndarray  # int64 [H + 1], on the CPU: where each head's pairs begin
-    first_token: np.ndarray  # int64 [P + 1], where each pair's tokens begin
+    first_pair: np.ndarray  # int64 [H + 1], on the CPU: where each head's pairs start
+    first_token: np.ndarray  # int64 [P + 1], where each pair's tokens start
 
     @classmethod
     def of(cls, pack: Pack, device: torch.device, dtype: torch.dtype) -> "PackTensors":
         """Move ``pack`` to ``device``; ``dtype`` is that of the activations."""
 
         def move(values: np.ndarray) -> Tensor:
-            tensor = torch.from_numpy(values)  # pinned, it is copied without waiting for what the device does now
+            tensor = torch.from_numpy(values)  # pinned memory is copied asynchronously
             return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
         padding = np.zeros(pack.length - len(pack.input_ids), np.int64)
@@ -70,12 +70,12 @@ class PackTensors:
 
 
 ChunkLoss = Callable[[Tensor, Tensor, slice], Tensor]
-"""``(logp [n], entropy [n], which tokens of the pack) -> loss, summed``. Called once for each chunk."""
+"""``(logp [n], entropy [n], slice of the pack's tokens) -> summed loss``. Called once per chunk."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A range of heads with its pairs and tokens; indices within the chunk."""
+    """A range of heads with its pairs and tokens. The index tensors count within the chunk."""
 
     heads: slice
     pairs: slice
@@ -105,19 +105,19 @@ def _chunks(batch: PackTensors, size: int) -> Iterator[Chunk]:
 
 @dataclass(slots=True)
 class Distributions:
-    """Next-token distributions of a chunk's heads, tempered; the whole table in one of two forms."""
+    """Next-token distributions of a chunk's heads at their temperature. The full table has one of two forms."""
 
     log_sum: Tensor | None  # float32 [C'], with ``logits``
-    logits: Tensor | None  # raw, [C', V] with C' >= C: padded, as CUDA's kernels take them
-    log_softmax: Tensor | None  # float32 [C, V], in place of both
-    softmax: Tensor | None  # likewise; its memory becomes the gradient's
+    logits: Tensor | None  # raw, [C', V] with C' >= C: padded for the CUDA kernels
+    log_softmax: Tensor | None  # float32 [C, V], instead of those two
+    softmax: Tensor | None  # likewise; its memory is reused for the gradient
     temperature: Tensor | None  # float32 [C', 1]
     entropy: Tensor  # float32 [C]
     logp: Tensor  # float32 [P], of the chunk's pairs
 
     @classmethod
     def fused(cls, logits: Tensor, temperature: Tensor | None, chunk: Chunk) -> "Distributions":
-        """Of raw ``logits`` on CUDA."""
+        """Build from raw ``logits`` on CUDA."""
         log_sum, entropy = fused_head.compiled()[0](logits, temperature)
         target = logits[chunk.pair_head, chunk.pair_target].float()
         if temperature is not None:
@@ -127,14 +127,14 @@ class Distributions:
 
     @classmethod
     def plain(cls, log_softmax: Tensor, temperature: Tensor | None, chunk: Chunk) -> "Distributions":
-        """Of log-probs [C, V] that are there already."""
+        """Build from log-probs [C, V] that are already computed."""
         softmax = log_softmax.exp()
         entropy = -torch.linalg.vecdot(softmax, log_softmax)
         logp = log_softmax[chunk.pair_head, chunk.pair_target]
         return cls(None, None, log_softmax, softmax, temperature, entropy, logp)
 
     def gradient(self, chunk: Chunk, by_logp: Tensor | None, by_entropy: Tensor | None) -> Tensor:
-        """Gradient by the raw logits [C, V]. To be called once."""
+        """Return the gradient with respect to the raw logits [C, V]. Call it only once."""
         if self.log_softmax is not None and self.softmax is not None:
             by_logits = logit_gradient(self.softmax, self.log_softmax, self.entropy, chunk, by_logp, by_entropy)
             return by_logits if self.temperature is None else by_logits.div_(self.temperature)
@@ -156,7 +156,7 @@ class Distributions:
 
 @dataclass(slots=True)
 class LMHead:
-    """The LM head and the states it is applied to."""
+    """The LM head and its input states."""
 
     hidden: Tensor  # [H, D]
     weight: Tensor  # [V, D]
@@ -165,22 +165,22 @@ class LMHead:
 
     @property
     def is_fused(self) -> bool:
-        """Whether chunks are computed by compiled kernels."""
+        """Whether compiled kernels compute the chunks."""
         return self.hidden.is_cuda and self.hidden.dtype != torch.float32
 
     @property
     def fused_heads(self) -> int:
-        """Heads of a chunk then."""
+        """Heads per chunk if the kernels are fused."""
         return max(1, min(FUSED_HEADS, FUSED_ELEMENTS // len(self.weight)))
 
     def chunks(self, elements: int | None = None) -> Iterator[Chunk]:
-        """Ranges of heads of at most ``elements`` logits each, or of one head."""
+        """Yield ranges of heads with at most ``elements`` logits each, but at least one head."""
         if elements is None and self.is_fused:
             return _chunks(self.batch, self.fused_heads)
         return _chunks(self.batch, max(1, (elements or CHUNK_ELEMENTS) // len(self.weight)))
 
     def distributions(self, chunk: Chunk) -> Distributions:
-        """Of one of ``chunks()``."""
+        """Return the distributions of a chunk from ``chunks()``."""
         temperature = None if self.batch.temperature is None else self.batch.temperature[chunk.heads]
         if not self.is_fused:
             return Distributions.plain(self.log_softmax(chunk), temperature, chunk)
@@ -191,7 +191,7 @@ class LMHead:
         return Distributions.fused(nn.functional.linear(hidden, self.weight, self.bias), temperature, chunk)
 
     def log_softmax(self, chunk: Chunk) -> Tensor:
-        """float32 [C, V]."""
+        """Log-probs of a chunk's heads, float32 [C, V]."""
         logits = nn.functional.linear(self.hidden[chunk.heads], self.weight, self.bias).float()
         if self.batch.temperature is not None:
             logits = logits.div_(self.batch.temperature[chunk.heads])
@@ -199,7 +199,7 @@ class LMHead:
 
     @torch.no_grad()
     def score(self) -> tuple[Tensor, Tensor]:
-        """Log-probs of all pairs and entropies of all heads."""
+        """Return the log-probs of all pairs and the entropies of all heads."""
         logp, entropy = [], []
         for chunk in self.chunks():
             found = self.distributions(chunk)
@@ -210,22 +210,22 @@ class LMHead:
 
 @dataclass(slots=True)
 class HeadGradient:
-    """Gradient of a loss by the head's input and parameters, gathered chunk by chunk."""
+    """Gradient of a loss with respect to the head's input and parameters, accumulated chunk by chunk."""
 
     by_hidden: Tensor
-    by_weight: Tensor | None  # float32; None where none is asked for
+    by_weight: Tensor | None  # float32; None if it is not needed
     by_bias: Tensor | None
     dtype: torch.dtype
 
     @classmethod
     def zeros(cls, head: LMHead, needed: Sequence[bool]) -> "HeadGradient":
-        """``needed``: by hidden, weight, bias, as autograd's context says."""
+        """Start at zero. ``needed`` is autograd's ``needs_input_grad``: hidden, weight, bias."""
         by_weight = torch.zeros_like(head.weight, dtype=torch.float32) if needed[1] else None
         by_bias = torch.zeros_like(head.bias, dtype=torch.float32) if head.bias is not None and needed[2] else None
         return cls(torch.empty_like(head.hidden), by_weight, by_bias, head.weight.dtype)
 
     def add(self, head: LMHead, chunk: Chunk, by_logits: Tensor) -> None:
-        """Take in the gradient by a chunk's raw logits [C, V]."""
+        """Add the part of one chunk, from its gradient with respect to the raw logits [C, V]."""
         by_logits = by_logits.to(self.dtype)
         self.by_hidden[chunk.heads] = by_logits @ head.weight
         if self.by_weight is not None:
@@ -234,7 +234,7 @@ class HeadGradient:
             self.by_bias += by_logits.sum(0)
 
     def scaled(self, by_loss: Tensor) -> Iterator[Tensor | None]:
-        """By hidden, weight and bias, times the gradient that comes from above."""
+        """Yield the gradients of hidden, weight and bias, multiplied by the incoming gradient."""
         for gradient in (self.by_hidden, self.by_weight, self.by_bias):
             yield None if gradient is None else gradient.mul_(by_loss).to(self.dtype)
 
@@ -242,9 +242,9 @@ class HeadGradient:
 def loss_gradient(
     loss_of: Callable[..., Tensor], tokens: slice, *sources: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Loss of some tokens, and its derivative by each of the sources; None for one that it does not use.
+    """Return the loss of some tokens and its derivative with respect to each source; None for an unused source.
 
-    A source is the values of pairs or of heads, and which of them each token has: ``loss_of`` is given the latter's.
+    A source is (values of pairs or heads, index of the value of each token). ``loss_of`` gets the values per token.
     """
     with torch.enable_grad():
         leaves = [values.detach().requires_grad_() for values, _ in sources]
@@ -254,7 +254,7 @@ def loss_gradient(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """``(hidden, weight, bias) -> loss``; the gradients are made in ``forward`` and only scaled in ``backward``."""
+    """``(hidden, weight, bias) -> loss``. ``forward`` computes the gradients; ``backward`` only scales them."""
 
     @staticmethod
     def forward(
@@ -270,7 +270,7 @@ class _HeadLoss(torch.autograd.Function):
         ctx.gradient = gradient = HeadGradient.zeros(head, ctx.needs_input_grad)
         total = hidden.new_zeros((), dtype=torch.float32)
         chunks = list(head.chunks())
-        whole_rows = whole_rows and len(chunks) > 1  # one chunk is whole anyway: nothing is computed twice
+        whole_rows = whole_rows and len(chunks) > 1  # a single chunk holds whole rows: nothing is computed twice
         if whole_rows:
             logp, entropy = head.score()
             everything = slice(0, len(batch.token_pair))
@@ -304,7 +304,7 @@ def logit_gradient(
     by_logp: Tensor | None,
     by_entropy: Tensor | None,
 ) -> Tensor:
-    """Gradient by the tempered logits [C, V]; made in place of ``softmax``.
+    """Return the gradient with respect to the logits after temperature [C, V]. It overwrites ``softmax``.
 
     A log-prob contributes onehot - softmax, an entropy -softmax * (log_softmax + entropy).
     """
@@ -320,19 +320,20 @@ def logit_gradient(
 
 
 class PackedPolicy(nn.Module):
-    """A causal LM of transformers (or a peft model around one) that reads packs; shard it as the FSDP2 root.
+    """A causal LM of transformers (or a peft model around one) that takes packs; shard it as the FSDP2 root.
 
-    ``PackedPolicy(model)`` switches the model to packed attention. ``fully_shard`` each of ``policy.layers``, then the
-    policy itself; the wrapped model is ``policy.model`` (save that one: its names are those of the HF checkpoint).
-    ``compute_dtype`` is that of the activations where it differs from the parameters' (mixed precision).
+    ``PackedPolicy(model)`` switches the model to packed attention. Apply ``fully_shard`` to each of ``policy.layers``,
+    then to the policy itself. The wrapped model is ``policy.model``; save that one, because it has the parameter names
+    of the HF checkpoint. ``compute_dtype`` is that of the activations if it differs from the parameters' (mixed
+    precision).
     """
 
     def __init__(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.model = model
         self.runs_on: torch.device | None = None
-        self.static_lengths = False  # whether packs are padded to few lengths (``packing.static_length``)
-        self.compiled_for: int | None = None  # tokens a pack, once ``step.warm_up`` has compiled for them
+        self.static_lengths = False  # pad packs to few lengths (``packing.static_length``)
+        self.compiled_for: int | None = None  # tokens per pack that ``step.warm_up`` has compiled for
         self.compute_dtype = compute_dtype or next(model.parameters()).dtype
         causal = self.causal
         check_packable(causal)
@@ -347,7 +348,7 @@ class PackedPolicy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes; parameters that are offloaded rest elsewhere."""
+        """The device of the computation; offloaded parameters are stored elsewhere."""
         return self.runs_on or next(self.model.parameters()).device
 
     @property
@@ -372,10 +373,10 @@ class PackedPolicy(nn.Module):
         whole_rows: bool = False,
         through: Callable[[LMHead], Any] | None = None,
     ) -> Any:
-        """The summed loss of the pack's tokens (a scalar to call ``backward`` on, once).
+        """Return the summed loss of the pack's tokens: a scalar on which to call ``backward`` once.
 
-        Without ``loss_of``: the log-probs [N] of the tokens, in the pack's order, without gradients. With ``through``:
-        what it makes of the head and the states it is applied to (a loss of its own).
+        Without ``loss_of``: return the log-probs [N] of the tokens in the pack's order, without gradients. With
+        ``through``: return its result for the head and its input states (a custom loss).
         """
         hidden = packed_hidden(self.body, batch)
         head = self.causal.get_output_embeddings()
@@ -387,7 +388,7 @@ class PackedPolicy(nn.Module):
 
 
 def packed_hidden(body: Any, batch: PackTensors) -> Tensor:
-    """Final hidden states of the transformer ``body`` at the heads of a pack, [H, D]."""
+    """Return the final hidden states of the transformer ``body`` at the heads of a pack, [H, D]."""
     if body.config._attn_implementation != ATTENTION:
         raise RuntimeError(
             f"attention is {body.config._attn_implementation!r}, which would mix the rows of a pack: "

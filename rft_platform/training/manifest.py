@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: where it came from, and a digest of every file. No torch here."""
+"""The manifest of a checkpoint: its origin, and a digest of every file. Does not import torch."""
 
 import platform
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +14,10 @@ from rft_platform.files import digest_file, digest_json, read_sealed_json, write
 from rft_platform.weights import digest_weights
 
 TRAINER_STATE = "trainer_state"
-#: In that folder. The first two are sharded: each rank's part is one safetensors file (``shards.shard_file``).
+#: Files in that folder. The first two are sharded: each rank writes one safetensors file (``shards.shard_file``).
 OPTIMIZER, MASTER, RANDOM, STATE = "optimizer", "master", "random.safetensors", "state.json"
-STEPS = "steps.json"  # what each optimiser step measured
-#: Files that go from a model's folder to those of its descendants: they say which tokens a text is, and when one ends.
+STEPS = "steps.json"  # metrics of each optimiser step
+#: Files copied from a model's folder to those of its descendants: they define tokenisation and end tokens.
 COMPANIONS = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "*.tiktoken",
@@ -29,38 +29,38 @@ SCHEMA_VERSION = 1
 class Manifest:
     """``manifest.json`` of a checkpoint folder."""
 
-    policy_version: int  # global optimiser steps behind the weights
-    parent: str  # folder that training started from
+    policy_version: int  # global optimiser step of the weights
+    parent: str  # folder from which training started
     parent_version: int
     parent_digest: str  # ``state_digest`` of the parent
-    request_digest: str  # identity of the training: parent, data and settings, not where or by whom it was run
+    request_digest: str  # identity of the training: parent, data and settings
     weights_digest: str
     request: dict[str, Any]
     lineage: dict[str, Any]
     result: dict[str, Any]  # metrics, seconds and processor time of the training
     created_at: float  # seconds since the epoch
-    versions: dict[str, str]  # of the libraries
+    versions: dict[str, str]  # of libraries
     dtype: str  # of the published weights
     files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
-    base_model: str | None = None  # folder of the full weights where this checkpoint holds an adapter
-    lora: dict[str, Any] | None = None  # that adapter's settings
-    base_digest: str | None = None  # ``weights_digest`` of those full weights; None in manifests older than the field
+    base_model: str | None = None  # folder of the full weights if this checkpoint holds an adapter
+    lora: dict[str, Any] | None = None  # settings of the adapter
+    base_digest: str | None = None  # ``weights_digest`` of the full weights; None in older manifests
     schema_version: int = SCHEMA_VERSION
 
     @property
     def state_digest(self) -> str:
-        """Identity of what training goes on from: weights, optimizer, position; not of what was measured on the way."""
+        """Identity of the state that training continues from: weights, optimizer, position, but not the metrics."""
         digests = {name: entry["sha256"] for name, entry in self.files.items() if name != STEPS}
         return digest_json(digests if self.base_digest is None else [digests, self.base_digest])
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write ``manifest.json``; the last file of a checkpoint."""
+    """Write ``manifest.json``, the last file of a checkpoint."""
     write_sealed_json(folder / MANIFEST, asdict(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of ``folder``; None for a model that is no checkpoint of ours."""
+    """Read the manifest of ``folder``; None for a model that is not a checkpoint of the platform."""
     path = folder / MANIFEST
     if not path.exists():
         return None
@@ -74,7 +74,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Size and digest of every file below ``folder``; several are read at the same time."""
+    """Size and digest of every file below ``folder``; files are read in parallel."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
         digests = pool.map(digest_file, paths)
@@ -85,16 +85,16 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """DamagedError naming the first file of a checkpoint that is missing or not what was written."""
+    """Raise DamagedError with the first file of a checkpoint that is missing or differs from the manifest."""
     why = first_damage(folder, manifest.files)
     if why is not None:
         raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
 
 
 def verified_weights(folder: Path) -> str:
-    """Digest of a model's weights, after a checkpoint of ours was verified; other models have nothing to compare with.
+    """Return the digest of a model's weights. A platform checkpoint is verified first; raises DamagedError.
 
-    Raises DamagedError.
+    Other models have no recorded digests to compare with.
     """
     manifest = _manifest_of_model(folder)
     if manifest is None:
@@ -106,8 +106,8 @@ def verified_weights(folder: Path) -> str:
 def identify(folder: Path) -> str:
     """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's files.
 
-    Of those, whatever changes tokens or weights: safetensors, ``config.json``, generation settings, tokenizer and chat
-    template. They are hashed once a process for one path, time of change and size.
+    A model's files are those that change tokens or weights: safetensors, ``config.json``, generation settings,
+    tokenizer and chat template. A file is hashed once per process for a given path, modification time and size.
     """
     manifest = _manifest_of_model(folder)
     if manifest is not None:
@@ -125,6 +125,6 @@ def _manifest_of_model(folder: Path) -> Manifest | None:
 
 @cache
 def library_versions() -> dict[str, str]:
-    """Versions that a checkpoint records."""
+    """Library versions that a checkpoint records."""
     names = ("rft-platform", "torch", "transformers", "safetensors", "peft")
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

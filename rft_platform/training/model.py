@@ -1,7 +1,7 @@
-"""Loading a policy: Hugging Face folder in, packed and sharded model out.
+"""Load a policy from a Hugging Face folder; prepare its layers and shard them.
 
-Sharding with FSDP2 costs about 17 ms a step whatever the model's size (measured on a 1M-parameter model, one gloo
-rank: 10 % of a step of 64 rows), so a single rank that computes in its parameters' own format is left unsharded.
+FSDP2 costs about 17 ms a step whatever the size of the model (measured on a 1M-parameter model, one gloo rank: 10 % of
+a step of 64 rows). A single rank that computes in the format of its parameters is therefore not sharded.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def compute_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Format of activations and published weights; ``auto`` is bfloat16 on CUDA and float32 elsewhere."""
+    """Return the dtype of activations and published weights; ``auto``: bfloat16 on CUDA, float32 elsewhere."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return DTYPES[name]
@@ -38,10 +38,11 @@ def load_policy(
     adapter: Path | None = None,
     seed: int = 0,
 ) -> PackedPolicy:
-    """The causal LM of ``folder`` on every rank, with float32 master weights and activations of ``dtype``.
+    """Load the causal LM of ``folder`` on every rank: float32 master weights, activations of ``dtype``.
 
-    The master weights of a checkpoint of ours replace its published, rounded ones. ``lora`` adds a new adapter (drawn
-    from ``seed``), ``adapter`` loads one from its folder; then only the adapter is trainable.
+    If ``folder`` is a checkpoint of the platform, its master weights replace the published, rounded ones. ``lora`` adds
+    a new adapter, initialised from ``seed``; ``adapter`` loads one from its folder. With an adapter, only the adapter
+    is trainable.
     """
     model = _read(folder)
     with_adapter = lora is not None or adapter is not None
@@ -57,13 +58,13 @@ def load_policy(
     if is_sharded(ranks, dtype):
         shard(policy, policy.layers, ranks, dtype)
     if not with_adapter:
-        _read_master(model, folder)  # each rank its own part
+        _read_master(model, folder)  # each rank reads its own part
     check_tied(policy.causal, folder)
     return policy
 
 
 def check_tied(model: Any, folder: Path) -> None:
-    """UserError where a model that shares embedding and LM head by its configuration does not do so in memory."""
+    """Raise UserError if the configuration ties embedding and LM head, but the loaded model has two tensors."""
     tied = model.config.get_text_config().tie_word_embeddings
     if tied and model.get_input_embeddings().weight is not model.get_output_embeddings().weight:
         raise UserError(f"{folder}: config.json ties embedding and LM head, but the loaded model has two tensors")
@@ -86,7 +87,7 @@ def _read(folder: Path) -> Any:
 
 
 def _read_master(model: nn.Module, folder: Path) -> None:
-    """Replace the weights by the float32 ones of a checkpoint of ours, where it has any."""
+    """Replace the weights by the float32 ones of a platform checkpoint, if it has them."""
     if _has_master(folder):
         with torch.no_grad():
             ShardReader(folder / TRAINER_STATE).read(master_weights(model))
@@ -97,7 +98,10 @@ def _has_master(folder: Path) -> bool:
 
 
 def master_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name, shared ones once, as they lie on this rank: DTensors where sharded."""
+    """Return parameters and persistent buffers by name, as they are on this rank (DTensors if sharded).
+
+    A shared tensor is returned once.
+    """
     persistent = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
@@ -126,7 +130,7 @@ def _with_adapter(model: Any, folder: Path, lora: LoraSpec | None, adapter: Path
 
 
 class Packed(Protocol):
-    """A model that reads packs."""
+    """Interface of a model that takes packs as input."""
 
     static_lengths: bool
 
@@ -135,9 +139,9 @@ class Packed(Protocol):
 
 
 def prepare_policy(policy: Packed, model: Any, ranks: Ranks, dtype: torch.dtype) -> None:
-    """Checkpoint and compile the layers of ``policy`` around ``model`` as the group's layout says; before sharding.
+    """Prepare the layers of ``policy``, which wraps ``model``: checkpointing and compilation. Call it before sharding.
 
-    Its packs have static lengths where layers are compiled, and where CUDA's attention is.
+    The packs get static lengths if the layers are compiled, or if CUDA attention kernels are.
     """
     on_cuda, layout = ranks.device.type == "cuda", ranks.layout
     compiled = layout.compiles(ranks.device.type, float32=dtype == torch.float32)
@@ -146,7 +150,7 @@ def prepare_policy(policy: Packed, model: Any, ranks: Ranks, dtype: torch.dtype)
 
 
 def is_sharded(ranks: Ranks, dtype: torch.dtype) -> bool:
-    """Whether FSDP is used: not where one rank computes in float32, which has nothing to shard, offload or round."""
+    """Whether FSDP is used. One rank in float32 without offload has nothing to shard, offload or round."""
     return ranks.world_size > 1 or dtype != torch.float32 or ranks.layout.cpu_offload
 
 
@@ -157,7 +161,10 @@ def shard(
     dtype: torch.dtype,
     in_float32: Iterable[nn.Module] = (),
 ) -> None:
-    """Shard ``model`` over the ranks, layer by layer, computing in ``dtype``, the parts ``in_float32`` in that."""
+    """Shard ``model`` over the ranks, layer by layer.
+
+    It computes in ``dtype``, except for the modules of ``in_float32``, which compute in float32.
+    """
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     mesh, layout = ranks.mesh(), ranks.layout
@@ -165,7 +172,7 @@ def shard(
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[layout.reduce_dtype])
     for part in in_float32:
         fully_shard(part, mesh=mesh, offload_policy=offload)
-    gathered = ranks.world_size > 1  # one rank has nothing to give back between forward and backward
+    gathered = ranks.world_size > 1  # one rank has no memory to free between forward and backward
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload, reshard_after_forward=gathered)
     fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)

@@ -14,9 +14,9 @@ from rft_platform.training.protocol import OptimizerSpec
 def build_optimizer(
     model: nn.Module, spec: OptimizerSpec, moments_of: torch.optim.AdamW | None = None
 ) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters of ``model``; weight decay on matrices only, not on norms and biases.
+    """Build AdamW over the trainable parameters of ``model``. Weight decay applies to matrices only.
 
-    It goes on with the moments and step counts of ``moments_of``, an optimizer of the same model, if one is given.
+    If ``moments_of`` is given (an optimizer of the same model), its moments and step counts are kept.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
@@ -31,7 +31,7 @@ def build_optimizer(
 
 
 def check_schedule(spec: OptimizerSpec) -> None:
-    """UserError for a schedule that decays but does not say until when."""
+    """Raise UserError for a schedule that decays but has no end."""
     if spec.lr_scheduler_type == "constant":
         return
     first = spec.schedule_start + spec.lr_warmup_steps
@@ -43,10 +43,10 @@ def check_schedule(spec: OptimizerSpec) -> None:
 
 
 def learning_rate(spec: OptimizerSpec, step: int) -> float:
-    """Learning rate of the update that leads from global optimiser step ``step`` to ``step + 1``.
+    """Learning rate of the update from global optimiser step ``step`` to ``step + 1``.
 
-    Warm-up rises linearly and reaches ``lr`` with its last step; the decay would reach 0 at ``total_steps``. It depends
-    on the step alone, so a resumed run needs no scheduler state.
+    Warm-up is linear and reaches ``lr`` with its last step; the decay would reach 0 at ``total_steps``. The rate
+    depends only on the step, so a resumed run needs no scheduler state.
     """
     done = step - spec.schedule_start
     if done < spec.lr_warmup_steps:
@@ -59,19 +59,19 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale the gradients to a global 2-norm of at most ``max_norm``, over all ranks; returns the norm before."""
+    """Scale the gradients to a global 2-norm of at most ``max_norm`` over all ranks. Return the norm before scaling."""
     norm: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm)
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
-    """The global 2-norm of the gradients, over all ranks; they stay as they are."""
+    """Return the global 2-norm of the gradients over all ranks; the gradients are not changed."""
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
 def apply_step(optimizer: torch.optim.AdamW, spec: OptimizerSpec, step: int) -> float:
-    """One AdamW update at the learning rate of global step ``step``, which is returned; gradients are dropped after."""
+    """Run one AdamW update at the learning rate of global step ``step``, drop the gradients, and return the rate."""
     rate = learning_rate(spec, step)
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -1,8 +1,8 @@
-"""Which models can be packed: only attention may let one token of a pack see another, and it must follow the plan.
+"""Check whether a model can be packed: only attention may connect tokens of a pack, and it must follow the plan.
 
-Convolutions, linear attention and state-space layers would run over the pack as if it were one row, and rotary
-frequencies that follow the longest row in a pack would make a row depend on its neighbours. Packed attention computes
-plain softmax attention: without sinks, soft-capping, masks of the model's own and windows that a row can outgrow.
+Convolutions, linear attention and state-space layers would treat the pack as one row. Rotary frequencies that depend on
+the longest row of a pack would make a row depend on its neighbours. Packed attention computes plain softmax attention:
+no sinks, no soft-capping, no masks made by the model, and no window shorter than a row.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 from rft_platform.errors import UserError
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
-#: By ``model_type``: models of transformers whose attention is never given the pack's plan, or adds to the mask itself.
+#: By ``model_type``: transformers models whose attention never gets the pack's plan, or changes the mask itself.
 OWN_ATTENTION = {
     "doge": "its attention computes a mask of its own",
     "moshi": "its attention lacks the interface that packs need",
@@ -19,15 +19,15 @@ OWN_ATTENTION = {
     "stablelm": "its attention lacks the interface that packs need",
     "xglm": "its attention lacks the interface that packs need",
 }
-#: By ``model_type``: their sliding window is part of the mask alone, which a pack replaces, so it would be ignored.
+#: By ``model_type``: the sliding window is only part of the mask, which a pack replaces, so it would be ignored.
 WINDOW_IN_MASK = frozenset({"phimoe", "qwen2_moe"})
 
 
 def check_packable(model: Any) -> None:
-    """UserError where rows of one pack would leak into each other in ``model``, a model of transformers with a head.
+    """Raise UserError if rows of a pack would influence each other in ``model``, a transformers model with a head.
 
-    Every decoder layer must be attention (``self_attn``; ``layer_types`` of the configuration, where given, full or
-    sliding) of the kind that packs compute, and rotary frequencies must not depend on the length of what is computed.
+    Every decoder layer must be attention (``self_attn``; if the configuration has ``layer_types``: full or sliding) of
+    the kind that packs support. Rotary frequencies must not depend on the length of the input.
     """
     config, name = model.config.get_text_config(), type(model).__name__
     others = sorted(set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS)
@@ -46,7 +46,7 @@ def check_packable(model: Any) -> None:
 
 
 def check_window(model: Any, longest: int | None) -> None:
-    """UserError where rows of ``longest`` tokens (None: the model's whole context) outgrow its sliding window."""
+    """Raise UserError if rows of ``longest`` tokens (None: the model's whole context) exceed its sliding window."""
     config = model.config.get_text_config()
     window, longest = sliding_window(config), longest or config.max_position_embeddings
     if window is not None and longest > window:
@@ -57,7 +57,7 @@ def check_window(model: Any, longest: int | None) -> None:
 
 
 def sliding_window(config: Any) -> int | None:
-    """Width of the sliding window that a text configuration applies in some layer; None where every layer sees all."""
+    """Width of the sliding window that some layer applies; None if every layer has full attention."""
     types = getattr(config, "layer_types", None)
     if getattr(config, "use_sliding_window", None) is False or (types is not None and "sliding_attention" not in types):
         return None
@@ -65,7 +65,7 @@ def sliding_window(config: Any) -> int | None:
 
 
 def _check_attention(model: str, config: Any, layers: Sequence[Any]) -> None:
-    """UserError for attention that packs do not compute."""
+    """Raise UserError for attention that packs do not support."""
     found = OWN_ATTENTION.get(config.model_type)
     if any(getattr(layer, "sinks", None) is not None for layer in layers):
         found = "its attention has sinks"
@@ -81,7 +81,7 @@ def _check_attention(model: str, config: Any, layers: Sequence[Any]) -> None:
 
 
 def _ropes(parameters: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
-    """The rotary settings of a configuration: one for all layers, or one a type of layer."""
+    """Yield the rotary settings of a configuration: one for all layers, or one per layer type."""
     if parameters and "rope_type" in parameters:
         yield parameters
     else:
@@ -89,10 +89,10 @@ def _ropes(parameters: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_rope(model: str, rope: Mapping[str, Any], longest: int) -> None:
-    """UserError for frequencies that change with the length, where a row can be long enough that they do.
+    """Raise UserError for frequencies that change with the length, if a row can be long enough for a change.
 
-    transformers changes those of ``dynamic`` beyond ``max_position_embeddings`` (``factor`` says how far rows may go)
-    and those of ``longrope`` beyond ``original_max_position_embeddings``.
+    transformers changes the frequencies of ``dynamic`` beyond ``max_position_embeddings`` (``factor`` limits the row
+    length) and those of ``longrope`` beyond ``original_max_position_embeddings``.
     """
     kind = rope["rope_type"]
     limit = rope.get("original_max_position_embeddings") or longest

@@ -1,9 +1,9 @@
-"""Prefix-tree packing: tokens that rows share are computed once, and the result is exactly that of separate rows.
+"""Prefix-tree packing: compute tokens that rows share only once. Results are exactly those of separate rows.
 
-Rows sorted by their token ids form a trie in depth-first order: each row adds the nodes after the prefix it shares with
-the row before it. A node sees its ancestors only, i.e. node i sees node j iff ``j <= i < subtree_end[j]``. The prompt
-of a group, the earlier turns of a run and identical completions all become one path without being looked for.
-The last trainable token of a row and all that follows it predict nothing and are not computed at all.
+Rows sorted by their token ids form a trie in depth-first order: each row adds the nodes after the prefix that it shares
+with the previous row. A node sees only its ancestors and itself: node i sees node j iff ``j <= i < subtree_end[j]``.
+The prompt of a group, the earlier turns of a run and identical completions become one path without a search for them.
+The last trainable token of a row, and everything after it, predicts nothing and is not computed.
 """
 
 from bisect import bisect_left, insort
@@ -14,26 +14,26 @@ import numpy as np
 
 from rft_platform.training.samples import Sample
 
-WORTH_SHARING = 8  # neighbours that share less than 1/8 of a row may go to different packs
-TILE = 128  # static lengths are multiples of it: what CUDA's attention kernels compute at once
+WORTH_SHARING = 8  # neighbours that share less than 1/8 of a row may be in different packs
+TILE = 128  # tile size of CUDA's attention kernels; static lengths are multiples of it
 
 
 @dataclass(slots=True)
 class Pack:
-    """Some rows as one trie of T nodes, and what is predicted from it.
+    """Some rows as one trie of T nodes, with the predictions to make from it.
 
-    A head is a distinct (node, temperature) whose next-token distribution is needed, a pair a distinct (head, target
-    token), a token one trainable token of one row. Pairs are sorted by head, tokens by pair, so that a range of heads
-    is a range of pairs and a range of tokens.
+    A head is a distinct (node, temperature) whose next-token distribution is needed; a pair is a distinct (head, target
+    token); a token is one trainable token of one row. Pairs are sorted by head and tokens by pair, so a range of heads
+    is also a range of pairs and a range of tokens.
     """
 
-    length: int  # what the device computes: T, or the static length that T is padded to
+    length: int  # tokens that the device computes: T, or the static length to which T is padded
     input_ids: np.ndarray  # int64 [T]
     position_ids: np.ndarray  # int64 [T], depth in the trie
-    subtree_end: np.ndarray  # int64 [T], one past the last node below it
+    subtree_end: np.ndarray  # int64 [T], one past the last descendant
     rows: np.ndarray  # int64 [R], index of each row among the samples, in depth-first order
-    row_start: np.ndarray  # int64 [R + 1], the nodes that row r adds are row_start[r]:row_start[r + 1]
-    path: np.ndarray  # int64, the nodes of every row one after the other
+    row_start: np.ndarray  # int64 [R + 1], row r adds the nodes row_start[r]:row_start[r + 1]
+    path: np.ndarray  # int64, the nodes of every row, concatenated
     path_start: np.ndarray  # int64 [R + 1]
     head_node: np.ndarray  # int64 [H]
     head_temperature: np.ndarray  # float32 [H]
@@ -45,7 +45,7 @@ class Pack:
 
     @property
     def shared(self) -> np.ndarray:
-        """Length of the prefix each row shares with those before it, int64 [R]."""
+        """Length of the prefix that each row shares with the rows before it, int64 [R]."""
         return np.diff(self.path_start) - np.diff(self.row_start)
 
 
@@ -59,10 +59,10 @@ def pack(
 ) -> list[Pack]:
     """Pack ``samples`` into tries of at most ``max_tokens`` nodes each; a longer row gets a pack of its own.
 
-    Rows without a trainable token are left out. The same samples in another order give the same tries. Without
-    ``share_prefixes`` every row is a tree of its own. With ``whole_groups`` the rows of a group are in one pack,
-    however long it gets. With ``static`` packs have one of few lengths (``static_length``), so that compiled code is
-    compiled for those only; rows are then spread so that little of them is padding.
+    Rows without a trainable token are left out. The order of the samples does not change the tries. Without
+    ``share_prefixes`` every row is a separate tree. With ``whole_groups`` the rows of a group are in one pack, however
+    long it gets. With ``static``, packs have one of a few lengths (``static_length``), so that code is compiled only
+    for those; rows are then distributed to keep padding small.
     """
     rows = _sort_rows(samples)
     if not share_prefixes:
@@ -77,7 +77,7 @@ def pack(
 
 
 def static_length(tokens: int, max_tokens: int) -> int:
-    """The length that a pack of so many nodes is padded to: a quarter of ``max_tokens``, or multiples of the whole.
+    """Length to which a pack of ``tokens`` nodes is padded: a quarter of ``max_tokens``, or multiples of the whole.
 
     Both are rounded up to whole tiles of 128.
     """
@@ -87,10 +87,10 @@ def static_length(tokens: int, max_tokens: int) -> int:
 
 
 def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By sample, int64 each: tokens it feeds to the model, how many of them another row feeds before it, heads.
+    """Per sample, int64 each: tokens fed to the model, those of them that a row before it feeds too, and heads.
 
-    As if all were packed in one trie: what is left of a row is what it adds to the work. Rows without a trainable token
-    feed nothing.
+    All samples count as packed in one trie: the tokens that are not shared are the work that a row adds. Rows without a
+    trainable token feed nothing.
     """
     rows, count = _sort_rows(samples), len(samples)
     length, shared, heads = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -100,16 +100,16 @@ def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, n
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows in lexicographic order of the tokens they feed to the model."""
+    """Rows in lexicographic order of the tokens that they feed to the model."""
 
-    ids: np.ndarray  # int64, all samples' token ids one after the other
+    ids: np.ndarray  # int64, the token ids of all samples, concatenated
     sample: np.ndarray  # int64 [R], index among the samples
-    start: np.ndarray  # int64 [R], where its tokens begin in ``ids``
+    start: np.ndarray  # int64 [R], where its tokens start in ``ids``
     length: np.ndarray  # int64 [R], tokens up to the one that predicts its last trainable token
     shared: np.ndarray  # int64 [R], common prefix with the row before; 0 for the first
     temperature: np.ndarray  # float32 [R]
     trainable: np.ndarray  # int64, positions in ``ids`` of the trainable tokens
-    trainable_start: np.ndarray  # int64 [R], first of the row's in ``trainable``
+    trainable_start: np.ndarray  # int64 [R], where the row starts in ``trainable``
     trainable_count: np.ndarray  # int64 [R]
 
 
@@ -123,7 +123,7 @@ def _sort_rows(samples: Sequence[Sample]) -> _Rows:
     count = np.searchsorted(trainable, starts + lengths) - first
     kept = np.flatnonzero(count)
     fed = trainable[first[kept] + count[kept] - 1] - starts[kept]
-    # Big-endian bytes compare like the ids themselves, at memcmp speed.
+    # Big-endian bytes sort in the order of the ids, at memcmp speed.
     data = ids.astype(">i4").tobytes()
     keys = [data[4 * a : 4 * (a + n)] for a, n in zip(starts[kept].tolist(), fed.tolist(), strict=True)]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
@@ -156,7 +156,7 @@ def _common_prefixes(ids: np.ndarray, start: np.ndarray, length: np.ndarray) -> 
 
 
 def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For segments of these lengths: the segment of every element, and its offset there; both int64 [sum]."""
+    """For segments of these lengths: the segment of every element, and its offset in it; both int64 [sum]."""
     segment = np.repeat(np.arange(len(lengths)), lengths)
     return segment, np.arange(len(segment)) - (np.cumsum(lengths) - lengths)[segment]
 
@@ -165,23 +165,23 @@ def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 class _Units:
     """Rows that should be packed together: one row, or the rows of a group."""
 
-    ranks: np.ndarray  # int64, of the sorted rows, unit after unit
-    start: np.ndarray  # int64 [U + 1], where each unit's begin
-    size: np.ndarray  # int64 [U], nodes of the unit alone
-    added: np.ndarray  # int64 [U], nodes that it adds to the unit before it
+    ranks: np.ndarray  # int64, indices of the sorted rows, unit by unit
+    start: np.ndarray  # int64 [U + 1], where each unit starts in ``ranks``
+    size: np.ndarray  # int64 [U], nodes of the unit on its own
+    added: np.ndarray  # int64 [U], nodes that it adds after the unit before it
 
     def ranks_of(self, part: Sequence[int]) -> np.ndarray:
-        """Of the sorted rows, those in some of the units."""
+        """Return the sorted rows of some units."""
         return np.concatenate([self.ranks[self.start[u] : self.start[u + 1]] for u in part])
 
     def nodes_of(self, part: Sequence[int]) -> int:
-        """Nodes of a pack of some of the units, ascending, at most: units that are not neighbours may share some."""
+        """Upper bound of the nodes of a pack of some units (ascending): distant units may share further nodes."""
         index = np.asarray(part)
         follows = np.append(False, np.diff(index) == 1)
         return int(np.where(follows, self.added[index], self.size[index]).sum())
 
     def only(self, part: Sequence[int]) -> "_Units":
-        """Some of the units, ascending, numbered from 0."""
+        """Return some of the units (ascending), renumbered from 0."""
         index = np.asarray(part)
         follows = np.append(False, np.diff(index) == 1)
         counts = np.diff(self.start)[index]
@@ -190,16 +190,16 @@ class _Units:
 
 
 def _units(rows: _Rows) -> _Units:
-    """Every row a unit."""
+    """Make every row a unit."""
     count = len(rows.length)
     return _Units(np.arange(count), np.arange(count + 1), rows.length, rows.length - rows.shared)
 
 
 def _units_of_groups(rows: _Rows, samples: Sequence[Sample]) -> _Units:
-    """Every group a unit, in the order of their first rows; where groups interleave, sizes are too large at most."""
+    """Make every group a unit, ordered by first row. If groups interleave, sizes are upper bounds."""
     group = np.fromiter((samples[i].group for i in rows.sample), np.int64, len(rows.sample))
     _, first, member = np.unique(group, return_index=True, return_inverse=True)
-    order = np.argsort(first[member], kind="stable")  # ranks ascend, so within a group as well
+    order = np.argsort(first[member], kind="stable")  # stable: within a group the ranks ascend
     start = np.append(np.flatnonzero(np.diff(member[order], prepend=-1)), len(order))
     added = rows.length[order] - _shared_with_next(rows.shared, order)
     alone = added.copy()
@@ -208,7 +208,7 @@ def _units_of_groups(rows: _Rows, samples: Sequence[Sample]) -> _Units:
 
 
 def _shared_with_next(shared: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Common prefix of each of the sorted rows in ``order`` with the one before it there; 0 for the first."""
+    """Common prefix of each sorted row in ``order`` with its predecessor in ``order``; 0 for the first."""
     low, high = np.minimum(order[1:], order[:-1]), np.maximum(order[1:], order[:-1])
     bounds = np.column_stack([low + 1, high + 1]).ravel()
     common = np.minimum.reduceat(np.append(shared, 0), bounds)[::2] if len(bounds) else bounds
@@ -216,13 +216,13 @@ def _shared_with_next(shared: np.ndarray, order: np.ndarray) -> np.ndarray:
 
 
 def _best_fit(units: _Units, max_tokens: int) -> list[list[int]]:
-    """Split the units over packs: best fit, decreasing, of runs of units that share much."""
+    """Distribute the units over packs: best fit, decreasing, of runs of units that share long prefixes."""
     if units.added.sum() <= max_tokens:
         return [list(range(len(units.size)))]
     starts: list[int] = []
     sizes: list[int] = []
     for u, (size, own) in enumerate(zip(units.size.tolist(), units.added.tolist(), strict=True)):
-        # A unit that adds nothing (the same tokens again) always joins the one before.
+        # A unit that adds nothing (duplicate tokens) always joins the unit before it.
         if not u or (own and ((size - own) * WORTH_SHARING < size or sizes[-1] + own > max_tokens)):
             starts.append(u)
             sizes.append(size)
@@ -242,7 +242,7 @@ def _best_fit(units: _Units, max_tokens: int) -> list[list[int]]:
 
 
 def _in_order(units: _Units, max_tokens: int) -> list[list[int]]:
-    """Split the units over packs in their order, each filled before the next begins: runs are cut where it is full."""
+    """Distribute the units over packs in their order: each pack is filled before the next one starts."""
     packs: list[list[int]] = []
     filled = 0
     for u, (size, own) in enumerate(zip(units.size.tolist(), units.added.tolist(), strict=True)):
@@ -256,7 +256,7 @@ def _in_order(units: _Units, max_tokens: int) -> list[list[int]]:
 
 
 def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
-    """The split with the least padding: by best fit or in order, the emptiest pack over short ones where that helps."""
+    """Return the split with the least padding: best fit or in order, the emptiest pack split up if that helps."""
     short = static_length(1, max_tokens)
 
     def padded(packs: list[list[int]]) -> int:
@@ -273,9 +273,9 @@ def _assign_static(units: _Units, max_tokens: int) -> list[list[int]]:
 
 
 def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pack:
-    """The trie of some of the sorted rows (``ranks`` ascending), padded to a static length where one is to be used."""
+    """Build the trie of some sorted rows (``ranks`` ascending). With ``max_tokens`` it is padded to a static length."""
     length = rows.length[ranks]
-    # Rows that became neighbours share the least that the rows between them did.
+    # Rows that are now neighbours share the minimum over the rows between them.
     shared = np.zeros(len(ranks), np.int64)
     if len(ranks) > 1:
         shared[1:] = np.minimum.reduceat(rows.shared[: ranks[-1] + 1], ranks[:-1] + 1)
@@ -284,7 +284,7 @@ def _build(rows: _Rows, ranks: np.ndarray, max_tokens: int | None = None) -> Pac
     new = depth >= shared[row]
     path = _paths(row_start, path_start, shared)
     last_row = np.zeros(row_start[-1], np.int64)
-    last_row[path] = row  # rows ascend, and of repeated indices the last assignment stays
+    last_row[path] = row  # rows ascend, and the last assignment to an index wins
     nodes = int(row_start[-1])
     return Pack(
         length=nodes if max_tokens is None else static_length(nodes, max_tokens),
@@ -304,7 +304,7 @@ def _offsets(counts: np.ndarray) -> np.ndarray:
 
 
 def _paths(row_start: np.ndarray, path_start: np.ndarray, shared: np.ndarray) -> np.ndarray:
-    """Nodes of every row: those of the row before as far as shared, then its own."""
+    """Nodes of every row: the shared part of the path before it, then its own nodes."""
     path = np.empty(path_start[-1], np.int64)
     nodes = np.arange(row_start[-1])
     current = np.empty(int(np.diff(path_start).max()), np.int64)

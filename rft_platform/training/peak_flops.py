@@ -1,11 +1,11 @@
-"""The most floating-point operations a second that a device can do: model FLOPs utilisation (MFU) is a share of it."""
+"""Peak floating-point throughput of a device, the denominator of model FLOPs utilisation (MFU)."""
 
 import functools
 import time
 
 import torch
 
-#: By part of the device's name: dense bfloat16 and float32 (without TF32) in TFLOP/s, from the makers' data sheets.
+#: Part of the device name -> dense bfloat16 and float32 (without TF32) TFLOP/s, from the vendors' data sheets.
 _DATA_SHEETS = {
     "B200": (2250.0, 75.0),
     "H200": (989.0, 67.0),
@@ -25,14 +25,14 @@ _DATA_SHEETS = {
     "RTX 3090": (71.0, 35.6),
     "MI300X": (1307.0, 163.4),
 }
-_LARGEST = {"cpu": 512, "cuda": 8192}  # side of the matrices that are multiplied where no data sheet is known
+_LARGEST = {"cpu": 512, "cuda": 8192}  # side of the matrices of a measurement, if the table lacks the device
 _TRIES = 8
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of one device in ``dtype``: from its data sheet, else the best of a few matrix products.
+    """Return the FLOP/s of one device in ``dtype``: from its data sheet, else the best of a few matrix products.
 
-    A CPU is always measured, once a process and with the threads it has then: about 50 ms.
+    A CPU is always measured: once per process and number of threads, in about 50 ms.
     """
     if device.type == "cuda":
         known = _from_data_sheet(torch.cuda.get_device_name(device), dtype)
@@ -42,7 +42,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _from_data_sheet(name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s of the GPU called ``name``; None where the table has no line for it."""
+    """Return the FLOP/s of the GPU called ``name``; None if the table does not list it."""
     words = name.replace("-", " ")
     found = next((peaks for part, peaks in _DATA_SHEETS.items() if f" {part} " in f" {words} "), None)
     return None if found is None else 1e12 * found[dtype == torch.float32]

@@ -1,4 +1,4 @@
-"""A request made concrete: its rows, its optimiser steps, and its identity. No weights are needed for it."""
+"""Turn a request into a plan: its rows, its optimiser steps, and its identity. No weights are needed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +18,7 @@ from rft_platform.training.preferences import read_preferences
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.rows import TrainingRows, digest_files, read_rollouts
 
-#: Fields that say where things lie or who asks, not what is computed.
+#: Fields outside the identity: paths (contents count by digest), the lineage, and options of what is saved.
 _NOT_IDENTITY = (
     "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
     "reference", "teacher", "max_tokens_per_row", "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep",
@@ -30,21 +30,21 @@ Reader = Callable[[str, Path], TrainingRows]
 
 @dataclass(slots=True)
 class TrainingPlan:
-    """What a request comes to."""
+    """The rows and steps of a request."""
 
     rows: TrainingRows
     steps: list[np.ndarray]  # indices of the rows of each optimiser step; steps without a gradient are left out
-    position: Position | None  # in the demonstrations, after the last step
+    position: Position | None  # position in the demonstrations or pairs after the last step
     objective: Objective
-    identity: str  # equal for requests that lead from the same state by the same data and settings
-    taken: list[int]  # demonstrations or pairs that each step takes from their stream; empty where there is none
+    identity: str  # equal for requests with the same start state, data and settings
+    taken: list[int]  # demonstrations or pairs that each step takes from the stream; empty without a stream
 
 
 _Parts = tuple[TrainingRows, list[np.ndarray], Position | None, list[int]]
 
 
 class Planner:
-    """Makes plans; keeps the last demonstrations and pairs, which consecutive requests share."""
+    """Makes plans. It caches the last demonstrations and pairs, which consecutive requests share."""
 
     def __init__(self) -> None:
         self._held: dict[Reader, tuple[str, TrainingRows]] = {}
@@ -57,9 +57,9 @@ class Planner:
         objective: Objective,
         formats: Sequence[str] = ("float32", "float32"),
     ) -> TrainingPlan:
-        """The plan of ``request``; UserError or StorageError where its data cannot be used.
+        """Return the plan of ``request``. Raises UserError or StorageError if its data cannot be used.
 
-        ``formats``, of activations and of gradient sums over ranks, are part of what is computed.
+        ``formats`` (dtypes of activations and of gradient sums over ranks) are part of the identity.
         """
         _check(request, objective)
         if request.rollouts:
@@ -73,7 +73,7 @@ class Planner:
         return TrainingPlan(rows, steps, position, objective, identity, taken)
 
     def _stream(self, request: TrainRequest, parent: Path, reader: Reader, file: str) -> _Parts:
-        """Demonstrations or pairs, as many as asked for from where the parent stopped."""
+        """Plan the requested number of demonstrations or pairs, from where the parent stopped."""
         rows = self._read(reader, file, parent, request.max_tokens_per_row)
         start = _start(request, parent, rows.digest)
         count = _stream_count(request, int(rows.group.max()) + 1)
@@ -97,7 +97,7 @@ class Planner:
     def _mixed(
         self, request: TrainRequest, parent: Path, rollouts: TrainingRows, steps: list[np.ndarray], file: str
     ) -> _Parts:
-        """Demonstrations beside the rollouts of each step, from where the parent's stream of them stopped."""
+        """Plan demonstrations beside the rollouts of each step, from where the parent's stream of them stopped."""
         experts = self._read(read_demonstrations, file, parent, request.max_tokens_per_row)
         start, count = _start(request, parent, experts.digest), _expert_count(request)
         stream = stream_steps(experts.group, count, request.seed, start, count * len(steps))
@@ -107,7 +107,7 @@ class Planner:
         return rows, steps, Position(experts.digest, request.seed, start + count * len(steps)), [count] * len(steps)
 
     def _read(self, reader: Reader, file: str, model_folder: Path, limit: int | None) -> TrainingRows:
-        """Without rows of more than ``limit`` tokens: where it leaves some out, it is part of the digest."""
+        """Read rows of at most ``limit`` tokens. The limit is part of the digest if it leaves rows out."""
         template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
         key = f"{digest_files([file, *(str(model_folder / name) for name in template)])} {limit}"
         if reader not in self._held or self._held[reader][0] != key:
@@ -155,7 +155,7 @@ def _check_mix(request: TrainRequest, weight: float) -> None:
 
 
 def _start(request: TrainRequest, parent: Path, data_digest: str) -> int:
-    """Where in the stream to begin: as told, else where the parent stopped if it used the same stream."""
+    """Start position in the stream: the request's, else where the parent stopped if it used the same stream."""
     if request.data_position is not None:
         return request.data_position
     reached = read_position(parent)
@@ -170,7 +170,7 @@ def _stream_count(request: TrainRequest, groups: int) -> int:
 
 
 def _expert_count(request: TrainRequest) -> int:
-    """Demonstrations a step: as many as asked for, else the share of rows that they have of the loss."""
+    """Demonstrations per step: the requested number, else their share of the loss times the batch size."""
     share = request.algorithm.expert_weight or 0.0
     count = request.expert_batch_size
     return max(1, round(share * request.train_batch_size)) if count is None else count
@@ -183,7 +183,7 @@ def _signal(rows: TrainingRows, objective: Objective, algorithm: AlgorithmSpec) 
 
 
 def _effective(request: TrainRequest) -> TrainRequest:
-    """Without what has no effect: a constant learning rate has no end."""
+    """Drop settings that have no effect: a constant learning rate has no end."""
     algorithm, critic = request.algorithm, request.algorithm.critic
     if critic is not None:
         algorithm = replace(algorithm, critic=replace(critic, optimizer=_without_end(critic.optimizer)))
@@ -197,7 +197,7 @@ def _without_end(optimizer: OptimizerSpec) -> OptimizerSpec:
 def _identity(
     request: TrainRequest, parent_digest: str, data_digest: str, position: Position | None, formats: Sequence[str]
 ) -> str:
-    """The number of ranks is not in it: results differ by rounding only, and a training may end on another number."""
+    """Digest of the training. It excludes the number of ranks, which only changes rounding and may change later."""
     settings = {name: value for name, value in asdict(_effective(request)).items() if name not in _NOT_IDENTITY}
     critic = request.algorithm.critic
     folders = (request.reference, request.teacher, None if critic is None else critic.folder)

@@ -1,4 +1,4 @@
-"""Preference pairs: a prompt, the answer that was chosen and the one that was rejected (DPO, arXiv 2305.18290)."""
+"""Read preference pairs: a prompt with a chosen and a rejected answer (DPO, arXiv 2305.18290)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +13,17 @@ from rft_platform.training.rows import TrainingRows, digest_files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CHOSEN, REJECTED = 1.0, -1.0  # the advantages that tell the rows of a pair apart
+CHOSEN, REJECTED = 1.0, -1.0  # advantages that mark the rows of a pair
 
 
 def read_preferences(path: str, model_folder: Path) -> TrainingRows:
-    """The pairs of a Parquet file, tokenised as the model at ``model_folder`` reads them.
+    """Read the pairs of a Parquet file, tokenised as the model at ``model_folder`` reads them.
 
-    Columns ``chosen`` and ``rejected``, and ``prompt`` and perhaps ``system`` (text) and ``tools`` (JSON). Each of the
-    three is text, or messages (nested or as JSON) of which ``chosen`` and ``rejected`` end with the answer; without a
-    ``prompt`` both are whole conversations, equal up to the answer. A pair is a group of two rows with advantage +1
-    and -1, whose prompt is the same tokens. Raises UserError for a missing column or an answer that is none.
+    Columns: ``chosen`` and ``rejected``; optionally ``prompt``, ``system`` (text) and ``tools`` (JSON). ``prompt``,
+    ``chosen`` and ``rejected`` are each text, or messages (nested or as JSON); messages of ``chosen`` and ``rejected``
+    end with the answer. Without a ``prompt`` both are whole conversations that are equal up to the answer. A pair is a
+    group of two rows with equal prompt tokens and advantages +1 and -1. Raises UserError for a missing column, or if a
+    conversation does not end with an assistant message.
     """
     digest = digest_files([path])
     turns = [turn for pair in _pairs(path, read_table(path)) for turn in pair]
@@ -72,7 +73,7 @@ def _prompt(system: str | None, prompt: str | Conversation | None) -> Conversati
 
 
 def _answer(where: str, name: str, before: Conversation, answer: str | Conversation) -> Conversation:
-    """The conversation up to and with the answer."""
+    """Return the conversation up to and including the answer."""
     if isinstance(answer, str):
         answer = [{"role": "assistant", "content": answer}]
     whole = answer if before and answer[: len(before)] == before else [*before, *answer]

@@ -1,7 +1,7 @@
-"""What rows are given before a training's first step: log-probs of frozen models, and advantages made of them.
+"""Prepare rows before the first step of a training: log-probs of frozen models, and token advantages made from them.
 
-Everything here is of the policy as it is when the training starts; no gradient is taken. Only what the algorithm asks
-for is computed: with the defaults (no KL, ratio to the engine's own log-probs) no forward pass at all.
+All values are of the policy as it is when the training starts; no gradient is computed. Only what the algorithm needs
+is computed: the defaults (no KL, ratio to the rollout log-probs) need no forward pass at all.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from rft_platform.training.trajectories import give_token_advantages
 
 @dataclass(slots=True)
 class Preparation:
-    """The frozen models of a trainer; each is loaded when it is first asked for, and kept."""
+    """The frozen models of a trainer. Each is loaded on first use and kept."""
 
     reference: FrozenModel
     teacher: FrozenModel
 
     def prepare(self, run: StepRun) -> None:
-        """Give this rank's rows of ``run`` what its algorithm reads of them. Every rank must call it."""
+        """Add to this rank's rows of ``run`` what its algorithm reads. Every rank must call it."""
         request, algorithm = run.request, run.request.algorithm
         rows = _rows_of_rank(run)
         samples = [run.plan.rows.samples[row] for row in rows]
@@ -51,9 +51,9 @@ class Preparation:
             run.prepared, run.state.kl_control = made.metrics, made.kl_control
 
     def _give_reference(self, run: StepRun) -> None:
-        """By the policy itself, which no step has changed yet, where the reference is what it started from.
+        """Compute reference log-probs. The unchanged policy computes them if it started from the reference.
 
-        With an adapter that is the model under it, and the reference where the request names none.
+        With an adapter, that is the base model below it; it is also the reference if the request names none.
         """
         request, state = run.request, run.state
         folder = state.base_model if request.reference is None else Path(request.reference).absolute()
@@ -77,7 +77,7 @@ class Preparation:
             give(lambda: self.reference.model(folder))
 
     def _give_teacher(self, run: StepRun, folder: Path, samples: Sequence[Sample]) -> None:
-        """A loss that distils reads the teacher itself, a token advantage its log-probs."""
+        """A distillation loss reads the teacher itself; a token advantage reads its log-probs."""
         student = run.state.base_model or run.state.folder
         run.ranks.from_first(lambda: check_vocabulary(student, folder))
         teacher = self.teacher.model(folder)

@@ -1,13 +1,13 @@
-"""Messages between the platform and the trainer group: commands in, events out, one JSON object a line."""
+"""Messages between the platform and the trainer group: commands and events, one JSON object per line."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-#: Event that the trainer sends while a command waits or runs, from a thread of its own: a long step, or a long
-#: compilation, is told from a process that is stopped.
+#: Event that the trainer sends from a separate thread while a command waits or runs. It distinguishes a long step or
+#: compilation from a stopped process.
 HEARTBEAT = "heartbeat"
 HEARTBEAT_S = 2.0
-#: How long a caller waits for the next event of a command before it ends the trainer, unless it is configured.
+#: Default time that a caller waits for the next event of a command before it ends the trainer.
 HEARTBEAT_TIMEOUT_S = 120.0
 
 
@@ -28,7 +28,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """A LoRA adapter to train in place of the full weights."""
+    """A LoRA adapter to train instead of the full weights."""
 
     rank: int = 32
     alpha: int = 32
@@ -37,12 +37,12 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True)
 class CriticSpec:
-    """A value model beside the policy, trained in the same steps by an optimizer of its own (PPO)."""
+    """A value model that is trained in the same steps as the policy, with its own optimizer (PPO)."""
 
-    folder: str | None = None  # HF model whose body it starts from; None: that of the policy
+    folder: str | None = None  # HF model whose body initialises it; None: that of the policy
     optimizer: OptimizerSpec = field(default_factory=lambda: OptimizerSpec(lr=1e-5))
-    value_clip: float = 0.2  # how far a value may move from its old one before the loss stops pulling
-    warmup_steps: int = 0  # optimiser steps in which the critic alone is trained
+    value_clip: float = 0.2  # a value that moved further than this towards its return has no gradient
+    warmup_steps: int = 0  # optimiser steps that train the critic only
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class KlPenaltySpec:
 
     estimator: str = "k1"
     coef: float = 0.0
-    target: float | None = None  # adapt ``coef`` towards this KL in nats a token (Ziegler et al., arXiv 1909.08593)
-    horizon: float = 10_000.0  # tokens over which it adapts
+    target: float | None = None  # adapt ``coef`` towards this KL in nats per token (Ziegler et al., arXiv 1909.08593)
+    horizon: float = 10_000.0  # tokens over which ``coef`` adapts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,71 +62,71 @@ class AlgorithmSpec:
     policy_loss: str = "ppo"
     policy_loss_args: dict[str, Any] = field(default_factory=dict)
     loss_agg_mode: str = "token-mean"
-    beta: float = 0.0  # weight of the KL to the reference model; 0: no reference is loaded
+    beta: float = 0.0  # weight of the KL to the reference model; 0: no reference model is loaded
     entropy_coef: float = 0.0
     kl_loss: str = "k2"  # estimator of that KL
-    loss_norm_length: int | None = None  # constant length that seq-mean-token-sum-norm divides by
-    token_mask: tuple[float, float] | None = None  # leave out tokens whose trainer / engine ratio is outside
-    row_mask: tuple[float, float] | None = None  # leave out rows whose geometric mean ratio is outside
-    correction: Literal["bypass", "decoupled"] = "bypass"  # decoupled: the ratio is to the trainer's own old log-probs
+    loss_norm_length: int | None = None  # constant length by which seq-mean-token-sum-norm divides
+    token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside
+    row_mask: tuple[float, float] | None = None  # mask rows whose geometric mean ratio is outside
+    correction: Literal["bypass", "decoupled"] = "bypass"  # decoupled: ratio to the trainer's own old log-probs
     weight_cap: float = 2.0  # largest importance weight of a correction
-    token_advantage: str | None = None  # made of rewards here, where values or log-probs are known; None: as judged
+    token_advantage: str | None = None  # computed in the trainer (needs values or log-probs); None: as judged
     token_advantage_args: dict[str, Any] = field(default_factory=dict)
     kl_penalty: KlPenaltySpec | None = None
     critic: CriticSpec | None = None
-    expert_weight: float | None = None  # share of the loss that demonstrations among rollouts have (``mix``)
-    plugins: tuple[str, ...] = ()  # modules to import first: they register the user's own functions
+    expert_weight: float | None = None  # share of the loss for demonstrations mixed into rollouts (``mix``)
+    plugins: tuple[str, ...] = ()  # modules to import first; they register user functions
 
 
 @dataclass(frozen=True, slots=True)
 class TrainRequest:
     """Train from one checkpoint on some files, and publish the result.
 
-    The worker reloads ``parent`` unless it already holds exactly that state, so a repeated request gives the same
-    weights whatever happened in between. What is trained on is one of
+    The worker reloads ``parent`` unless it already holds exactly that state. A repeated request therefore gives the
+    same weights. The training data is one of
 
     - ``rollouts`` and ``judged``: Parquet files joined on ``row_id``, all rows or those of ``selection``; with
-      ``expert_weight`` beside ``demonstrations``;
-    - ``demonstrations``: a Parquet file with a column ``messages`` (JSON), or with ``prompt``, ``response`` and perhaps
-      ``system`` as text;
+      ``expert_weight`` also ``demonstrations``;
+    - ``demonstrations``: a Parquet file with a column ``messages`` (JSON), or text columns ``prompt``, ``response`` and
+      optionally ``system``;
     - ``preferences``: a Parquet file with ``prompt``, ``chosen`` and ``rejected``, as text or as messages (JSON).
     """
 
-    parent: str  # folder of an HF model or of a checkpoint of ours
-    parent_version: int  # global optimiser steps behind ``parent``
-    output: str  # folder to publish: ``.../global_step_<n>`` is appended by the worker
+    parent: str  # folder of an HF model or of a platform checkpoint
+    parent_version: int  # global optimiser step of ``parent``
+    output: str  # parent folder of the result: the worker appends ``global_step_<n>``
     algorithm: AlgorithmSpec
     optimizer: OptimizerSpec
     rollouts: tuple[str, ...] = ()
     judged: tuple[str, ...] = ()
-    selection: str | None = None  # Parquet file with ``row_id`` and ``use``: the rows of those files to take; None: all
+    selection: str | None = None  # Parquet file with ``row_id`` and ``use``: the rows to take; None: all
     demonstrations: str | None = None
     preferences: str | None = None
-    train_batch_size: int = 512  # experiences (or demonstrations, or pairs) an optimiser step
-    expert_batch_size: int | None = None  # demonstrations beside them; None: ``expert_weight`` of train_batch_size
-    max_steps: int | None = None  # rollouts: at most so many steps; demonstrations: exactly so many, whatever epochs
+    train_batch_size: int = 512  # experiences (or demonstrations, or pairs) per optimiser step
+    expert_batch_size: int | None = None  # demonstrations per step; None: expert_weight * train_batch_size
+    max_steps: int | None = None  # rollouts: upper limit; demonstrations: exact number, ``epochs`` is ignored
     epochs: int = 1  # passes over the rows
-    data_position: int | None = None  # demonstrations or pairs already used; None: go on where the parent stopped
+    data_position: int | None = None  # demonstrations or pairs already used; None: continue after the parent's
     max_tokens_per_pack: int = 16384
-    max_tokens_per_row: int | None = None  # demonstrations or pairs with a longer row are left out; None: none are
+    max_tokens_per_row: int | None = None  # demonstrations or pairs with a longer row are left out; None: no limit
     seed: int = 0
-    fresh_optimizer: bool = False  # start AdamW anew (the first round after a warm start)
+    fresh_optimizer: bool = False  # reset AdamW's state (the first round after a warm start)
     lora: LoraSpec | None = None
-    reference: str | None = None  # folder of the frozen model that a KL is measured to; with LoRA: the base model's
-    teacher: str | None = None  # folder of the model to learn from (distillation); needs the policy's own vocabulary
-    save_interval: int | None = None  # optimiser steps between checkpoints on the way; None: only the last
-    save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which of them hold Hugging Face weights
-    max_checkpoints_to_keep: int | None = None  # of those on the way, where they hold such weights; None: all
+    reference: str | None = None  # folder of the frozen reference of a KL; with LoRA and None: the base model
+    teacher: str | None = None  # folder of the distillation teacher; its vocabulary must be the policy's
+    save_interval: int | None = None  # optimiser steps between intermediate checkpoints; None: none are saved
+    save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which checkpoints hold HF weights
+    max_checkpoints_to_keep: int | None = None  # intermediate ones that hold HF weights; None: keep all
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
 
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """Progress: one optimiser step is done."""
+    """Progress report: one optimiser step is done."""
 
     step: int  # global optimiser step after the update
     metrics: dict[str, float]  # loss, grad_norm, lr, entropy, mismatch_k3, clip_fraction, tokens, ... (algorithms.md)
-    told_again: bool = field(default=False, compare=False)  # done by an earlier trainer, which this one goes on from
+    told_again: bool = field(default=False, compare=False)  # step of an earlier trainer, from which this one resumes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,8 @@ class TrainResult:
     checkpoint: str  # absolute folder
     policy_version: int
     weights_digest: str  # as ``rft_platform.weights`` defines it
-    steps: int  # optimiser steps done; 0 when no row carried a gradient (a recorded no-op)
-    metrics: dict[str, float]  # means over the steps
-    seconds: dict[str, float]  # load, data, forward_backward, optimizer, save
+    steps: int  # optimiser steps done; 0 if no row had a gradient (a recorded no-op)
+    metrics: dict[str, float]  # summary over the steps (``step_metrics.summarise``)
+    seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...
     cpu_seconds: float  # processor time of the worker for this request
     reused: bool = False  # an identical request had already published this checkpoint

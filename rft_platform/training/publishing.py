@@ -1,8 +1,8 @@
-"""Publishing a checkpoint, whole or not at all: at once, or by a thread while training goes on.
+"""Publish a checkpoint atomically: in the foreground, or in a thread while training continues.
 
-Rank 0 opens a temporary folder; every rank writes its shards into it; rank 0 writes the rest and, when all shards are
-there, the manifest, and gives the folder its name. Nothing is said between ranks while they write: a rank leaves a mark
-beside its shards, so that a thread can do all of it. The ranks meet again in ``finish``.
+Rank 0 creates a temporary folder, and every rank writes its shards into it. Rank 0 writes the rest. When all shards are
+there it writes the manifest and renames the folder. The ranks do not communicate while they write: each rank creates a
+marker file beside its shards, so a thread can do all of the work. The ranks synchronise in ``finish``.
 """
 
 import logging
@@ -20,28 +20,28 @@ from rft_platform.training.manifest import STEPS, TRAINER_STATE, Manifest, descr
 from rft_platform.training.ranks import Ranks
 
 LOG = logging.getLogger(__name__)
-_LOOK_S = 0.01  # between two looks for the other ranks' marks
+_LOOK_S = 0.01  # polling interval for the other ranks' marker files
 
 
 @dataclass(slots=True)
 class Publication:
-    """One checkpoint on its way to ``folder``."""
+    """A checkpoint that is being written to ``folder``."""
 
     folder: Path
     draft: Draft
-    manifest: Manifest  # its digests are empty until it is published
+    manifest: Manifest  # its digests are empty before publication
     steps: list[dict[str, Any]]
     ranks: Ranks
     _temp: Path = field(init=False)
     _stack: ExitStack = field(default_factory=ExitStack)
     _thread: threading.Thread | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)  # this rank has written its shards, or failed to
-    _released: threading.Event = field(default_factory=threading.Event)  # all ranks have: nobody writes any more
+    _ended: threading.Event = field(default_factory=threading.Event)  # this rank has written its shards, or has failed
+    _released: threading.Event = field(default_factory=threading.Event)  # all ranks have ended: no rank writes any more
     _abort: threading.Event = field(default_factory=threading.Event)
     _error: Exception | None = None
 
     def start(self, *, background: bool) -> "Publication":
-        """Begin to write; without ``background`` a single rank has written everything on return. All ranks call it."""
+        """Start writing. With one rank and without ``background``, all is written on return. All ranks must call it."""
         self._temp = Path(self.ranks.from_first(self._open))
         if self.ranks.world_size == 1:
             self._released.set()
@@ -53,9 +53,9 @@ class Publication:
         return self
 
     def finish(self) -> Manifest:
-        """Wait until the checkpoint is published; its manifest. All ranks call it, and all get rank 0's error.
+        """Wait for the publication and return the manifest. All ranks must call it, and all raise rank 0's error.
 
-        Raises DiskFullError, or StorageError where another rank could not write its part.
+        Raises DiskFullError, or StorageError if another rank could not write its part.
         """
         self._ended.wait()
         if self.ranks.largest(float(self._error is not None)):
@@ -68,7 +68,7 @@ class Publication:
     def _open(self) -> str:
         remove_leftovers_of(self.folder)
         temp = self._stack.enter_context(atomic_path(self.folder, needs=self.draft.nbytes))
-        with ExitStack() as guard:  # an error from here on removes the folder
+        with ExitStack() as guard:  # from here on an error removes the folder
             guard.push(self._stack)
             self.draft.make_folders(temp / TRAINER_STATE)
             guard.pop_all()
@@ -82,7 +82,7 @@ class Publication:
             else:
                 self.draft.write_shards(self._temp / TRAINER_STATE, self.ranks)
                 self._mark(self.ranks.rank).touch()
-        except Exception as error:  # told to all ranks by ``finish``
+        except Exception as error:  # ``finish`` raises it on all ranks
             if not self.ranks.is_first:
                 LOG.error("rank %d could not write its part of %s: %s", self.ranks.rank, self.folder, error)
             self._error = error
@@ -103,11 +103,11 @@ class Publication:
         except Exception as error:
             self._error = error
             self._ended.set()
-            self._released.wait()  # others may still write into the folder that is about to be removed
+            self._released.wait()  # other ranks may still write into the folder, which is removed next
             raise
 
     def _await_others(self) -> None:
-        """Until every other rank's mark is there; the marks are removed."""
+        """Wait for the marker file of every other rank; remove the files."""
         for rank in range(1, self.ranks.world_size):
             mark = self._mark(rank)
             while not mark.exists():
@@ -128,6 +128,6 @@ class Publication:
 
 
 def remove_leftovers_of(folder: Path) -> None:
-    """What a trainer that was killed while it wrote this checkpoint left: nobody reads it, and it takes room."""
+    """Remove temporary folders of a trainer that was killed while it wrote this checkpoint."""
     for left in [*folder.parent.glob(f".{folder.name}.*.tmp"), *folder.parent.glob(f".{folder.name}.*.old")]:
         shutil.rmtree(left)

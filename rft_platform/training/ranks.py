@@ -1,4 +1,4 @@
-"""The processes of one trainer group as seen from one of them, and the few ways in which they speak to each other."""
+"""The ranks of a trainer group, seen from one of them, and their collective operations."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from rft_platform.errors import RftError
 from rft_platform.training.layout import Layout
 from rft_platform.training.wire import error_message, raise_error
 
-#: Ranks wait for the next command inside a collective: only the group's own idle time-out ends that wait.
+#: Ranks wait for the next command in a collective; only the idle time-out of the group ends that wait.
 WAIT_FOR_COMMANDS = timedelta(days=30)
 
 
@@ -24,21 +24,21 @@ WAIT_FOR_COMMANDS = timedelta(days=30)
 class Ranks:
     """This process's place in the group.
 
-    Control messages are JSON over gloo, never pickles. A rank that dies closes its connections, so the others fail at
-    once instead of waiting.
+    Control messages are JSON over gloo, never pickles. A rank that dies closes its connections, so the others fail
+    immediately instead of waiting.
     """
 
     rank: int
     world_size: int
     device: torch.device
     control: dist.ProcessGroup
-    layout: Layout = field(default_factory=Layout)  # of all models here
+    layout: Layout = field(default_factory=Layout)  # layout of all models of the group
 
     @classmethod
     def join(cls, device: str = "auto", layout: Layout | None = None) -> "Ranks":
-        """Join the group that ``torchrun`` describes in the environment; without one, be a group of one.
+        """Join the group that ``torchrun`` describes in the environment; without torchrun, form a group of one.
 
-        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA where there is one); a rank takes the GPU of its local rank.
+        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA if available). A rank uses the GPU of its local rank.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
@@ -61,11 +61,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone speaks to callers and writes files."""
+        """Whether this is rank 0, which alone talks to callers and writes the shared files."""
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:
-        """All ranks in one dimension."""
+        """Return a one-dimensional mesh of all ranks."""
         return init_device_mesh(self.device.type, (self.world_size,))
 
     def reduce(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor:
@@ -75,7 +75,7 @@ class Ranks:
         return values
 
     def total(self, value: float) -> float:
-        """Sum of a number over the ranks."""
+        """Sum a number over the ranks."""
         return float(self.reduce(torch.tensor([value], dtype=torch.float64), "sum"))
 
     def largest(self, value: float) -> float:
@@ -83,7 +83,7 @@ class Ranks:
         return float(self.reduce(torch.tensor([value], dtype=torch.float64), "max"))
 
     def broadcast(self, value: Any) -> Any:
-        """The JSON value that rank 0 gives, on every rank; the others' own is ignored."""
+        """Return rank 0's JSON value on every rank; the values of other ranks are ignored."""
         if self.world_size == 1:
             return value
         data = json.dumps(value).encode() if self.is_first else b""
@@ -94,7 +94,7 @@ class Ranks:
         return json.loads(body.numpy().tobytes())
 
     def from_first(self, work: Callable[[], Any]) -> Any:
-        """Run ``work`` on rank 0 alone and give its JSON result to every rank; an RftError is raised on all of them."""
+        """Run ``work`` on rank 0 only and return its JSON result on every rank. An RftError is raised on all ranks."""
         answer: dict[str, Any] = {}
         if self.is_first:
             try:
@@ -109,5 +109,5 @@ class Ranks:
         return answer["value"]
 
     def leave(self) -> None:
-        """Tear the group down."""
+        """Destroy the process group."""
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What a training comes to: its manifest, the checkpoint that is published, and results that were published before."""
+"""The outcome of a training: its manifest, the published checkpoint, and results of identical earlier requests."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from rft_platform.training.step_metrics import Stopwatch, row_metrics, summarise
 
 
 def describe(run: StepRun, parent_digest: str, cpu: float, events: Sequence[StepEvent]) -> Manifest:
-    """The manifest, without digests of files, of the state after these steps. Every rank must call it.
+    """Build the manifest of the state after these steps, without file digests. Every rank must call it.
 
     ``cpu`` is the processor time of this process when the training began, in seconds.
     """
@@ -48,7 +48,7 @@ def describe(run: StepRun, parent_digest: str, cpu: float, events: Sequence[Step
 
 
 def publish(target: Path, run: StepRun, manifest: Manifest, events: Sequence[StepEvent]) -> TrainResult:
-    """Publish the state of ``run``, which is then that of ``target``. Every rank must call it."""
+    """Publish the state of ``run`` as ``target``; the state then refers to ``target``. Every rank must call it."""
     state, steps = run.state, [asdict(event) for event in events]
     with run.watch.time("save"):
         hf = run.request.save_hf_checkpoint != "never"
@@ -66,7 +66,7 @@ def publish(target: Path, run: StepRun, manifest: Manifest, events: Sequence[Ste
 
 
 def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> TrainResult:
-    """The result of this very training as its checkpoint in ``target`` tells it."""
+    """Return the result of the same training, read from its checkpoint in ``target``."""
     return TrainResult(
         checkpoint=str(target),
         policy_version=manifest.policy_version,
@@ -78,11 +78,11 @@ def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> Tr
 
 
 def is_published(target: Path, identity: str, hf: bool) -> bool:
-    """Whether the checkpoint of this training is there, with weights in Hugging Face format if those are wanted."""
+    """Whether ``target`` holds the checkpoint of this training, with Hugging Face weights if ``hf``."""
     try:
         manifest = read_manifest(target)
     except StorageError:
-        return False  # unreadable: it will be replaced
+        return False  # unreadable: the training replaces it
     same = manifest is not None and manifest.request_digest == identity
     return same and (not hf or any(target.glob("*.safetensors")))
 
@@ -90,7 +90,7 @@ def is_published(target: Path, identity: str, hf: bool) -> bool:
 def no_op(
     state: TrainerState, plan: TrainingPlan, request: TrainRequest, ranks: Ranks, watch: Stopwatch, cpu: float
 ) -> TrainResult:
-    """The result where no row carries a gradient: the parent, whose ``state`` is held. Every rank must call it."""
+    """Return the result if no row has a gradient: the parent, whose ``state`` is held. Every rank must call it."""
     rows = np.arange(len(plan.rows.samples))
     metrics = row_metrics(plan.rows, rows, request.parent_version)
     return TrainResult(

@@ -1,4 +1,4 @@
-"""Rows to train on, read from Parquet: samples, which of them belong together, and what is known about them."""
+"""Read training rows from Parquet: samples, their groups, and facts for the metrics."""
 
 import logging
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ _ROLLOUT_COLUMNS = [
     "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask",
     "temperature", "top_p", "top_k", "truncated", "step_reward",
 ]  # fmt: skip
-_LATER_COLUMNS = {"step_reward": "double"}  # which files of earlier schema versions do not have
+_LATER_COLUMNS = {"step_reward": "double"}  # missing in files of earlier schema versions
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
 
 
 @dataclass(slots=True)
 class TrainingRows:
-    """R rows. Rows of equal ``group`` stay together in one optimiser step."""
+    """R rows. The rows of a ``group`` stay together in one optimiser step."""
 
     samples: list[Sample]
     group: np.ndarray  # int64 [R], numbered from 0 in order of appearance
-    digest: str  # of the files' contents
+    digest: str  # digest of the files' contents
     facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, reward, run, step, ...
-    dropped: int = 0  # rows that a filter kept from training
-    zero_variance_groups: float | None = None  # share of all judged groups, those that a filter kept from training too
-    reference_source: str | None = None  # identity of what made the samples' reference log-probs
+    dropped: int = 0  # rows that a filter dropped
+    zero_variance_groups: float | None = None  # share of all judged groups, including those dropped by a filter
+    reference_source: str | None = None  # identity of the source of the reference log-probs
     too_long: int = 0  # demonstrations or pairs that ``within`` left out
 
     def __post_init__(self) -> None:
@@ -45,9 +45,9 @@ class TrainingRows:
             sample.group = group
 
     def within(self, limit: int | None, source: str) -> "TrainingRows":
-        """Without the groups (conversations, pairs) of which a row has more than ``limit`` tokens; they are counted.
+        """Leave out (and count) the groups (conversations, pairs) that have a row of more than ``limit`` tokens.
 
-        Raises UserError where all have.
+        Raises UserError if no group is left.
         """
         if limit is None:
             return self
@@ -73,16 +73,16 @@ class TrainingRows:
         )
 
     def left_out(self) -> dict[str, float]:
-        """Metrics of a training: how many rows were kept from it."""
+        """Metrics of a training: how many rows were left out."""
         return {"rows_dropped": float(self.dropped), "rows_too_long": float(self.too_long)}
 
     def known(self, chosen: np.ndarray) -> np.ndarray:
-        """Those of the ``chosen`` rows of which there are facts: rollouts; demonstrations among them stand last."""
+        """Return those ``chosen`` rows that have facts: the rollouts. Demonstrations mixed into them come last."""
         return chosen[chosen < max((len(values) for values in self.facts.values()), default=0)]
 
 
 def digest_files(paths: Sequence[str]) -> str:
-    """Identity of the contents of some files, in order."""
+    """Return the digest of the contents of some files, in order."""
     for path in paths:
         if not Path(path).is_file():
             raise StorageError(f"{path} does not exist: the training data is gone or was never written")
@@ -92,10 +92,10 @@ def digest_files(paths: Sequence[str]) -> str:
 def read_rollouts(
     rollouts: Sequence[str], judged: Sequence[str], *, policy_gradient: bool, selection: str | None = None
 ) -> TrainingRows:
-    """Rollout rows with their judgement, in the order of the files; rows that a filter dropped are left out.
+    """Read rollout rows with their judgements, in file order. Rows that a filter dropped are left out.
 
-    ``selection`` is a file that names the rows to take, each once. Raises StorageError where rows and judgements do not
-    match one to one, NonFiniteError naming rows whose numbers are not finite, and UserError for rows a
+    ``selection`` is a file that names the rows to take, each once. Raises StorageError if rows and judgements do not
+    match one to one, NonFiniteError with the names of rows whose numbers are not finite, and UserError for rows that a
     ``policy_gradient`` loss cannot use.
     """
     import pyarrow.compute as pc
@@ -121,7 +121,7 @@ def read_rollouts(
         "reward": judgements["reward"].to_numpy(),
         "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
         "step": rows["step"].to_numpy(),
-        "step_reward": rows["step_reward"].to_numpy(),  # NaN where there is none
+        "step_reward": rows["step_reward"].to_numpy(),  # NaN: the step has none
     }
     return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
 
@@ -146,7 +146,7 @@ def _read(paths: Sequence[str], columns: list[str]) -> "pa.Table":
 
 
 def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
-    """For every rollout row the index of its judgement; the two must match one to one."""
+    """For every rollout row, return the index of its judgement. Raises StorageError unless they match one to one."""
     import pyarrow.compute as pc
 
     ids, judged_ids = rows["row_id"], judgements["row_id"].combine_chunks()
@@ -164,7 +164,7 @@ def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
 
 
 def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
-    """bool [R]: whether the selection takes a row. Raises StorageError where it repeats rows or names unknown ones."""
+    """bool [R]: whether the selection takes a row. Raises StorageError if it repeats rows or names unknown ones."""
     import pyarrow.compute as pc
 
     named = _read([selection], ["row_id", "use"])
@@ -203,7 +203,7 @@ def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
 
 
 def _split(column: "pa.ChunkedArray") -> list[np.ndarray]:
-    """One array a row of a list column; views of Arrow's own buffer where numpy can have them."""
+    """Split a list column into one array per row; without a copy where numpy allows it."""
     lists = column.combine_chunks()
     values = lists.flatten().to_numpy(zero_copy_only=False)
     bounds = (lists.offsets.to_numpy() - lists.offsets[0].as_py()).tolist() if len(lists) else [0]
@@ -215,9 +215,10 @@ def _codes(dictionary: "pa.DictionaryArray") -> np.ndarray:
 
 
 def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
-    """Share of the groups whose runs all have the same reward, or had it before a penalty.
+    """Share of the groups whose runs all have the same reward, now or before a penalty.
 
-    A run's reward is that of its last step; runs that the judge failed on, and groups of nothing else, do not count.
+    A run's reward is that of its last step. Runs whose judgement failed do not count, nor do groups that have no other
+    runs.
     """
     group, run = (_codes(rows[name].combine_chunks().dictionary_encode()) for name in ("group_id", "run_id"))
     order = np.lexsort((rows["step"].to_numpy(), run, group))

@@ -1,4 +1,4 @@
-"""The optimiser steps of one training: gradients, clipping, update, and what each step measured."""
+"""Run the optimiser steps of one training: gradients, clipping, update, and the metrics of each step."""
 
 import math
 import time
@@ -30,15 +30,15 @@ OnStep = Callable[[StepEvent], None]
 
 @dataclass(slots=True)
 class StepRun:
-    """Runs the steps of ``plan`` on ``state``, on every rank alike."""
+    """Run the steps of ``plan`` on ``state``. Every rank makes the same calls."""
 
     state: TrainerState
     plan: TrainingPlan
     request: TrainRequest
     ranks: Ranks
-    watch: Stopwatch = field(default_factory=Stopwatch)  # forward_backward and optimizer
-    prepared: dict[str, float] = field(default_factory=dict)  # measured before the first step, told with each
-    teacher: PackedPolicy | None = None  # of losses that distil
+    watch: Stopwatch = field(default_factory=Stopwatch)  # seconds by phase
+    prepared: dict[str, float] = field(default_factory=dict)  # metrics of the preparation, reported with each step
+    teacher: PackedPolicy | None = None  # for distillation losses
     _shares: dict[bytes, np.ndarray] = field(default_factory=dict)
 
     def run(
@@ -48,10 +48,11 @@ class StepRun:
         events: list[StepEvent],
         after_step: Callable[[list[StepEvent]], None],
     ) -> None:
-        """All steps but those that ``events`` tells of; theirs are added to it. ``cancelled`` is asked on rank 0 before
-        each, ``after_step`` is called after it.
+        """Run the steps that are not in ``events`` yet, and append their events to it.
 
-        Raises TrainingCancelled or NonFiniteError; the state is then somewhere between the parent and the result.
+        Before each step ``cancelled`` is called (only rank 0's answer counts); after each step ``after_step`` is
+        called. Raises TrainingCancelled or NonFiniteError; the state is then somewhere between the parent and the
+        result.
         """
         with self.watch.time("compile"):
             warm_up(self.state.policy, self.request.max_tokens_per_pack)
@@ -64,7 +65,7 @@ class StepRun:
             after_step(events)
 
     def share(self, chosen: np.ndarray) -> np.ndarray:
-        """This rank's part of the rows of a step: the same whenever it is asked, whatever the rows were given since."""
+        """Return this rank's part of a step's rows. The answer never changes, even if the rows are modified later."""
         if self.ranks.world_size == 1:
             return chosen
         key = chosen.tobytes()
@@ -74,7 +75,7 @@ class StepRun:
         return self._shares[key]
 
     def _costs(self, chosen: np.ndarray) -> np.ndarray:
-        """Operations that each of the ``chosen`` rows adds, those that share prefixes counted once; inert ones none."""
+        """Operations that each ``chosen`` row adds. Shared prefixes count once; rows without a gradient count 0."""
         inert = self.plan.objective.zero_advantage_is_inert and self.request.algorithm.token_advantage is None
         samples = [self.plan.rows.samples[row] for row in chosen]
         run = np.array([not inert or sample.expert or bool(np.any(sample.advantage)) for sample in samples])
@@ -84,7 +85,7 @@ class StepRun:
         return costs
 
     def _step(self, chosen: np.ndarray, step: int) -> dict[str, float]:
-        """The update from global step ``step``; refused where loss or gradient are not finite."""
+        """Run the update from global step ``step``. Raises NonFiniteError if loss or gradient are not finite."""
         lap, cpu, clock = Stopwatch(), time.process_time(), DeviceClock(self.ranks.device)
         graphs = compiled_graphs()
         if critic_alone(self.state.critic, self.request.algorithm.critic):
@@ -130,7 +131,7 @@ class StepRun:
         )
 
     def _sizes(self, chosen: np.ndarray) -> dict[str, float]:
-        """What a step in which the policy rests has to tell."""
+        """Metrics of a step that trains the critic only."""
         samples = [self.plan.rows.samples[row] for row in chosen]
         return {
             "rows": float(len(samples)),
@@ -140,7 +141,7 @@ class StepRun:
         }
 
     def _accumulate(self, chosen: np.ndarray, part: np.ndarray, clock: DeviceClock | None = None) -> dict[str, float]:
-        """Add the gradient of those of the ``chosen`` rows that are in ``part``."""
+        """Add the gradient of those ``chosen`` rows that are in ``part``."""
         mine = self.share(chosen)
         rows = mine if part is chosen else mine[np.isin(mine, part)]
         return accumulate_gradients(
@@ -155,7 +156,7 @@ class StepRun:
         )
 
     def _speed(self, metrics: dict[str, float], lap: Stopwatch, clock: DeviceClock) -> dict[str, float]:
-        """Time of the parts, throughput and memory; of the slowest and largest rank where there are several."""
+        """Timings, throughput and memory of a step. Device timings and memory are the maximum over the ranks."""
         ranks, seconds = self.ranks, sum(lap.seconds.values())
         own = {f"{name}_seconds": value for name, value in clock.seconds().items()} | memory_mb(ranks.device)
         largest = ranks.reduce(torch.tensor(list(own.values()), dtype=torch.float64), "max").tolist()
@@ -170,7 +171,7 @@ class StepRun:
         }
 
     def _blame(self, chosen: np.ndarray, step: int, norm: float, loss: float) -> str:
-        """Message for a refused step, naming rows that are not finite by themselves, and parameters."""
+        """Error message for a rejected step. It names rows that are not finite on their own, and parameters."""
         policy, rows = self.state.policy, self.plan.rows
 
         def is_finite(part: np.ndarray) -> bool:

@@ -1,4 +1,4 @@
-"""One training row: the token ids of a model call, what may be trained, and with which weight."""
+"""One training row: the token ids of a model call, which tokens are trained, and with which weight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,27 +10,27 @@ from rft_platform.errors import UserError
 
 @dataclass(slots=True)
 class Sample:
-    """A prompt and its response as the model saw them; arrays are over ALL tokens, prompt first, length n.
+    """A prompt and its response as the model saw them. Arrays cover ALL tokens, prompt first, length n.
 
-    Where ``loss_mask`` is False the other per-token values are ignored. The first token cannot be trained on: nothing
-    predicts it.
+    The other per-token values are ignored where ``loss_mask`` is False. The first token cannot be trained on, because
+    no token predicts it.
     """
 
     row_id: str
     token_ids: np.ndarray  # int32 [n]
     loss_mask: np.ndarray  # bool [n]
-    behaviour_logprobs: np.ndarray | None = None  # float32 [n], of the policy that sampled; None: a demonstration
+    behaviour_logprobs: np.ndarray | None = None  # float32 [n], rollout log-probs; None: a demonstration
     advantage: float | np.ndarray = 0.0  # one value for the row, or float32 [n]
     temperature: float = 1.0  # logits are divided by it
-    weight: float = 1.0  # factor on the row's loss; not counted by the normaliser
-    expert: bool = False  # a demonstration that is mixed in among rollouts
-    group: int = 0  # rows of equal group are evaluated together where the loss looks at whole groups (pairs)
-    # What a training adds before its first step (``preparation``), float32 [n] each, at the row's temperature:
+    weight: float = 1.0  # factor on the row's loss; the normaliser ignores it
+    expert: bool = False  # a demonstration mixed into rollouts
+    group: int = 0  # rows of a group are evaluated together if the loss needs whole groups (pairs)
+    # ``preparation`` adds these before the first step; float32 [n] each, at the row's temperature:
     reference_logprobs: np.ndarray | None = None  # of the reference model
     teacher_logprobs: np.ndarray | None = None  # of the teacher
     old_logprobs: np.ndarray | None = None  # of this policy at the start of the training
     old_values: np.ndarray | None = None  # of the critic at the start of the training
-    returns: np.ndarray | None = None  # what the critic learns
+    returns: np.ndarray | None = None  # targets of the critic
 
     def __post_init__(self) -> None:
         n = len(self.token_ids)
@@ -63,7 +63,7 @@ def rollout_sample(
     advantage: float,
     temperature: float = 1.0,
 ) -> Sample:
-    """A stored rollout row as a sample; ``logprobs`` and ``loss_mask`` are over the response, as in the store."""
+    """Build a sample from a stored rollout row; ``logprobs`` and ``loss_mask`` cover the response, as in the store."""
     start = len(prompt_ids)
     token_ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)])
     mask, behaviour = np.zeros(len(token_ids), bool), np.zeros(len(token_ids), np.float32)
@@ -74,14 +74,15 @@ def rollout_sample(
 def demonstration_sample(
     row_id: str, token_ids: Sequence[int] | np.ndarray, loss_mask: Sequence[bool] | np.ndarray
 ) -> Sample:
-    """A demonstration (SFT): tokens where ``loss_mask`` is True are imitated; both are over the whole row."""
+    """Build a demonstration (SFT): tokens with ``loss_mask`` True are imitated. Both arrays cover the whole row."""
     return Sample(row_id, np.asarray(token_ids, np.int32), np.asarray(loss_mask, bool))
 
 
 def check_sampling(row_id: str, temperature: float, top_p: float, top_k: int) -> None:
-    """Refuse rows whose sampling was renormalised: their log-probs are not the policy's, so ratios would be wrong.
+    """Raise UserError for temperature 0, ``top_p < 1`` or ``top_k > 0``. Call it for policy-gradient losses.
 
-    Raises UserError for temperature 0, ``top_p < 1`` or ``top_k > 0``. To be called for policy-gradient losses.
+    Such sampling renormalises the distribution: the rollout log-probs are not the policy's, and the ratios would be
+    wrong.
     """
     if temperature <= 0 or top_p < 1.0 or top_k > 0:
         raise UserError(

@@ -1,6 +1,6 @@
-"""Trainer RPC server: runs one command at a time on a loopback port; supports status and cancel meanwhile.
+"""Trainer RPC server: runs one command at a time on a loopback port; status and cancel are served meanwhile.
 
-Threads only receive, answer and send heartbeats; the work itself is done by the caller of ``next_job``.
+Threads only receive, answer and send heartbeats. The caller of ``next_job`` does the work.
 """
 
 import hmac
@@ -16,14 +16,14 @@ from rft_platform.errors import TrainerError
 from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_S
 from rft_platform.training.wire import Connection, Message, error_message
 
-SEND_TIMEOUT_S = 30.0  # a caller that does not read for so long is given up; its command goes on
-_POLL_S = 0.1  # how soon it notices that it was closed
+SEND_TIMEOUT_S = 30.0  # after this time the server drops a caller that does not read; its command continues
+_POLL_S = 0.1  # polling interval for ``close``
 _QUEUED = ("train", "score", "shutdown")
 
 
 @dataclass(slots=True)
 class Job:
-    """A command that waits for its turn, and the connection its events go to."""
+    """A queued command, and the connection to which its events are sent."""
 
     message: Message
     connection: Connection
@@ -32,7 +32,7 @@ class Job:
     _sending: threading.Lock = field(default_factory=threading.Lock)  # events and heartbeats come from two threads
 
     def send(self, message: Message) -> None:
-        """Send an event; the job goes on when the caller has gone."""
+        """Send an event. The job continues if the caller has disconnected."""
         with self._sending:
             if not self.listening:
                 return
@@ -43,13 +43,13 @@ class Job:
 
 
 class CommandServer:
-    """Listens on ``port`` of the loopback interface; every command carries ``token``.
+    """Listens on ``port`` of the loopback interface. Every connection must send ``token``.
 
     ``train``, ``score`` and ``shutdown`` are queued; ``status`` and ``cancel`` are answered even while a job runs.
     """
 
     def __init__(self, token: str, status: Callable[[], Message], beats: Callable[[], bool] = lambda: True) -> None:
-        """``beats`` says whether the group can go on with its work; while it cannot, no heartbeat is sent."""
+        """``beats`` returns whether the group can make progress; no heartbeat is sent while it returns False."""
         self._beats = beats
         self.cancelled = threading.Event()
         self._token = token
@@ -64,11 +64,11 @@ class CommandServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the server listens on."""
         return int(self._server.server_address[1])
 
     def next_job(self, timeout_s: float) -> Job | None:
-        """Wait for the next command; None after ``timeout_s`` without one, and from then on none is taken."""
+        """Wait for the next command. After ``timeout_s`` without one, return None and accept no further commands."""
         try:
             job = self._jobs.get(timeout=timeout_s)
         except queue.Empty:
@@ -83,7 +83,7 @@ class CommandServer:
         return job
 
     def finish(self, job: Job, message: Message) -> None:
-        """End the running job with its last event."""
+        """End the running job and send its last event."""
         with self._lock:
             self._running = None
         job.send(message)
@@ -95,7 +95,7 @@ class CommandServer:
         self._server.server_close()
 
     def serve(self, connection: Connection) -> None:
-        """Check the caller's token, then serve its command; raises OSError or ValueError if the caller misbehaves."""
+        """Check the caller's token, then serve its command. Raises OSError or ValueError if the caller misbehaves."""
         if not hmac.compare_digest(connection.receive_token().encode(), self._token.encode()):
             connection.send(error_message(TrainerError("wrong token: read it from the trainer's lease file")))
             return
@@ -104,7 +104,7 @@ class CommandServer:
             return
 
     def answer(self, message: Message, connection: Connection) -> None:
-        """Serve one command of an authenticated caller, on its connection's thread."""
+        """Serve one command of an authenticated caller, on the thread of its connection."""
         command = message.get("command")
         if command == "status":
             connection.send({"event": "done", "status": self._status() | {"busy": self._running is not None}})
@@ -125,11 +125,11 @@ class CommandServer:
     def _queue(self, job: Job) -> None:
         with self._lock:
             if self._closed:
-                return  # the connection ends without "accepted": the caller starts a new group
+                return  # the connection closes without "accepted": the caller starts a new group
             job.send({"event": "accepted"})
             self._jobs.put(job)
-        # No limit: this thread ends with the job, with the process, or when the caller has gone. Closing the connection
-        # then tells a caller that could not read for long (a driver that was stopped) to make the request again.
+        # No time limit: this thread ends with the job, with the process, or when the caller has disconnected. The
+        # closed connection tells a caller that did not read for long (a stopped driver) to repeat the request.
         while job.listening and not job.done.wait(HEARTBEAT_S):
             if self._beats():
                 job.send({"event": HEARTBEAT})
@@ -144,5 +144,5 @@ class _Server(socketserver.ThreadingTCPServer):
 class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.request.settimeout(SEND_TIMEOUT_S)
-        with suppress(OSError, ValueError):  # the caller is gone, too slow, or sends something else
+        with suppress(OSError, ValueError):  # the caller has disconnected, is too slow, or sends invalid data
             cast(_Server, self.server).commands.serve(Connection(self.request))

@@ -1,6 +1,6 @@
-"""The trainer's state machine: one held state, and requests that lead from a parent checkpoint to the next.
+"""The trainer's state machine: it holds one state, and requests lead from a parent checkpoint to the next.
 
-Whatever happens inside a request, the state held afterwards is a published one: the request's result, or its parent.
+After a request, whatever happens in it, the held state is a published one: the request's result, or its parent.
 """
 
 import gc
@@ -41,7 +41,7 @@ _SCORE_PACK = 16384  # tokens
 
 
 class TrainingSession:
-    """Trains and scores on all ranks alike: every rank makes the same calls in the same order."""
+    """Trains and scores on all ranks: every rank makes the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, dtype: str = "auto") -> None:
         self.ranks = ranks
@@ -51,9 +51,10 @@ class TrainingSession:
         self._preparation = Preparation(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
-        """Train and publish; see ``TrainRequest``. ``cancelled`` is asked on rank 0 before every step.
+        """Train and publish; see ``TrainRequest``. ``cancelled`` is called before every step; rank 0's answer counts.
 
-        Raises TrainingCancelled, NonFiniteError, UserError or StorageError; the parent's state is held after those.
+        Raises TrainingCancelled, NonFiniteError, UserError or StorageError. If the training fails after it has started,
+        the parent's state is held again.
         """
         watch, cpu = Stopwatch(), time.process_time()
         parent = Path(request.parent).absolute()
@@ -75,7 +76,7 @@ class TrainingSession:
             run = StepRun(self._hold(parent, parent_digest, request), plan, request, self.ranks, watch)
         if not plan.steps:
             return no_op(run.state, plan, request, self.ranks, watch, cpu)
-        run.state.digest = ""  # from now on it is nobody's state, until it is published
+        run.state.digest = ""  # until it is published, the state is not that of any folder
         try:
             return self._run(run, target, partial(describe, run, parent_digest, cpu), on_step, cancelled)
         except RftError as error:
@@ -100,13 +101,13 @@ class TrainingSession:
     def _run(
         self, run: StepRun, target: Path, manifest: Describe, on_step: OnStep, cancelled: Callable[[], bool]
     ) -> TrainResult:
-        """All steps from what the parent's policy says of the rows, or those that a killed trainer did not come to."""
+        """Prepare the rows with the parent's policy, then run the steps that a killed trainer did not complete."""
         self._preparation.prepare(run)
         events = self._resume(run, on_step)
         saves = Intermediates(run, manifest)
         try:
             run.run(on_step, cancelled, events, saves.after_step)
-        except RftError:  # of all ranks alike; after any other error a rank ends without waiting for one
+        except RftError:  # raised on all ranks; after any other error a rank ends without waiting
             saves.wait()
             raise
         saves.wait()
@@ -115,7 +116,7 @@ class TrainingSession:
         return result
 
     def _resume(self, run: StepRun, on_step: OnStep) -> list[StepEvent]:
-        """Go on from the last checkpoint on the way through this very training; the steps behind it."""
+        """Resume from the last intermediate checkpoint of this training; return the events of the steps before it."""
         output, identity = Path(run.request.output), run.plan.identity
         found = self.ranks.from_first(lambda: latest(output, identity))
         if found is None:
@@ -123,9 +124,9 @@ class TrainingSession:
         kept = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
         with run.watch.time("load"):
             parent = run.state.folder
-            del run.state  # nobody but the session may hold what is about to be replaced
+            del run.state  # only the session may hold the state that is replaced next
             run.state = self._hold(Path(found["folder"]), found["digest"], kept)
-        run.state.folder = parent  # tokenizer and templates are copied from there: this one is removed on the way
+        run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
         run.state.digest = ""
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("going on after step %d, from %s", found["version"], found["folder"])
@@ -134,9 +135,9 @@ class TrainingSession:
         return events
 
     def _hold(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
-        """Hold the state of ``folder``, which has this digest, reading it unless it is exactly the one that is held.
+        """Hold the state of ``folder``, which has this digest. Read it from disk unless exactly this state is held.
 
-        There is not room for two: the caller must keep no reference to the state held before.
+        Memory does not suffice for two states: the caller must keep no reference to the previous one.
         """
         state = self.state
         exact = state is not None and state.digest == digest and state.serves(request.lora, request.algorithm.critic)
@@ -147,8 +148,8 @@ class TrainingSession:
                 state.critic.take_settings(request.algorithm.critic)
             return state
         if state is not None:
-            self.state = state = None  # free it before the next one is read
-            gc.collect()  # sharded models are full of cycles
+            self.state = state = None  # free it before the next state is read
+            gc.collect()  # sharded models contain reference cycles
         self.state = load_state(
             folder,
             self.ranks,
@@ -163,9 +164,9 @@ class TrainingSession:
         return self.state
 
     def _reuse(self, target: Path, plan: TrainingPlan, request: TrainRequest, on_step: OnStep) -> TrainResult | None:
-        """The result of an identical request that was published before; its weights are then held.
+        """Return the result of an identical request that was published before; its weights are then held.
 
-        None where there is none, or where it is damaged: it is then made again.
+        None if there is none, or if it is damaged and must be produced again.
         """
         hf = request.save_hf_checkpoint != "never"
         if not plan.steps or not self.ranks.from_first(lambda: is_published(target, plan.identity, hf)):
@@ -184,7 +185,7 @@ class TrainingSession:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of what the calls that ended in ``error``, and in the errors behind it, still refer to."""
+    """Drop the local variables of the frames behind ``error`` and behind the errors that caused it."""
     found: BaseException | None = error
     while found is not None:
         traceback.clear_frames(found.__traceback__)

@@ -1,10 +1,10 @@
-"""Distributed tensors on disk: every rank writes its own shards, any number of ranks reads them back. No pickle.
+"""Sharded tensors on disk: every rank writes its own shards; any number of ranks reads them back. No pickle.
 
-PyTorch's distributed checkpoint (``torch.distributed.checkpoint``) plans and moves the bytes, in its Hugging Face
-storage: safetensors files whose headers say which part of each tensor they hold. Its usual ``.metadata`` file, which is
-a pickle, is never written, and its planning messages between ranks, pickles too, are not needed: what a rank writes
-follows from its own shards, and what it reads from the headers of all files. So nothing is said between ranks here, and
-the files may be written by a thread while training goes on.
+PyTorch's distributed checkpoint (``torch.distributed.checkpoint``) plans and moves the bytes, with its Hugging Face
+storage: safetensors files whose headers name the part of each tensor that they hold. Its usual ``.metadata`` file is a
+pickle and is never written. Its planning messages between ranks, also pickles, are not needed: a rank's own shards
+determine what it writes, and the headers of all files determine what it reads. The ranks therefore do not communicate
+here, and a thread may write the files while training continues.
 """
 
 import shutil
@@ -29,17 +29,17 @@ from rft_platform.errors import StorageError
 
 
 def shard_file(name: str, rank: int, world_size: int) -> str:
-    """Name of the file with the part of ``name`` that is ``rank``'s: ``<name>.safetensors`` where there is one rank."""
+    """Name of the file with ``rank``'s part of ``name``; ``<name>.safetensors`` if there is one rank."""
     return f"{name}.safetensors" if world_size == 1 else f"{name}-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of ``tensor``."""
+    """Return the part of ``tensor`` that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in host memory; those of a GPU are copied to pinned memory, forty times as fast as to any other."""
+    """Return the tensors in host memory. GPU tensors are copied to pinned memory, which is 40 times as fast."""
     found = {}
     for name, tensor in tensors.items():
         if tensor.is_cuda:
@@ -53,9 +53,9 @@ def on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: int, world_size: int) -> None:
-    """Write this rank's part of ``tensors`` into one file in ``folder``; of a tensor that is not sharded, rank 0 does.
+    """Write this rank's part of ``tensors`` into one file in ``folder``. Rank 0 writes tensors that are not sharded.
 
-    No file is written where nothing is this rank's. Every rank must name the same tensors.
+    A rank with nothing to write makes no file. Every rank must pass the same names.
     """
     mine = {key: tensor for key, tensor in tensors.items() if rank == 0 or isinstance(tensor, DTensor)}
     if not mine:
@@ -63,10 +63,10 @@ def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: i
     if world_size == 1:
         whole = {key: local_part(tensor).contiguous() for key, tensor in mine.items()}
         save_file(whole, folder / shard_file(name, rank, 1))
-        return  # all is whole: the same file without a header of parts, in a third of the time
+        return  # full tensors: the same file without a header of parts, in a third of the time
     work = folder / f"{shard_file(name, rank, world_size)}.parts"
     writer = HuggingFaceStorageWriter(str(work), save_distributed=True)
-    writer.sync_files = world_size > 1  # a host's own cache holds it; one rank's files are synced by who publishes them
+    writer.sync_files = world_size > 1  # another host may read them; with one rank the publisher syncs
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(mine, is_coordinator=rank == 0)
     plan = writer.prepare_local_plan(planner.create_local_plan())
@@ -78,7 +78,7 @@ def write_shards(folder: Path, name: str, tensors: Mapping[str, Tensor], rank: i
 
 
 class ShardReader:
-    """The tensors in the safetensors files of one folder, whoever wrote them and on how many ranks."""
+    """Reads the tensors of the safetensors files in a folder, written by any number of ranks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,15 +94,15 @@ class ShardReader:
         return set(self._metadata.state_dict_metadata)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a whole tensor."""
+        """Shape of the full tensor."""
         saved = self._metadata.state_dict_metadata[name]
         assert isinstance(saved, TensorStorageMetadata)
         return tuple(saved.size)
 
     def read(self, into: Mapping[str, Tensor]) -> None:
-        """Fill the tensors of ``into``, of each rank its own shards, by name.
+        """Fill the tensors of ``into`` by name; sharded tensors with this rank's shards.
 
-        Raises StorageError where one is missing or of another shape.
+        Raises StorageError if a tensor is missing or has another shape.
         """
         missing = sorted(set(into) - self.names)
         if missing:

@@ -1,4 +1,4 @@
-"""What a trainer holds between two requests: a policy, its optimizer, and where it came from."""
+"""Trainer state held between two requests: a policy, its optimizer, and their origin."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from rft_platform.training.model import master_weights
 from rft_platform.training.protocol import CriticSpec, LoraSpec
 from rft_platform.training.shards import ShardReader, local_part, on_host
 
-#: Whole tensors, not shards: what is published for others to load.
+#: Gather full tensors, not shards, for the published weights.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
@@ -26,30 +26,31 @@ class TrainerState:
     policy: PackedPolicy
     optimizer: torch.optim.AdamW
     folder: Path
-    digest: str  # identity of the state in ``folder`` (``manifest.identify``); empty where this one is not exactly that
+    digest: str  # identity of the state in ``folder`` (``manifest.identify``); empty if this state differs from it
     weights_digest: str
     policy_version: int
-    base_model: Path | None = None  # folder of the full weights where an adapter is trained
-    base_digest: str | None = None  # of those weights
+    base_model: Path | None = None  # folder of the full weights if an adapter is trained
+    base_digest: str | None = None  # digest of those weights
     lora: LoraSpec | None = None
     critic: Critic | None = None
-    kl_control: KlControl | None = None  # an adaptive KL penalty as far as it has come
+    kl_control: KlControl | None = None  # current state of an adaptive KL penalty
 
     def serves(self, lora: LoraSpec | None, critic: CriticSpec | None) -> bool:
-        """Whether a training with this adapter and this critic can go on from here without reading from disk."""
+        """Whether a training with this adapter and critic can continue from this state without reading from disk."""
         fits = critic is None if self.critic is None else critic is not None and critic.folder == self.critic.origin
         return self.lora == lora and fits
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format of the published full weights; adapters stay in float32."""
+        """Dtype of the published weights; adapters stay in float32."""
         return self.policy.compute_dtype if self.lora is None else torch.float32
 
 
 def gather_weights(state: TrainerState) -> dict[str, Tensor]:
-    """Trainable tensors by name, whole, on the CPU, in the published format, shared ones once. All ranks must call it.
+    """Gather the full trainable tensors on the CPU, by name, in the published dtype. All ranks must call it.
 
-    One rank rounds them on its device and copies the result; several gather float32 tensors, for rank 0.
+    A shared tensor is returned once. One rank rounds the tensors on its device and copies the result; several ranks
+    gather float32 tensors for rank 0.
     """
     model = state.policy.model
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -62,7 +63,7 @@ def gather_weights(state: TrainerState) -> dict[str, Tensor]:
 
 
 def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """AdamW's moments and steps as ``<parameter>.<exp_avg, exp_avg_sq or step>``, as they lie on this rank."""
+    """Return AdamW's moments and steps on this rank as ``<parameter>.<exp_avg, exp_avg_sq or step>``."""
     found: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         found |= {f"{name}.{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
@@ -70,7 +71,7 @@ def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]
 
 
 def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, folder: Path) -> None:
-    """Read what ``moments`` gave from the shards in ``folder``, whatever number of ranks wrote them."""
+    """Read the result of ``moments`` from the shards in ``folder``, written by any number of ranks."""
     reader, into = ShardReader(folder), dict[str, Tensor]()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and f"{name}.step" in reader.names:
@@ -82,7 +83,7 @@ def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, folder: Path
 
 
 def random_state() -> dict[str, Tensor]:
-    """State of torch's generators on this rank, as tensors."""
+    """Return the state of torch's generators on this rank, as tensors."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -90,7 +91,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(states: dict[str, Tensor]) -> None:
-    """Set torch's generators as ``random_state`` found them."""
+    """Restore torch's generators from the result of ``random_state``."""
     torch.set_rng_state(states["cpu"])
     if torch.cuda.is_available() and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"])

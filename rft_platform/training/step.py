@@ -1,4 +1,4 @@
-"""Gradients of one optimiser step over packed rows, and log-probs through the same path."""
+"""Gradients of one optimiser step over packed rows, and log-probs computed on the same path."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,18 +43,19 @@ def accumulate_gradients(
 ) -> dict[str, float]:
     """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
 
-    ``samples`` are this rank's share of the WHOLE step (all accumulation windows): forward and backward run over packs
-    of at most ``max_tokens_per_pack`` computed tokens and the loss is divided once, by counts summed over all ranks.
-    Because FSDP averages gradients over ranks, the loss is multiplied by ``world_size``; without FSDP leave both
-    defaults. Every rank runs the same number of packs. Metrics are equal on all ranks. The caller zeroes gradients
-    before, clips and steps after; ``metrics["packs"] == 0`` means that no row carried a gradient and no backward ran.
+    ``samples`` are this rank's share of the WHOLE step (all accumulation windows). Forward and backward run over packs
+    of at most ``max_tokens_per_pack`` computed tokens. The loss is divided once, by counts summed over all ranks. FSDP
+    averages gradients over ranks, so the loss is multiplied by ``world_size``; without FSDP leave ``reduce`` and
+    ``world_size`` at their defaults. Every rank runs the same number of packs and returns the same metrics. The caller
+    zeroes the gradients before, and clips and steps afterwards. ``metrics["packs"] == 0`` means that no row had a
+    gradient and no backward ran.
 
-    With ``skip_zero_advantage`` rows whose advantage is exactly 0 are left out of forward and backward where they have
-    no gradient (no KL, no entropy bonus). They stay in the normaliser, so the gradient is the same; metrics that need
-    the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
+    With ``skip_zero_advantage``, rows with an advantage of exactly 0 are left out of forward and backward if they have
+    no gradient (no KL, no entropy bonus). The normaliser still counts them, so the gradient is the same. Metrics that
+    need the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
 
-    ``share_prefixes`` True computes shared tokens once, False every row by itself, None what takes fewer operations.
-    ``clock`` takes the time of packing, forward and backward. ``teacher`` is read by losses that distil.
+    ``share_prefixes`` True computes shared tokens once, False computes each row separately, None chooses what takes
+    fewer operations. ``clock`` times packing, forward and backward. ``teacher`` is used by distillation losses.
     """
     reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
     with clock.time("pack", on_host=True):
@@ -91,9 +92,9 @@ def accumulate_gradients(
 def score(
     policy: PackedPolicy, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
 ) -> list[np.ndarray]:
-    """Log-probs of each sample's trainable tokens, in order (float32 arrays), without gradients, by the training path.
+    """Return the log-probs of each sample's trainable tokens (float32 arrays, in order), computed on the training path.
 
-    Under FSDP every rank must call it; each gets the log-probs of its own samples.
+    No gradients are computed. Under FSDP every rank must call it; each rank gets the log-probs of its own samples.
     """
     packs = pack(samples, max_tokens_per_pack, static=policy.static_lengths)
     values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
@@ -108,9 +109,9 @@ def score(
 
 
 def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
-    """Compile what a step needs for every static length, so that no later step meets one for the first time.
+    """Compile for every static length in advance, so that no training step has to compile.
 
-    Runs two rows that share a prompt, padded to each length, forward and backward; gradients are dropped.
+    Runs forward and backward over two rows that share a prompt, padded to each length, and drops the gradients.
     """
     if not policy.static_lengths or policy.compiled_for == max_tokens_per_pack:
         return
@@ -125,9 +126,10 @@ def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
 
 
 class _PartLoss:
-    """The loss of one pack's tokens, called chunk by chunk; ``sums`` collects metrics.
+    """The loss of one pack's tokens, called chunk by chunk; ``sums`` collects the metrics.
 
-    Past this rank's last pack it is an idle pack with weight 0: under FSDP all ranks must run as many passes.
+    An index beyond this rank's last pack gives an idle pack with weight 0: under FSDP all ranks must run the same
+    number of passes.
     """
 
     def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device, idle_pack: Pack) -> None:
@@ -150,7 +152,7 @@ class _PartLoss:
         self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
 
     def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor | None = None) -> Tensor:
-        """Weighted sum of the losses of some of the pack's tokens."""
+        """Return the weighted sum of the losses of some of the pack's tokens."""
         columns = {name: column[tokens] for name, column in self._columns.items()}
         batch = TokenBatch(
             logp=logp,
@@ -167,7 +169,7 @@ class _PartLoss:
         return torch.dot(out.loss, self._weight[tokens])
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add ``value`` to the sum called ``name``; an idle pack adds 0, so that all ranks have the same names."""
+        """Add ``value`` to the sum ``name``. An idle pack adds 0, so that all ranks have the same names."""
         value = value.double() * self._counted
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 
@@ -181,7 +183,7 @@ def _window(
     share_prefixes: bool | None,
     cost: TrainingCost,
 ) -> Window:
-    """The window as asked for; with None as trees, unless the rows share so little that it does not pay."""
+    """Build the window. If ``share_prefixes`` is None, pack trees unless sharing saves too few operations."""
     static = policy.static_lengths
     window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
     if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
@@ -190,23 +192,23 @@ def _window(
 
 
 def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:
-    """Floating-point operations of the packs, and of their rows if each were computed by itself."""
+    """Floating-point operations of the packs, and of the same rows computed separately."""
     return {"flops": cost.flops(Work.of_packs(packs)), "flops_unpacked": cost.flops(Work.of_rows(packs))}
 
 
 def idle_pack(model: Packed, max_tokens: int) -> Pack:
-    """The smallest pack for ``model``: one node that predicts one token."""
+    """Return the smallest pack for ``model``: one node that predicts one token."""
     row = Sample("idle", np.zeros(2, np.int32), np.array([False, True]))
     return pack([row], max_tokens, static=model.static_lengths)[0]
 
 
 def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
-    """``Reduce`` of a group of one."""
+    """``Reduce`` for a group of one rank."""
     return values
 
 
 def most(count: int, reduce: Reduce) -> int:
-    """The largest ``count`` of all ranks."""
+    """Return the maximum of ``count`` over all ranks."""
     return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
 
 
@@ -214,7 +216,7 @@ _COUNTS = ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs", "flo
 
 
 def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, float]:
-    """Metrics that need no forward pass; of advantages nothing is told where the loss follows none."""
+    """Metrics that need no forward pass. Advantage metrics are omitted for losses that do not use advantages."""
     rows, run = max(counts["rows"], 1), max(counts["tokens_unpacked"], 1)
     advantages = {
         "advantage_mean": counts["advantage"] / rows,
@@ -232,9 +234,9 @@ def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, 
 
 
 def _policy_metrics(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Means from sums over all ranks; ``loss`` is the step's loss itself.
+    """Turn sums over all ranks into means; ``loss`` is the step's loss and stays as it is.
 
-    Over the tokens that were evaluated, but ``pair_...`` over pairs and ``expert_...`` over the experts' tokens.
+    Means are over the evaluated tokens, except ``pair_...`` (over pairs) and ``expert_...`` (over expert tokens).
     """
     loss, squared = sums.pop("loss"), sums.pop("ratio_squared", 0.0)
     tokens = counts["tokens_evaluated"]

@@ -1,4 +1,4 @@
-"""Numbers of an optimiser step that come from its rows and from the machine, and their summary over a training."""
+"""Metrics of an optimiser step that come from its rows and from the machine, and their summary over a training."""
 
 import resource
 import sys
@@ -12,7 +12,7 @@ import torch
 
 from rft_platform.training.rows import TrainingRows
 
-#: Lower ends of the staleness histogram's bins, in optimiser steps.
+#: Lower bounds of the staleness histogram's bins, in optimiser steps.
 STALENESS_BINS = (0, 1, 4, 8, 16, 32)
 _STATUS = Path("/proc/self/status")
 _PHASES = (
@@ -33,14 +33,14 @@ _PEAKS = ("peak_rss_mb", "peak_gpu_mb", "staleness_max")
 
 
 class Stopwatch:
-    """Wall seconds by phase."""
+    """Wall-clock seconds by phase."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(_PHASES, 0.0)
 
     @contextmanager
     def time(self, phase: str) -> Iterator[None]:
-        """Add the time of the body to ``phase``."""
+        """Add the duration of the body to ``phase``."""
         start = time.perf_counter()
         try:
             yield
@@ -54,7 +54,7 @@ class Stopwatch:
 
 
 class DeviceClock:
-    """Seconds of work by name; of work on CUDA by events in its stream, so that nothing waits for being timed."""
+    """Seconds of work by name. CUDA work is timed by events in its stream, so timing adds no synchronisation."""
 
     def __init__(self, device: torch.device) -> None:
         self._on_cuda = device.type == "cuda"
@@ -63,7 +63,7 @@ class DeviceClock:
 
     @contextmanager
     def time(self, name: str, *, on_host: bool = False) -> Iterator[None]:
-        """Add the time of the body to ``name``; with ``on_host`` that of this thread, whatever the device is."""
+        """Add the duration of the body to ``name``; with ``on_host``, the time of this thread on any device."""
         start, event = time.perf_counter(), None if on_host else self._event()
         yield
         if event is not None and (end := self._event()) is not None:
@@ -72,7 +72,7 @@ class DeviceClock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def seconds(self) -> dict[str, float]:
-        """What was measured since the last call."""
+        """Return the seconds measured since the last call."""
         seconds, events = self._seconds, self._events
         self._seconds, self._events = {}, []
         if events:
@@ -92,9 +92,9 @@ class DeviceClock:
 def row_metrics(rows: TrainingRows, chosen: np.ndarray, policy_version: int) -> dict[str, float]:
     """Staleness, truncation and reward of the ``chosen`` rows, which train the policy of ``policy_version``.
 
-    The share of groups without variance is that of the whole training: its steps are made of the others. Staleness is
-    the number of optimiser steps between the policy that sampled a row and the one it trains; its histogram is given
-    as shares of rows.
+    The share of groups without variance is that of the whole training, because its steps may exclude such groups.
+    Staleness is the number of optimiser steps between the policy that sampled a row and the policy that it trains; its
+    histogram gives shares of rows.
     """
     chosen, flat = rows.known(chosen), rows.zero_variance_groups
     of_all = {} if flat is None else {"zero_variance_groups": flat}
@@ -114,7 +114,7 @@ def row_metrics(rows: TrainingRows, chosen: np.ndarray, policy_version: int) -> 
 
 
 def memory_mb(device: torch.device) -> dict[str, float]:
-    """Largest memory so far in MiB: resident on the host, and allocated on a GPU since this was last asked."""
+    """Peak memory in MiB: resident on the host so far, and allocated on a GPU since the last call."""
     found = {"peak_rss_mb": peak_rss_mb()}
     if device.type == "cuda":
         found["peak_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
@@ -123,19 +123,19 @@ def memory_mb(device: torch.device) -> dict[str, float]:
 
 
 def peak_rss_mb() -> float:
-    """Largest resident memory of this process so far, in MiB.
+    """Peak resident memory of this process so far, in MiB.
 
-    From procfs where there is one: what ``getrusage`` tells begins at the peak of the process that started this one.
+    Reads procfs if there is one, because ``getrusage`` starts at the peak of the parent process.
     """
     if _STATUS.exists():
         peak = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
         return int(peak.split()[1]) / 1024
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in KiB elsewhere
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes on macOS, in KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def summarise(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """One number a metric over all steps: the mean, the sum of processor time, the peak of memory."""
+    """Summarise each metric over all steps: sum totals (processor time, operations), maximise peaks, average others."""
     names = {name: None for step in steps for name in step}
     summary = {}
     for name in names:

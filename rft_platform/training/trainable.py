@@ -1,7 +1,7 @@
 """Check from a model's config.json whether it can be trained, before any process starts. No weights are read.
 
-As a program: the argument is JSON, ``{"folders": [...], "longest": tokens or null}``; the output is a JSON list with
-the problem of each folder, or null.
+Run as a program, it takes one JSON argument, ``{"folders": [...], "longest": tokens or null}``. It prints a JSON list
+with the problem of each folder, or null.
 """
 
 import json
@@ -13,10 +13,10 @@ from rft_platform.processes.collector import NOT_FOR_TRANSFORMERS, importing
 
 
 def check_trainable(folder: Path, longest: int | None) -> None:
-    """Raise UserError where the model in ``folder`` cannot be trained on rows of ``longest`` tokens.
+    """Raise UserError if the model in ``folder`` cannot be trained on rows of ``longest`` tokens.
 
-    ``longest`` None is the model's whole context. The model is built without memory for its weights and goes through
-    the same checks as when it is loaded.
+    ``longest`` None means the model's whole context. The model is built without memory for its weights and passes the
+    same checks as when it is loaded.
     """
     with importing(without=NOT_FOR_TRANSFORMERS):
         import torch
@@ -29,7 +29,7 @@ def check_trainable(folder: Path, longest: int | None) -> None:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds for a config.json that it does not understand
+    except Exception as error:  # transformers raises many error types for an unknown config.json
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"{folder}: transformers cannot build a causal LM from its config.json: {reason}") from error
     PackedPolicy(model)

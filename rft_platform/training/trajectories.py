@@ -1,7 +1,7 @@
-"""From rows to trajectories and back: token advantages of a training's rows, made before its first step.
+"""Compute token advantages of a training's rows, before its first step: from rows to trajectories and back.
 
-The rows of a run, sorted by step, are one trajectory of trained tokens. Rows of a task are on one rank and in one step,
-so no run is ever cut.
+The rows of a run, sorted by step, are one trajectory of trained tokens. All rows of a task are on one rank and in one
+step, so no run is split.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from rft_platform.training.samples import Sample
 
 @dataclass(slots=True)
 class TokenAdvantages:
-    """What the rows were given, as metrics, and the KL coefficient of the next training."""
+    """Metrics of the token advantages, and the KL coefficient of the next training."""
 
     metrics: dict[str, float]
     kl_control: KlControl | None
@@ -36,10 +36,10 @@ class TokenAdvantages:
 def give_token_advantages(
     rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, ranks: Ranks
 ) -> TokenAdvantages:
-    """Set ``advantage`` (and ``returns``) of the rows ``mine``, which this rank trains, token by token.
+    """Set ``advantage`` (and ``returns``) per token on the rows ``mine``, which this rank trains.
 
-    Every rank must call it. ``control`` is how far an adaptive KL penalty had come. Raises UserError where the rows are
-    no rollouts or the algorithm's parts do not fit, NonFiniteError for rewards that are not finite.
+    Every rank must call it. ``control`` is the state of an adaptive KL penalty. Raises UserError if the rows are not
+    rollouts or the algorithm's parts do not fit, and NonFiniteError for rewards that are not finite.
     """
     name = algorithm.token_advantage
     assert name is not None
@@ -65,7 +65,7 @@ def give_token_advantages(
 
 
 def check_token_parts(algorithm: AlgorithmSpec) -> None:
-    """UserError where token advantage, critic and KL penalty are unknown or do not fit each other."""
+    """Raise UserError if token advantage, critic and KL penalty are unknown or do not fit each other."""
     name, penalty = algorithm.token_advantage, algorithm.kl_penalty
     if penalty is not None:
         kl_estimator(penalty.estimator)
@@ -86,12 +86,12 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
 
 @dataclass(slots=True)
 class _Layout:
-    """Rows sorted by run and step, and where their trained tokens are."""
+    """Rows sorted by run and step, and the positions of their trained tokens."""
 
     samples: list[Sample]
     order: np.ndarray  # int64 [n], indices of the rows
-    first_row: np.ndarray  # int64 [R + 1], rows of run r: first_row[r]:first_row[r + 1]
-    first_token: np.ndarray  # int64 [n + 1], tokens of each row
+    first_row: np.ndarray  # int64 [R + 1], run r has the rows first_row[r]:first_row[r + 1]
+    first_token: np.ndarray  # int64 [n + 1], first token of each row
 
     @classmethod
     def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
@@ -108,7 +108,7 @@ class _Layout:
         return cls(samples, order, np.append(starts, len(order)), first_token)
 
     def column(self, name: str) -> np.ndarray:
-        """A per-token field of the samples, float64 [N]; UserError where a row has none."""
+        """A per-token field of the samples, float64 [N]. Raises UserError if a row has none."""
         missing = [sample.row_id for sample in self.samples if getattr(sample, name) is None]
         if missing:
             raise UserError(
@@ -119,7 +119,7 @@ class _Layout:
         return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
 
     def spread(self, name: str, values: np.ndarray) -> None:
-        """Give every sample its part of ``values`` [N], float32, 0 on the tokens that are not trained."""
+        """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on tokens without training."""
         for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
             given = np.zeros(len(sample.token_ids), np.float32)
             given[sample.loss_mask] = values[first:end]
@@ -150,9 +150,10 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
 
 
 def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_reward: np.ndarray | None) -> np.ndarray:
-    """Rewards of the tokens, float64 [N]: a step's at its last one, what these leave of the outcome at the run's last.
+    """Rewards of the tokens, float64 [N]: a step's reward at its last token, the rest of the outcome at the run's last.
 
-    ``step_reward`` is of each row of the layout, NaN where it was given none. Each run's sum is its outcome.
+    ``step_reward`` has one value per row of the layout, NaN if the row has none. The rewards of a run sum to its
+    outcome.
     """
     reward = np.zeros(layout.first_token[-1])
     if step_reward is not None:
@@ -166,12 +167,12 @@ def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_rewar
 
 
 def _own_logprobs(algorithm: AlgorithmSpec) -> str:
-    """The field with the log-probs of the policy that the ratio is to."""
+    """The field with the log-probs in the denominator of the importance ratio."""
     return "old_logprobs" if algorithm.correction == "decoupled" else "behaviour_logprobs"
 
 
 def _holders(count: int, mine: np.ndarray, ranks: Ranks) -> np.ndarray:
-    """How many ranks train each row, float64 [count]: with several epochs more than one may."""
+    """How many ranks train each row, float64 [count]; with several epochs it may be more than one."""
     held = np.zeros(count)
     held[mine] = 1.0
     return _sum(ranks, held)
@@ -183,7 +184,7 @@ def _sum(ranks: Ranks, values: np.ndarray) -> np.ndarray:
 
 
 def _check_steps(rows: TrainingRows) -> None:
-    """UserError where a run has a step twice, in the rows of any rank: all of them stop then."""
+    """Raise UserError if a run has a step twice. All ranks check all rows, so all of them stop."""
     run = rows.facts["run"]
     place = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
     first = np.unique(place, axis=1, return_index=True)[1]
@@ -205,7 +206,7 @@ def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
 
 
 def _start(control: KlControl | None, penalty: KlPenaltySpec) -> KlControl:
-    """Where an adaptive coefficient had come, unless the request names another beginning."""
+    """The previous adaptive coefficient, unless the request sets another initial one."""
     adaptive = penalty.target is not None and control is not None and control.initial == penalty.coef
     return control if adaptive and control is not None else KlControl.start(penalty.coef)
 

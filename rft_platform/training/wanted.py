@@ -1,4 +1,4 @@
-"""What a configuration asks of the trainer group. No torch here."""
+"""Derive the trainer's launch options from the configuration. Does not import torch."""
 
 from rft_platform.config.schema import RftConfig
 from rft_platform.training.launch import Rendezvous
@@ -6,7 +6,7 @@ from rft_platform.training.layout import Layout
 
 
 def wanted_layout(config: RftConfig) -> Layout:
-    """How models lie on the ranks."""
+    """Return how models are placed and computed on the ranks."""
     settings = config.trainer
     return Layout(
         reduce_dtype=settings.reduce_dtype,
@@ -17,7 +17,7 @@ def wanted_layout(config: RftConfig) -> Layout:
 
 
 def wanted_rendezvous(config: RftConfig) -> Rendezvous:
-    """Where its nodes meet; without an endpoint one node trains, however many the cluster has."""
+    """Return where the nodes meet. Without an endpoint the group has one node, whatever ``cluster.node_num`` is."""
     meeting = config.trainer.rendezvous
     if meeting.endpoint is None:
         return Rendezvous()

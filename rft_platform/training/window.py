@@ -1,4 +1,4 @@
-"""One rank's share of an optimiser step: which rows are computed, what the objective reads of them, what counts."""
+"""One rank's share of an optimiser step: the rows to compute, the columns of the objective, and the counts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
 
-#: Fields of ``TokenBatch`` and where a sample has them.
+#: Field of ``TokenBatch`` -> field of ``Sample``.
 _COLUMNS = {
     "behaviour_logp": "behaviour_logprobs",
     "old_logp": "old_logprobs",
@@ -29,12 +29,12 @@ class Window:
     packs: list[Pack]
     objective: Objective
     aggregation: Aggregation
-    counts: dict[str, float]  # to be summed over ranks
-    weight: np.ndarray  # float64 by sample: the weight of each of its tokens
+    counts: dict[str, float]  # the caller sums them over ranks
+    weight: np.ndarray  # float64 per sample: the weight of each of its tokens
     columns: dict[str, np.ndarray]  # fields of TokenBatch, float32 over the samples' concatenated tokens
-    group: np.ndarray  # int64 by sample
-    expert: np.ndarray  # bool by sample: a demonstration among rollouts
-    expert_weight: float | None  # share of the loss that those have; None: they count as the other rows do
+    group: np.ndarray  # int64 per sample
+    expert: np.ndarray  # bool per sample: a demonstration mixed into rollouts
+    expert_weight: float | None  # their share of the loss; None: they count like other rows
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class Window:
         share_prefixes: bool = True,
         static: bool = False,
     ) -> "Window":
-        """Pack ``samples``; with ``skip`` those that cannot have a gradient are counted but not computed."""
+        """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed."""
         objective = build_objective(algorithm)
         aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
         samples = [s for s in samples if s.loss_mask.any()]
@@ -76,10 +76,10 @@ class Window:
         )
 
     def token_weight(self, counts: Mapping[str, float], world_size: int) -> np.ndarray:
-        """float64 by sample: the factor of its tokens' losses, divided by ``counts`` summed over all ranks.
+        """Factor on the loss of each sample's tokens, float64 per sample. ``counts`` are summed over all ranks.
 
-        With an ``expert_weight`` w the loss is (1 - w) of the rollouts' plus w of the experts', each normalised by its
-        own count. This is the only place that divides.
+        With an ``expert_weight`` w the loss is (1 - w) times the rollouts' plus w times the experts', each normalised
+        by its own count. This is the only place that divides.
         """
         if self.expert_weight is None:
             return self.weight * (world_size / self.aggregation.normaliser(counts["tokens"], counts["rows"]))
@@ -91,7 +91,7 @@ class Window:
 
 
 def build_objective(algorithm: AlgorithmSpec) -> Objective:
-    """The per-token objective of a specification; UserError for names and options that do not exist."""
+    """Build the per-token objective of a specification. Raises UserError for unknown names and options."""
     return Objective.build(
         algorithm.policy_loss,
         algorithm.policy_loss_args,
@@ -106,12 +106,12 @@ def build_objective(algorithm: AlgorithmSpec) -> Objective:
 
 
 def _trained_advantage(sample: Sample) -> float | np.ndarray:
-    """One number, or those of the trained tokens."""
+    """The advantage of a row: one number, or the values of its trained tokens."""
     return sample.advantage[sample.loss_mask] if isinstance(sample.advantage, np.ndarray) else sample.advantage
 
 
 def _columns(samples: Sequence[Sample], objective: Objective, *, mixed: bool) -> dict[str, np.ndarray]:
-    """What the objective reads of the samples' tokens; the same names on all ranks, whatever rows they have."""
+    """Columns that the objective reads. The names are the same on all ranks, whatever rows they have."""
     values: dict[str, list[Any]] = {"advantage": [np.broadcast_to(s.advantage, len(s.token_ids)) for s in samples]}
     for name, attribute in _COLUMNS.items():
         if _needed(name, objective):
@@ -122,7 +122,7 @@ def _columns(samples: Sequence[Sample], objective: Objective, *, mixed: bool) ->
 
 
 def _groups(samples: Sequence[Sample]) -> np.ndarray:
-    """Group of each sample; one that a step takes more than once, where there are few, is as many groups."""
+    """Group of each sample. A sample that occurs several times in a step gets a separate group for each occurrence."""
     seen: Counter[int] = Counter()
     group = np.array([s.group for s in samples], np.int64)
     repeat = np.zeros(len(samples), np.int64)
@@ -143,7 +143,7 @@ def _needed(name: str, objective: Objective) -> bool:
 def _present(sample: Sample, attribute: str) -> np.ndarray:
     values: np.ndarray | None = getattr(sample, attribute)
     if values is None and sample.expert and attribute == "behaviour_logprobs":
-        return np.zeros(len(sample.token_ids), np.float32)  # nobody sampled it: the objective takes the policy's own
+        return np.zeros(len(sample.token_ids), np.float32)  # no rollout log-probs: the objective uses the policy's own
     if values is None:
         what = attribute.replace("_logprobs", " log-probs")
         raise UserError(f"row {sample.row_id} has no {what}: {_WHY[attribute]}")

@@ -1,8 +1,8 @@
-"""The trainer group's process, one a rank; started by ``group.py``, by hand with::
+"""The process of one rank of the trainer group. ``group.py`` starts it; to start it by hand::
 
     torchrun --nproc-per-node N -m rft_platform.training.worker --lease FILE --idle-timeout 900
 
-Rank 0 takes commands on a loopback port (it is in the lease file) and repeats them to the other ranks.
+Rank 0 receives commands on a loopback port, which its lease file names, and broadcasts them to the other ranks.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are folders here: nothing is looked up on the hub
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never ask the hub
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -49,7 +49,7 @@ _REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 
 def main() -> None:
-    """Serve until shut down or idle for too long."""
+    """Serve commands until a shutdown command or the idle time-out."""
     options = _options()
     configure("trainer")
     transformers_logging.set_verbosity_error()
@@ -81,7 +81,7 @@ def _options() -> argparse.Namespace:
 
 
 def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
-    """Rank 0: publish the lease, take commands, repeat them to the other ranks."""
+    """Rank 0: publish the lease, receive commands, broadcast them to the other ranks."""
     family = _family()
     hide(token := secrets.token_hex(16))
     server = CommandServer(token, lambda: _status(session, family), lambda: _none_is_stopped(family))
@@ -101,7 +101,7 @@ def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
 
 
 def _preload() -> None:
-    """Import now what the first command needs, while the caller prepares it."""
+    """Import what the first command needs, while the caller prepares it."""
     with importing(without=NOT_FOR_TRANSFORMERS):
         for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
             importlib.import_module(module)
@@ -109,7 +109,7 @@ def _preload() -> None:
 
 
 def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
-    """Do one job; False where it was the last. An error that is not the platform's ends the process, state and all."""
+    """Run one job. Return False if it was a shutdown. An error that is not an RftError ends the process."""
     if job.message["command"] == "shutdown":
         server.finish(job, {"event": "done"})
         return False
@@ -134,7 +134,7 @@ def _work(session: TrainingSession, server: CommandServer, job: Job) -> None:
 
 
 def _follow(session: TrainingSession) -> None:
-    """Other ranks: do what rank 0 does."""
+    """Ranks other than 0: repeat what rank 0 does."""
     _preload()
     while (command := session.ranks.broadcast(None))["command"] != "shutdown":
         try:
@@ -146,7 +146,7 @@ def _follow(session: TrainingSession) -> None:
 def _execute(
     session: TrainingSession, command: Message, send: Callable[[Message], None], cancelled: Callable[[], bool]
 ) -> Message:
-    """Run a command on this rank; returns the last event."""
+    """Run a command on this rank; return its last event."""
     if command["command"] == "score":
         return {"event": "done", "logprobs": session.score(command["sequences"])}
 
@@ -163,13 +163,13 @@ def _execute(
 
 
 def _family() -> list[psutil.Process]:
-    """The processes of the group on this host: the ranks, and the launcher where there is one."""
+    """Processes of the group on this host: the ranks, and torchrun if it started them."""
     launcher = psutil.Process(pid) if (pid := _launcher()) else None
     return [psutil.Process()] if launcher is None else [launcher, *launcher.children()]
 
 
 def _none_is_stopped(family: list[psutil.Process]) -> bool:
-    """Whether no rank of this host is stopped (SIGSTOP): the others would wait for it in the next collective."""
+    """Whether no rank of this host is stopped (SIGSTOP). In the next collective the others would wait for it."""
     for process in family:
         with suppress(psutil.NoSuchProcess):
             if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
@@ -178,7 +178,7 @@ def _none_is_stopped(family: list[psutil.Process]) -> bool:
 
 
 def _launcher() -> int | None:
-    """Process id of torchrun, where it started this process."""
+    """Process id of torchrun, if it started this process."""
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
