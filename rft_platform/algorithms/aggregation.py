@@ -1,9 +1,9 @@
-"""How per-token losses become one number: a weight for every token and one global normaliser.
+"""Aggregate per-token losses into one number: a weight for every token and one global normaliser.
 
     loss = sum over all tokens of weight * token loss / normaliser
 
-The weight depends on the token's own row alone and the normaliser is counted over all ranks and the whole accumulation
-window, so any split into micro-batches, packs or ranks gives the same loss and the same gradients.
+The weight depends only on the token's row. The normaliser is counted over all ranks and the whole accumulation window.
+Any split into micro-batches, packs or ranks therefore gives the same loss and the same gradients.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-to
 
 
 def check_mode(mode: str) -> str:
-    """``mode``, if it is one of ``MODES``; UserError otherwise."""
+    """Return ``mode`` if it is one of ``MODES``; raise UserError otherwise."""
     if mode not in MODES:
         raise UserError(unknown_name("loss_agg_mode", mode, MODES))
     return mode
@@ -25,7 +25,7 @@ def check_mode(mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One of ``MODES``; ``norm_length`` is the constant length that ``seq-mean-token-sum-norm`` divides by."""
+    """One of ``MODES``; ``norm_length`` is the constant length by which ``seq-mean-token-sum-norm`` divides."""
 
     mode: str = "token-mean"
     norm_length: int | None = None
@@ -39,7 +39,7 @@ class Aggregation:
             )
 
     def weights(self, tokens_R: np.ndarray) -> np.ndarray:
-        """Weight of each token of a row, from the rows' numbers of trainable tokens (each >= 1)."""
+        """Weight of each token of a row, from the number of trainable tokens of each row (>= 1)."""
         if self.mode == "seq-mean-token-mean":
             return 1.0 / tokens_R
         if self.mode == "seq-mean-token-sum-norm":

@@ -1,4 +1,4 @@
-"""A preset with the functions that a configuration puts in place of its own, and what these bring with them."""
+"""Combine a preset with the functions that the configuration sets instead, and with the requirements of those."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,10 +21,10 @@ def choose(
     policy_loss_args: Mapping[str, Any] | None = None,
     loss_agg_mode: str | None = None,
 ) -> Preset:
-    """The preset called ``algorithm_type`` with some of its parts replaced; None keeps the preset's.
+    """Return the preset ``algorithm_type`` with some parts replaced; None keeps the preset's part.
 
-    ``advantage`` names an advantage of rewards or one that the trainer makes; group size, critic and teacher follow
-    from it. Arguments go to the function in force; the preset's own hold for its own function only.
+    ``advantage`` names an advantage from rewards or a token advantage of the trainer; group size, critic and teacher
+    follow from it. Arguments go to the function in use; the preset's arguments apply only to the preset's own function.
     Raises UserError for an unknown name, and for an option that the advantage does not have.
     """
     base = preset(algorithm_type)
@@ -69,7 +69,7 @@ def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, 
 
 
 def _with(chosen: Preset, own: bool, **changes: Any) -> Preset:
-    """With another advantage than its own, a preset also needs what that one needs: rewards, runs to compare."""
+    """Apply ``changes``. A foreign advantage also brings its own needs: rewards, and several runs to compare."""
     if not own:
         changes = {"needs_reward": True, "teacher": chosen.policy_loss == "gkd", **changes}
         changes["repeat_times"] = max(chosen.repeat_times, 8 if changes["min_group"] > 1 else 1)

@@ -1,8 +1,8 @@
 """Per-token estimators of the KL divergence to a reference (Schulman, "Approximating KL Divergence").
 
-With d = ref_logp - logp on tokens of the policy: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. As a LOSS term k1 has no
-gradient in expectation, k2 has the gradient of KL(policy || reference) and k3 that of KL(reference || policy).
-So a KL in the reward uses k1, a KL in the loss k2.
+With d = ref_logp - logp on tokens sampled from the policy: k1 = -d, k2 = d^2 / 2, k3 = e^d - d - 1. As a LOSS term, k1
+has no gradient in expectation, k2 has the gradient of KL(policy || reference) and k3 that of KL(reference || policy).
+So a KL in the reward uses k1, and a KL in the loss uses k2.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 
 
 def kl_estimator(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    """The estimator called ``name``; UserError otherwise."""
+    """Return the estimator called ``name``; raise UserError for an unknown name."""
     if name not in KL_ESTIMATORS:
         raise UserError(unknown_name("KL estimator", name, KL_ESTIMATORS))
     return KL_ESTIMATORS[name]

@@ -1,7 +1,8 @@
-"""How far the trainer's probabilities are from the sampler's: diagnostics on every step, and masks against outliers.
+"""Mismatch between trainer log-probs and rollout log-probs: metrics for every step, and masks against outliers.
 
-With ``r = pi / mu`` (trainer now over the policy that sampled) on sampled tokens. Everything here is detached float32.
-Masks: IcePop (arXiv 2510.18855) by token; by row through the GEOMETRIC mean of r, since a product drifts with length.
+``r = pi / mu`` on sampled tokens (current trainer policy over the policy that sampled). Everything here is detached
+float32. Masks: IcePop (arXiv 2510.18855) per token; per row by the GEOMETRIC mean of r, because a product drifts with
+length.
 """
 
 import torch
@@ -26,7 +27,7 @@ def mismatch_sums(logp: Tensor, behaviour_logp: Tensor) -> dict[str, Tensor]:
 
 
 def effective_sample_share(ratio_sum: float, ratio_squared_sum: float, count: float) -> float:
-    """ESS / N = (sum r)^2 / (N sum r^2): 1 when all ratios are equal, towards 0 when few tokens carry all weight."""
+    """ESS / N = (sum r)^2 / (N sum r^2): 1 if all ratios are equal, near 0 if a few tokens have nearly all weight."""
     return ratio_sum**2 / (count * ratio_squared_sum) if ratio_squared_sum > 0 else 1.0
 
 
@@ -45,7 +46,7 @@ def correction_weight(logp: Tensor, behaviour_logp: Tensor, cap: float) -> Tenso
 
 @torch.no_grad()
 def row_mask(logp: Tensor, behaviour_logp: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
-    """1.0 on the tokens of rows whose geometric mean ratio lies in ``[low, high]``, else 0.0; [N]."""
+    """1.0 on the tokens of rows whose geometric mean ratio is in ``[low, high]``, else 0.0; [N]."""
     delta = logp - behaviour_logp
     total = delta.new_zeros(rows).index_add_(0, row, delta)
     count = delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))

@@ -1,14 +1,14 @@
-"""The whole per-token objective: policy loss, correction and masks, KL to the reference, entropy bonus.
+"""The per-token objective: policy loss, correction and masks, KL to the reference, entropy bonus.
 
-Three policies: mu sampled (the engine), pi_old is the trainer at the start of the training, pi the trainer now. Exactly
-one importance ratio is counted for each token:
+Three policies: mu sampled the tokens (the engine), pi_old is the trainer at the start of the training, pi is the
+trainer now. Exactly one importance ratio is applied to each token:
 
 | correction | loss with a ratio of its own | loss on logp alone | loss with its own clip or gate |
 |---|---|---|---|
 | bypass (no pi_old is computed) | rho = pi / mu | weight min(pi / mu, cap) | rho = pi / mu |
 | decoupled | rho = pi / pi_old, weight min(pi_old / mu, cap) | weight min(pi_old / mu, cap) | as on the left |
 
-The masks look at the mismatch of trainer and engine: pi / mu, decoupled pi_old / mu.
+The masks use the mismatch between trainer and engine: pi / mu with bypass, pi_old / mu with decoupled.
 """
 
 from collections.abc import Mapping
@@ -28,21 +28,21 @@ Bounds = tuple[float, float]
 class Objective:
     """``mask * weight * policy_loss + beta * sg(rho) KL(policy, reference) - entropy_coef * entropy`` for each token.
 
-    ``rho = min(pi / mu, cap)`` makes samples of mu stand for samples of the policy, which the estimators are of.
+    The KL estimators need samples of the policy itself: ``rho = min(pi / mu, cap)`` reweights the samples of mu.
     """
 
     policy_loss: PolicyLoss
     beta: float = 0.0
     kl: str = "k2"
     entropy_coef: float = 0.0
-    token_mask: Bounds | None = None  # bounds of the ratio to mu; tokens outside are left out of the policy loss
-    row_mask: Bounds | None = None  # bounds of a row's geometric mean of it
+    token_mask: Bounds | None = None  # bounds of the ratio to mu; the policy loss of tokens outside is 0
+    row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
     correction: Literal["bypass", "decoupled"] = "bypass"
     weight_cap: float = 2.0
 
     @classmethod
     def build(cls, name: str, args: Mapping[str, Any], **settings: Any) -> "Objective":
-        """The objective around the policy loss called ``name``; UserError for an unknown name or option."""
+        """Build the objective around the policy loss ``name``. Raises UserError for an unknown name or option."""
         objective = cls(bind(name, dict(args)), **settings)
         kl_estimator(objective.kl)
         return objective
@@ -59,11 +59,11 @@ class Objective:
 
     @property
     def zero_advantage_is_inert(self) -> bool:
-        """Whether a row of advantage 0 has loss 0 and gradient 0 whatever the policy is."""
+        """Whether a row with advantage 0 has loss 0 and gradient 0 for any policy."""
         return self.policy_loss.policy_gradient and self.beta == 0 and self.entropy_coef == 0
 
     def __call__(self, tokens: TokenBatch) -> TokenLoss:
-        """Loss [N] of the tokens, and the sums of all metrics."""
+        """Return the loss [N] of the tokens and the sums of all metrics."""
         if tokens.expert is not None:
             tokens = _sampled_by_itself(tokens, tokens.expert > 0)
         out = self.policy_loss.function(tokens)
@@ -76,7 +76,7 @@ class Objective:
         if self.beta and tokens.reference_logp is not None:
             divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logp)
             out.metrics["kl"] = divergence.detach().sum()
-            if tokens.behaviour_logp is not None:  # the estimators are of samples of the policy itself
+            if tokens.behaviour_logp is not None:  # the estimators need samples of the policy itself
                 divergence = divergence * correction_weight(tokens.logp, tokens.behaviour_logp, self.weight_cap)
             out.loss = out.loss + self.beta * divergence
         if self.entropy_coef:
@@ -110,7 +110,7 @@ class Objective:
 
 
 def _sampled_by_itself(tokens: TokenBatch, expert: Tensor) -> TokenBatch:
-    """``tokens`` with ratio 1 where ``expert``: nobody sampled those, so there is nothing to correct or mask."""
+    """Set the ratio to 1 on ``expert`` tokens: no policy sampled them, so there is nothing to correct or mask."""
     own = tokens.logp.detach()
 
     def filled(logp: Tensor | None) -> Tensor | None:

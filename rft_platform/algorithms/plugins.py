@@ -1,7 +1,7 @@
-"""The user's own modules: imported before names are looked up, they register advantages and losses by decorators.
+"""User modules that register advantages and losses with decorators. They are imported before names are looked up.
 
-A module is imported anew where its file has changed, in a trainer that outlives many rounds too; a package, and all
-modules below it, where a file of any of them has.
+A module is imported again if its file has changed, also in a trainer that runs for many rounds. A package, with all
+modules below it, is imported again if any of its files has changed.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _imported: dict[str, str] = {}  # digest of each plugin's files when it was impo
 def import_plugins(names: Iterable[str]) -> None:
     """Import every module of ``names`` that is new or has changed.
 
-    Raises UserError where one cannot be imported, or registers a name that is taken.
+    Raises UserError if a module cannot be imported, or registers a name that is already taken.
     """
     for name in names:
         module = sys.modules.get(name)
@@ -31,9 +31,9 @@ def import_plugins(names: Iterable[str]) -> None:
         _forget(name)
         find_working_folder()
         try:
-            importlib.invalidate_caches()  # a module that was just written may not be among those known
+            importlib.invalidate_caches()  # the import system may not know a module that was just written
             module = importlib.import_module(name)
-        except Exception as error:  # user code: whatever it raises
+        except Exception as error:  # user code may raise anything
             _forget(name)
             place = user_place(error)
             raise UserError(
@@ -44,13 +44,13 @@ def import_plugins(names: Iterable[str]) -> None:
 
 
 def plugins_digest(names: Iterable[str]) -> str | None:
-    """Identity of the plugins' code, as imported; None where there are none. To be called after the import."""
+    """Digest of the plugins' code as imported; None without plugins. Call it after the import."""
     imported = [[name, _imported[name]] for name in names]
     return digest_json(imported) if imported else None
 
 
 def _forget(name: str) -> None:
-    """As if ``name`` and the modules below it had never been imported; what half an import left is gone too."""
+    """Undo the import of ``name`` and the modules below it, including what a failed import left."""
     for registry in REGISTRIES:
         registry.forget(name)
     for module in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
@@ -59,7 +59,7 @@ def _forget(name: str) -> None:
 
 
 def _digest(module: ModuleType) -> str:
-    """Of the module's file, or of all Python files of the package; wherever it is installed."""
+    """Digest of the module's file, or of all Python files of a package, wherever it is installed."""
     found: dict[str, str] = {}
     for folder in map(Path, getattr(module, "__path__", ())):
         found |= {file.relative_to(folder).as_posix(): digest_file(file) for file in folder.rglob("*.py")}

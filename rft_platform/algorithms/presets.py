@@ -1,4 +1,4 @@
-"""Named algorithms: which loss, which advantage, what else they need."""
+"""Named algorithms (``algorithm_type``): their loss, their advantage, and what else they need."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,31 +15,31 @@ def _frozen(**values: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What an ``algorithm_type`` stands for; single keys of the configuration override it."""
+    """The meaning of an ``algorithm_type``; single keys of the configuration override it."""
 
     policy_loss: str
-    advantage: str | None  # made of rewards when a round is judged; None: none is made then
+    advantage: str | None  # computed from rewards when a round is judged; None: none
     trains_on: Literal["rollouts", "demonstrations", "preferences"] = "rollouts"
     policy_loss_args: Mapping[str, Any] = field(default_factory=_frozen)
-    token_advantage: str | None = None  # made by the trainer, where values, teacher or reference are known
+    token_advantage: str | None = None  # computed by the trainer from values, teacher or reference
     token_advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
     advantage_args: Mapping[str, Any] = field(default_factory=_frozen)
     loss_agg_mode: str = "token-mean"
     reference: Literal["never", "if_beta", "always"] = "never"  # when a reference model is loaded
     critic: bool = False
     teacher: bool = False
-    experts: bool = False  # demonstrations are mixed in among the rollouts
-    min_group: int = 1  # smallest number of runs a task
-    repeat_times: int = 1  # runs a task when the configuration gives no number
-    needs_reward: bool = True  # False: what is learned comes from elsewhere (a teacher, an expert)
-    drop_zero_variance: bool = False  # groups whose runs all have the same reward are kept from training
-    max_batches: int = 1  # batches of tasks that may be sampled in place of such groups, the first included
-    reward_threshold: float | None = None  # rows of runs with a lower reward are kept from training
+    experts: bool = False  # demonstrations are mixed into the rollouts
+    min_group: int = 1  # minimum number of runs per task
+    repeat_times: int = 1  # default number of runs per task
+    needs_reward: bool = True  # False: it learns from a teacher or an expert instead
+    drop_zero_variance: bool = False  # drop groups whose runs all have the same reward
+    max_batches: int = 1  # batches of tasks sampled to replace such groups, including the first
+    reward_threshold: float | None = None  # drop rows of runs with a lower reward
     overlong_penalty: float = 0.0  # weight of the soft over-long penalty in the reward
 
 
 def _group(policy_loss: str, advantage: str, **others: Any) -> Preset:
-    """An algorithm that compares the runs of one task."""
+    """An algorithm that compares the runs of a task."""
     usual: dict[str, Any] = {"reference": "if_beta", "min_group": 2, "repeat_times": 8}
     return Preset(policy_loss, advantage, **(usual | others))
 
@@ -95,7 +95,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 
 def preset(algorithm_type: str) -> Preset:
-    """The preset called ``algorithm_type``; UserError when there is none."""
+    """Return the preset called ``algorithm_type``; raise UserError if there is none."""
     if algorithm_type in PRESETS:
         return PRESETS[algorithm_type]
     raise UserError(unknown_name("algorithm_type", algorithm_type, PRESETS))

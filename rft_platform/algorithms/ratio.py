@@ -1,4 +1,4 @@
-"""The logarithm of an importance ratio, kept where its exponential is finite."""
+"""Log of an importance ratio, clamped so that its exponential is finite."""
 
 from torch import Tensor
 
@@ -6,5 +6,5 @@ LOG_RATIO_CLAMP = 20.0
 
 
 def log_ratio(logp: Tensor, other_logp: Tensor) -> Tensor:
-    """``logp - other_logp`` clamped to +-20; beyond that there is no gradient."""
+    """``logp - other_logp`` clamped to +-20; the gradient is 0 outside."""
     return (logp - other_logp).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)

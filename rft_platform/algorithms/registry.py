@@ -1,4 +1,4 @@
-"""Functions chosen by name from the configuration: one registry a kind, one file a function."""
+"""Registries of functions that the configuration selects by name: one registry per kind, one file per function."""
 
 import difflib
 import importlib
@@ -15,7 +15,7 @@ Entry = TypeVar("Entry")
 #: A number from 0 to 1.
 Share = Annotated[float, Field(ge=0, le=1)]
 
-#: Every registry there is.
+#: All registries.
 REGISTRIES: "list[Registry[Any]]" = []
 
 
@@ -26,12 +26,12 @@ class Registry(Generic[Entry]):
         self._kind = kind
         self._package = package
         self._entries: dict[str, Entry] = {}
-        self._modules: dict[str, str] = {}  # where each entry comes from
+        self._modules: dict[str, str] = {}  # module of each entry
         self._loaded = False
         REGISTRIES.append(self)
 
     def add(self, name: str, entry: Entry, function: Callable[..., Any]) -> None:
-        """Make ``entry``, which stands for ``function``, known as ``name``; a name is taken once."""
+        """Register ``entry``, which describes ``function``, under ``name``. Raises ValueError if the name is taken."""
         module = function.__module__
         known = self._entries if module.startswith(f"{self._package}.") else self.names()
         if name in known:
@@ -40,12 +40,12 @@ class Registry(Generic[Entry]):
         self._modules[name] = module
 
     def forget(self, module: str) -> None:
-        """Drop the entries that ``module`` and the modules below it made."""
+        """Remove the entries that ``module`` and the modules below it registered."""
         for name in [name for name, origin in self._modules.items() if f"{origin}.".startswith(f"{module}.")]:
             del self._entries[name], self._modules[name]
 
     def get(self, name: str) -> Entry:
-        """The entry called ``name``; UserError with the nearest known name otherwise."""
+        """Return the entry called ``name``; otherwise raise UserError with the nearest known name."""
         if name not in self.names():
             raise UserError(unknown_name(self._kind, name, self.names()))
         return self._entries[name]
@@ -56,12 +56,12 @@ class Registry(Generic[Entry]):
             package = importlib.import_module(self._package)
             for module in pkgutil.iter_modules(package.__path__, f"{self._package}."):
                 importlib.import_module(module.name)
-            self._loaded = True  # not before: where an import fails, the next look-up names the same cause
+            self._loaded = True  # set last: after a failed import the next look-up reports the same cause
         return sorted(self._entries)
 
 
 def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
-    """Message for a name that does not exist."""
+    """Message for an unknown name."""
     names = sorted(known)
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -71,10 +71,10 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> str:
 def check_arguments(
     what: str, function: Callable[..., Any], given: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> None:
-    """UserError when ``given`` names a keyword-only argument that ``function`` does not have, or has a wrong value.
+    """Raise UserError if ``given`` has an argument that ``function`` does not take as keyword-only, or a wrong value.
 
-    A value is wrong where its type is not the annotated one, or where it is beyond the annotation's bounds. ``hidden``
-    are arguments that the platform itself gives.
+    A value is wrong if its type is not the annotated one, or if it is outside the annotation's bounds. ``hidden`` are
+    arguments that the platform itself passes.
     """
     parameters = inspect.signature(function).parameters.values()
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in hidden]
@@ -92,12 +92,12 @@ def check_arguments(
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # a user's function may name types that are not there at run time
+    except (NameError, TypeError):  # a user function may name types that do not exist at run time
         return {}
 
 
 def _check_type(what: str, value: object, hint: Any) -> None:
-    """UserError where ``value`` is not of the type; a list may stand for a tuple, an integer for a number."""
+    """Raise UserError if ``value`` does not have the type; a list may replace a tuple, an integer a number."""
     try:
         TypeAdapter(hint).validate_python(value, strict=not isinstance(value, list))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Group-in-group advantage of agents that meet the same state of an environment (GiGPO, arXiv 2505.10978)."""
+"""Group-in-group advantage for agents that reach the same environment state (GiGPO, arXiv 2505.10978)."""
 
 import numpy as np
 
@@ -26,13 +26,13 @@ def gigpo(
 ) -> np.ndarray:
     """``A = A_episode + omega A_step``.
 
-    ``A_episode``: the run's outcome centred over the task's runs, each run counted once. ``A_step``: the discounted
-    return from that step on, ``sum_k gamma^k r_k`` over the steps that follow, centred over all steps of the task with
-    equal ``env_state_hash``; a step whose state no other step of the task has gets 0, and so does one without a hash.
-    ``r`` is the step's reward, where it was given one, and at the run's end what these leave of the outcome: all of it
-    where none was given. ``normalize_std`` divides both by their group's standard deviation + ``eps``.
+    ``A_episode``: the run's outcome, centred over the task's runs; each run counts once. ``A_step``: the discounted
+    return from that step on, ``sum_k gamma^k r_k`` over the following steps, centred over all steps of the task with
+    equal ``env_state_hash``. It is 0 for a step whose state no other step of the task has, and for a step without a
+    hash. ``r`` is the step's reward, if it has one; the last step of a run also gets the rest of the outcome (all of it
+    if no step has a reward). ``normalize_std`` divides both parts by their group's standard deviation + ``eps``.
 
-    Raises UserError where no row has an ``env_state_hash``.
+    Raises UserError if no row has an ``env_state_hash``.
     """
     known_N = env_state_hash >= 0
     if len(known_N) and not known_N.any():

@@ -17,15 +17,15 @@ def grpo(
     normalize_std: bool = True,
     eps: float = EPS,
 ) -> np.ndarray:
-    """``(R - mean) / (std + eps)`` within each group, every row counted; ``normalize_std=False`` only centres."""
+    """``(R - mean) / (std + eps)`` within each group; every row counts. ``normalize_std=False`` only centres."""
     return centre(reward_N, group_N, normalize_std=normalize_std, eps=eps)
 
 
 def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = True, eps: float = EPS) -> np.ndarray:
-    """Centre ``reward_N`` within groups and divide by the sample standard deviation.
+    """Centre ``reward_N`` within groups; with ``normalize_std`` divide by the sample standard deviation + ``eps``.
 
-    A group whose rewards are all equal (a group of one too) gives exactly 0: there the mean may differ from the
-    rewards by rounding, and the division would blow that up.
+    A group whose rewards are all equal (also a group of one) gives exactly 0: its mean may differ from the rewards by
+    rounding, and the division would amplify that.
     """
     count_G = np.bincount(group_N)
     mean_G = np.bincount(group_N, weights=reward_N) / count_G
@@ -37,7 +37,7 @@ def centre(reward_N: np.ndarray, group_N: np.ndarray, *, normalize_std: bool = T
 
 
 def spread(reward_N: np.ndarray, group_N: np.ndarray) -> np.ndarray:
-    """Of every row the sample standard deviation of its group's rewards."""
+    """For every row, the sample standard deviation of its group's rewards."""
     std_N: np.ndarray = sample_std(centre(reward_N, group_N, normalize_std=False), group_N)[group_N]
     return std_N
 

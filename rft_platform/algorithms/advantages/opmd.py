@@ -20,9 +20,9 @@ def opmd(
     baseline: Literal["mean", "logavgexp"] = "mean",
     tau: PositiveFloat = 1.0,
 ) -> np.ndarray:
-    """``A = R - b``, b the group's mean or ``tau log mean exp(R / tau)``; each run counts once.
+    """``A = R - b`` with b the group's mean or ``tau log mean exp(R / tau)``; each run counts once.
 
-    A group of one has baseline 0: A = R. Otherwise equal outcomes give exactly 0.
+    A group of one has baseline 0: A = R. In other groups equal outcomes give exactly 0.
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     if baseline == "mean":
@@ -34,7 +34,7 @@ def opmd(
 
 
 def _logavgexp(outcome_R: np.ndarray, group_R: np.ndarray, tau: float) -> np.ndarray:
-    """``tau log mean exp(R / tau)`` of each group, with the largest outcome taken out so that exp stays finite."""
+    """``tau log mean exp(R / tau)`` of each group. The largest outcome is factored out so that exp stays finite."""
     high_G = np.full(len(np.bincount(group_R)), -np.inf)
     np.maximum.at(high_G, group_R, outcome_R)
     mean_G = np.bincount(group_R, weights=np.exp((outcome_R - high_G[group_R]) / tau)) / np.bincount(group_R)

@@ -1,4 +1,4 @@
-"""From rows to runs: a run's outcome is the reward of its last step, and each run counts once in its group."""
+"""Map rows to runs: a run's outcome is the reward of its last step, and each run counts once in its group."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ import numpy as np
 def run_outcomes(
     reward_N: np.ndarray, group_N: np.ndarray, run_N: np.ndarray, step_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``(outcome_R, group_R)`` of every run; ``outcome_R[run_N]`` gives each row the outcome of its run."""
+    """``(outcome_R, group_R)`` of every run; ``outcome_R[run_N]`` is the outcome of each row's run."""
     last_R = np.lexsort((step_N, run_N))[np.cumsum(np.bincount(run_N)) - 1]  # row of each run's last step
     return reward_N[last_R], group_N[last_R]
 

@@ -1,4 +1,4 @@
-"""Advantages by name: what an advantage function gets and gives."""
+"""Registry of advantage functions: their inputs and outputs, and the entry point ``compute_advantages``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from rft_platform.errors import UserError
 AdvantageFunction = Callable[..., np.ndarray]
 """``(rewards_N, group_N, run_N, step_N, *, options) -> advantage_N``.
 
-``rewards_N`` float64; ``group_N`` and ``run_N`` int64 codes from 0 without gaps, a run code being unique over all
-groups; ``step_N`` int64. What the function ``needs`` besides comes as keyword arguments, int64 codes from 0 with -1
-where a row has no value; what it ``reads`` as float64 with NaN there.
+``rewards_N`` float64; ``group_N`` and ``run_N`` int64 codes from 0 without gaps, run codes unique over all groups;
+``step_N`` int64. Keyword arguments: each column of ``needs`` as int64 codes from 0 (-1: the row has no value), each
+column of ``reads`` as float64 (NaN: no value).
 """
 
 
@@ -23,10 +23,10 @@ class Advantage:
     """A registered advantage."""
 
     function: AdvantageFunction
-    min_group: int = 1  # fewest runs of a task that it can learn from
-    needs: tuple[str, ...] = ()  # columns of the rollouts that it reads besides, as codes
-    reads: tuple[str, ...] = ()  # columns of numbers that it reads where there are any
-    drops_at: str | None = None  # the option at or below which a group's standard deviation leaves it out of training
+    min_group: int = 1  # minimum number of runs per task
+    needs: tuple[str, ...] = ()  # further columns of the rollouts, passed as codes
+    reads: tuple[str, ...] = ()  # optional columns of numbers
+    drops_at: str | None = None  # option: groups whose standard deviation is at or below it are not trained
 
 
 ADVANTAGES: Registry[Advantage] = Registry("advantage function", "rft_platform.algorithms.advantages")
@@ -50,7 +50,7 @@ def advantage(
 
 
 def check_advantage(name: str, args: Mapping[str, Any]) -> Advantage:
-    """The advantage called ``name``; UserError for an unknown name or option."""
+    """Return the advantage called ``name``. Raises UserError for an unknown name or option."""
     entry = ADVANTAGES.get(name)
     check_arguments(f"advantage function {name!r}", entry.function, args, hidden=(*entry.needs, *entry.reads))
     return entry
@@ -66,12 +66,12 @@ def compute_advantages(
     columns: Mapping[str, Sequence[str | None] | Sequence[float | None]] | None = None,
     **args: Any,
 ) -> np.ndarray:
-    """Advantage of every row, float64, in the order given.
+    """Return the advantage of every row, float64, in the given order.
 
-    ``group_ids`` says which runs belong to one task, ``run_ids`` which rows to one run, ``steps`` their order in the
-    run, ``columns`` what some advantages need besides. ``args`` are the options of the function
-    (``algorithm.advantage_fn_args``).
-    Raises UserError for an unknown name or option, and for rewards that are not finite.
+    ``group_ids`` assigns rows to tasks, ``run_ids`` to runs; ``steps`` is the order within a run. ``columns`` are the
+    further columns that some advantages need. ``args`` are the options of the function
+    (``algorithm.advantage_fn_args``). Raises UserError for an unknown name or option, and for rewards that are not
+    finite.
     """
     entry = check_advantage(name, args)
     reward_N = np.asarray(rewards, dtype=np.float64)
@@ -79,7 +79,7 @@ def compute_advantages(
         row = int(np.flatnonzero(~np.isfinite(reward_N))[0])
         raise UserError(f"reward of row {row} is {reward_N[row]}: advantages need finite rewards, check the judge")
     group_N, run_N = codes(group_ids), codes(run_ids)
-    run_N = codes(group_N * (run_N.max(initial=0) + 1) + run_N)  # the same run id in two groups is two runs
+    run_N = codes(group_N * (run_N.max(initial=0) + 1) + run_N)  # the same run id in two groups means two runs
     given = columns or {}
     extra = {column: _optional_codes(given.get(column), len(reward_N)) for column in entry.needs}
     extra |= {column: _optional_numbers(given.get(column), len(reward_N)) for column in entry.reads}
@@ -87,12 +87,12 @@ def compute_advantages(
 
 
 def codes(ids: Sequence[str] | np.ndarray) -> np.ndarray:
-    """Integer code from 0 of every id; equal ids get equal codes."""
+    """Integer code from 0 for every id; equal ids get equal codes."""
     return np.unique(np.asarray(ids), return_inverse=True)[1].astype(np.int64)
 
 
 def _optional_codes(ids: Sequence[Any] | None, count: int) -> np.ndarray:
-    """Code of every id, -1 where there is none."""
+    """Code of every id; -1 for None."""
     known = np.array([value is not None for value in ids or ()] if ids else [False] * count, bool)
     coded = np.full(count, -1, np.int64)
     if known.any():
@@ -101,5 +101,5 @@ def _optional_codes(ids: Sequence[Any] | None, count: int) -> np.ndarray:
 
 
 def _optional_numbers(values: Sequence[Any] | None, count: int) -> np.ndarray:
-    """Every value as float64, NaN where there is none."""
+    """Every value as float64; NaN for None."""
     return np.full(count, np.nan) if values is None else np.array(values, dtype=np.float64)  # None becomes NaN

@@ -11,7 +11,7 @@ from rft_platform.algorithms.advantages.registry import advantage
 def rloo(reward_N: np.ndarray, group_N: np.ndarray, run_N: np.ndarray, step_N: np.ndarray) -> np.ndarray:
     """``A_i = R_i - mean of the group's other runs = n / (n - 1) (R_i - mean)``; each run counts once.
 
-    ``R`` is the run's outcome, broadcast to its steps. A group of one, and one whose outcomes are equal, gives 0.
+    ``R`` is the run's outcome, broadcast to its steps. A group of one, or with equal outcomes, gives 0.
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     runs_G = np.bincount(group_R)

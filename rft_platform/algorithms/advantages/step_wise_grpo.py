@@ -1,4 +1,4 @@
-"""Group-relative advantage of multi-step runs: one outcome a run, broadcast to its steps."""
+"""Group-relative advantage of multi-step runs: one outcome per run, broadcast to its steps."""
 
 import numpy as np
 
@@ -19,11 +19,11 @@ def step_wise_grpo(
     step_norm: bool = False,
     std_threshold: float | None = None,
 ) -> np.ndarray:
-    """GRPO over runs: each run counts once, its outcome is the reward of its last step.
+    """GRPO over runs: each run counts once; its outcome is the reward of its last step.
 
-    ``step_norm`` divides by the run's number of steps (choices of one call are one step). ``std_threshold`` gives a
-    group whose outcomes have a standard deviation at or below it the advantage 0 throughout; where a round is judged
-    its rows are also left out of training (operator ``std_filter``).
+    ``step_norm`` divides by the run's number of steps (choices of one call are one step). ``std_threshold`` sets the
+    advantage to 0 in groups whose outcomes have a standard deviation at or below it; when a round is judged, their rows
+    are also left out of training (operator ``std_filter``).
     """
     outcome_R, group_R = run_outcomes(reward_N, group_N, run_N, step_N)
     advantage_R = centre(outcome_R, group_R, normalize_std=normalize_std, eps=eps)

@@ -1,1 +1,8 @@
-"""Losses, one a file: per-token values and their metrics as sums; nothing here divides by a count."""
+"""Policy losses, one per file: per-token values, with metrics as sums. The caller weights, sums and normalises them.
+
+``registry`` defines ``TokenBatch`` (input), ``TokenLoss`` (output), the decorator ``loss`` with the properties of a
+loss, and ``bind``; read it first. Then: ``ppo`` (also DAPO's clip-higher and dual clip), ``reinforce``, ``gspo``,
+``cispo``, ``sapo``, ``topr`` and ``opmd`` are policy-gradient losses; ``sft``, ``dpo`` and ``gkd`` learn from
+demonstrations, preference pairs and a teacher; ``mix`` combines ``ppo`` with demonstrations. ``rows`` has sums and
+means per row.
+"""

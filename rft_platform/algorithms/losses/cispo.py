@@ -9,9 +9,9 @@ from rft_platform.algorithms.ratio import log_ratio
 
 @loss("cispo", correction="none")
 def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: NonNegativeFloat = 0.28) -> TokenLoss:
-    """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, no token loses its gradient.
+    """``-sg(clip(rho, 1 - low, 1 + high)) A logp``: the weight is clipped, and every token keeps its gradient.
 
-    ``clip_low`` 1 means no lower bound. TRL writes the upper bound itself as ``epsilon_high``, without the 1 + here.
+    ``clip_low`` 1 means no lower bound. TRL's ``epsilon_high`` is the upper bound itself; here the bound is 1 + high.
     """
     assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():

@@ -16,9 +16,9 @@ def dpo(
 ) -> TokenLoss:
     """``-(1 - s) logsigmoid(beta d) - s logsigmoid(-beta d)``, ``d = (logp_w - ref_w) - (logp_l - ref_l)``.
 
-    Log-probs are summed over a row's tokens. The rows of a pair have equal ``row_group``; the chosen one has advantage
-    +1 and the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the mean over
-    pairs. Metrics, over ``pairs``: how often the chosen answer leads, by how much, and the implicit rewards.
+    Log-probs are summed over a row's tokens. The rows of a pair have the same ``row_group``; the chosen row has
+    advantage +1, the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the
+    mean over pairs. Metrics, over ``pairs``: how often the chosen answer leads, its margin, and the implicit rewards.
     """
     assert tokens.reference_logp is not None, "the step checks this for every loss with a reference"
     assert tokens.row_group is not None, "the step gives it to every loss of whole groups"

@@ -1,4 +1,4 @@
-"""Generalised knowledge distillation: a divergence between the whole distributions of student and teacher."""
+"""Generalised knowledge distillation: a divergence between the full distributions of student and teacher."""
 
 import math
 
@@ -12,7 +12,7 @@ from rft_platform.errors import UserError
 
 @loss("gkd", policy_gradient=False, teacher=True, correction="none")
 def gkd(tokens: TokenBatch, *, beta: Share = 0.5) -> TokenLoss:
-    """The divergence ``generalized_jsd`` of ``beta`` at each token (Agarwal et al., arXiv 2306.13649).
+    """The divergence ``generalized_jsd`` with ``beta`` at each token (Agarwal et al., arXiv 2306.13649).
 
     It needs the teacher's distribution over the vocabulary, so the teacher runs in the trainer.
     """
@@ -22,7 +22,7 @@ def gkd(tokens: TokenBatch, *, beta: Share = 0.5) -> TokenLoss:
 
 
 def generalized_jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Divergence [C] in nats of log-probs [C, V], and its gradient [C, V] by the student's logits.
+    """Divergence [C] in nats between log-probs [C, V], and its gradient [C, V] with respect to the student's logits.
 
     | beta | divergence |
     |---|---|
@@ -30,7 +30,7 @@ def generalized_jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tens
     | 0 < beta < 1 | beta KL(T || M) + (1 - beta) KL(S || M), M = beta T + (1 - beta) S |
     | 1 | KL(S || T) |
 
-    With f = (1 - beta) log(S / M), or log(S / T) for beta 1, the gradient is S (f - sum(S f)); S - T for beta 0.
+    With f = (1 - beta) log(S / M), or log(S / T) for beta 1, the gradient is S (f - sum(S f)); for beta 0 it is S - T.
     """
     s, t = student.exp(), teacher.exp()
     if beta == 0:
@@ -47,6 +47,6 @@ def generalized_jsd(student: Tensor, teacher: Tensor, beta: float) -> tuple[Tens
 
 
 def check_beta(beta: float) -> None:
-    """UserError for a weight that is no share."""
+    """Raise UserError if ``beta`` is not between 0 and 1."""
     if not 0 <= beta <= 1:
         raise UserError(f"beta of the loss 'gkd' is {beta}: expected a number from 0 (KL(T||S)) to 1 (KL(S||T))")

@@ -1,4 +1,4 @@
-"""Sequence-level ratio (GSPO, arXiv 2507.18071), in the token form of its section 4.3."""
+"""Sequence-level importance ratio (GSPO, arXiv 2507.18071), in the token form of its section 4.3."""
 
 import torch
 from pydantic import NonNegativeFloat
@@ -12,8 +12,8 @@ from rft_platform.algorithms.ratio import log_ratio
 def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: NonNegativeFloat = 4e-4) -> TokenLoss:
     """``max(-A s_t, -A clip(s_t, 1 - low, 1 + high))`` with ``s_t = sg(s) pi / sg(pi)``, ``s = exp(mean_t log rho)``.
 
-    The value is that of the row's ratio ``s``, the length-normalised likelihood ratio; the gradient goes through each
-    token. To be aggregated by seq-mean-token-mean. Metrics: tokens of rows that were cut.
+    The value uses the row's ratio ``s``, the length-normalised likelihood ratio; the gradient passes through each
+    token. Aggregate it with seq-mean-token-mean. Metrics: tokens of rows that were clipped.
     """
     assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
     log_rho = log_ratio(tokens.logp, tokens.old_logp).detach()

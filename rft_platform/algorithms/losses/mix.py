@@ -1,4 +1,4 @@
-"""Policy gradient on rollouts, imitation on demonstrations among them (MIX, Trinity-RFT; CHORD-mu, 2508.11408)."""
+"""Policy gradient on rollouts and imitation on demonstrations mixed in (MIX, Trinity-RFT; CHORD-mu, 2508.11408)."""
 
 import torch
 from pydantic import NonNegativeFloat
@@ -15,10 +15,10 @@ def mix(
     clip_high: NonNegativeFloat = 0.28,
     dual_clip: DualClip | None = 3.0,
 ) -> TokenLoss:
-    """The loss ``ppo`` on tokens of rollouts, ``-logp`` on tokens of ``expert`` rows, whose advantage is not read.
+    """The loss ``ppo`` on rollout tokens, ``-logp`` on tokens of ``expert`` rows, whose advantage is ignored.
 
-    Their shares, ``(1 - w) rollouts + w experts``, each over its own count, are made where losses are weighted.
-    Metric ``expert_nll``: -logp of the expert tokens.
+    The shares ``(1 - w) rollouts + w experts``, each over its own count, are applied where losses are weighted. Metric
+    ``expert_nll``: -logp of the expert tokens.
     """
     out = ppo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     if tokens.expert is None:

@@ -7,5 +7,5 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 @loss("opmd", correction="weight")
 def opmd(tokens: TokenBatch, *, tau: NonNegativeFloat = 1.0) -> TokenLoss:
-    """``-A logp / (1 + tau)``: the larger ``tau``, the closer each update stays to the policy that sampled."""
+    """``-A logp / (1 + tau)``: a larger ``tau`` keeps each update closer to the policy that sampled."""
     return TokenLoss(-tokens.advantage * tokens.logp / (1 + tau))

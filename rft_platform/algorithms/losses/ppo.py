@@ -21,8 +21,8 @@ def ppo(
 ) -> TokenLoss:
     """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; for A < 0 at most ``-dual_clip * A``.
 
-    ``rho = exp(logp - old_logp)``, the logarithm clamped to +-20. Metrics: tokens whose gradient was cut below,
-    above and by the dual clip; ``clip_fraction`` is their total.
+    ``rho = exp(logp - old_logp)``, with the logarithm clamped to +-20. Metrics: tokens whose gradient was cut at the
+    lower bound, at the upper bound and by the dual clip; ``clip_fraction`` is their total.
     """
     assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
     ratio = log_ratio(tokens.logp, tokens.old_logp).exp()

@@ -1,4 +1,4 @@
-"""Losses by name: what a loss gets, what it gives, and what the step must know about it."""
+"""Registry of policy losses: their inputs and outputs, and the properties that the optimiser step must know."""
 
 import functools
 import inspect
@@ -13,24 +13,24 @@ from rft_platform.algorithms.registry import Registry, check_arguments
 
 @dataclass(slots=True)
 class TokenBatch:
-    """Trainable tokens, one element a (row, token), in any order; all tensors are float32 [N] but ``row``.
+    """Trainable tokens, one element per (row, token), in any order; all tensors are float32 [N] unless noted.
 
-    Only ``logp`` and ``entropy`` carry gradients. ``behaviour_logp`` (of the policy that sampled) and ``old_logp`` (the
-    denominator of the loss's ratio) are there for policy-gradient losses, ``reference_logp`` where a reference model
-    is asked for. Where no ``old_logp`` is given it is ``behaviour_logp`` (the bypass correction: see ``objective``).
+    Only ``logp``, ``entropy`` and ``divergence`` carry gradients. Policy-gradient losses get ``behaviour_logp``
+    (rollout log-probs) and ``old_logp`` (the denominator of the loss's ratio). ``reference_logp`` is given if a
+    reference model is needed. ``old_logp`` defaults to ``behaviour_logp`` (the bypass correction: see ``objective``).
     """
 
     logp: Tensor
     entropy: Tensor
     advantage: Tensor
-    row: Tensor  # int64 [N]: which of the ``rows`` rows the token belongs to
+    row: Tensor  # int64 [N]: the token's row, 0..rows-1
     rows: int
     behaviour_logp: Tensor | None = None
     old_logp: Tensor | None = None
     reference_logp: Tensor | None = None
-    divergence: Tensor | None = None  # with a gradient: from the teacher's whole distribution, for ``teacher`` losses
-    row_group: Tensor | None = None  # int64 [rows]: rows that are compared (the two of a pair), for ``whole_groups``
-    expert: Tensor | None = None  # 1.0 on tokens of demonstrations that are mixed in among rollouts, else 0.0
+    divergence: Tensor | None = None  # to the teacher's full distribution, for ``teacher`` losses
+    row_group: Tensor | None = None  # int64 [rows]: equal for rows that are compared (a pair); ``whole_groups``
+    expert: Tensor | None = None  # 1.0 on tokens of demonstrations mixed into rollouts, else 0.0
 
     def __post_init__(self) -> None:
         if self.old_logp is None:
@@ -39,7 +39,7 @@ class TokenBatch:
 
 @dataclass(slots=True)
 class TokenLoss:
-    """``loss`` [N], to be weighted and summed by the caller; ``metrics`` are sums over the tokens (0-dim tensors)."""
+    """``loss`` [N], which the caller weights and sums; ``metrics`` are sums over the tokens (0-dim tensors)."""
 
     loss: Tensor
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -49,8 +49,8 @@ LossFunction = Callable[..., TokenLoss]
 """``(TokenBatch, *, options) -> TokenLoss``."""
 
 Correction = Literal["ratio", "weight", "none"]
-"""What makes up for tokens that another policy sampled: the ratio in the loss; a detached weight on a loss that has no
-ratio of its own (``objective`` multiplies it in); or nothing more than the loss's own clip or gate."""
+"""Correction for tokens that another policy sampled: the ratio in the loss; a detached weight on a loss without a ratio
+(``objective`` multiplies it in); or only the loss's own clip or gate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class PolicyLoss:
     """A registered loss."""
 
     function: LossFunction
-    policy_gradient: bool  # needs behaviour log-probs of unrenormalised sampling; advantage 0 means gradient 0
-    whole_rows: bool = False  # looks at all tokens of a row together (a sequence-level ratio)
-    whole_groups: bool = False  # looks at all rows of a group together (a preference pair); implies ``whole_rows``
+    policy_gradient: bool  # needs rollout log-probs of plain sampling; advantage 0 gives gradient 0
+    whole_rows: bool = False  # needs all tokens of a row together (a sequence-level ratio)
+    whole_groups: bool = False  # needs all rows of a group together (a preference pair); implies ``whole_rows``
     reference: bool = False  # needs the reference model's log-probs
-    teacher: bool = False  # is made of the divergence to the teacher's whole distribution
-    experts: bool = False  # learns from demonstrations among the rollouts (``TokenBatch.expert``), too
+    teacher: bool = False  # uses the divergence to the teacher's full distribution
+    experts: bool = False  # also learns from demonstrations mixed into rollouts (``TokenBatch.expert``)
     correction: Correction = "ratio"
-    whole_rows_if: str | None = None  # the option that makes it look at whole rows
-    beta: float | None = None  # which divergence, for ``teacher`` losses: the default of the option, or what is bound
+    whole_rows_if: str | None = None  # option that makes it need whole rows
+    beta: float | None = None  # selects the divergence of ``teacher`` losses: the option's default or bound value
 
 
 LOSSES: Registry[PolicyLoss] = Registry("policy_loss_fn", "rft_platform.algorithms.losses")
@@ -86,7 +86,7 @@ def loss(
 ) -> Callable[[LossFunction], LossFunction]:
     """Register the decorated function under ``name`` (``algorithm.policy_loss_fn`` of the configuration).
 
-    Raises ValueError for a ``teacher`` loss without the option that chooses its divergence.
+    Raises ValueError for a ``teacher`` loss without the option ``beta``, which selects its divergence.
     """
 
     def decorate(function: LossFunction) -> LossFunction:
@@ -114,7 +114,7 @@ def _default_beta(name: str, function: LossFunction) -> float:
 
 
 def bind(name: str, args: dict[str, Any]) -> PolicyLoss:
-    """The loss called ``name`` with its options filled in; UserError for an unknown name or option."""
+    """Return the loss called ``name`` with its options bound. Raises UserError for an unknown name or option."""
     entry = LOSSES.get(name)
     check_arguments(f"policy loss {name!r}", entry.function, args)
     whole_rows = entry.whole_rows or bool(entry.whole_rows_if and args.get(entry.whole_rows_if))

@@ -5,5 +5,5 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 @loss("reinforce", correction="weight")
 def reinforce(tokens: TokenBatch) -> TokenLoss:
-    """``-A logp``; what another policy sampled gets a detached weight ``min(pi / mu, cap)`` from the objective."""
+    """``-A logp``; the objective adds a detached weight ``min(pi / mu, cap)`` if another policy sampled the token."""
     return TokenLoss(-tokens.advantage * tokens.logp)

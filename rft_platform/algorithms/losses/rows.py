@@ -1,4 +1,4 @@
-"""Sums and means over the tokens of each row, for losses that look at whole rows."""
+"""Sums and means over the tokens of each row, for losses that need whole rows."""
 
 import torch
 from torch import Tensor

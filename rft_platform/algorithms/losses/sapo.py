@@ -1,4 +1,4 @@
-"""Soft gate in place of the clip (SAPO, arXiv 2511.20347)."""
+"""Soft gate instead of the clip (SAPO, arXiv 2511.20347)."""
 
 import torch
 from pydantic import PositiveFloat
@@ -9,10 +9,10 @@ from rft_platform.algorithms.ratio import log_ratio
 
 @loss("sapo", correction="none")
 def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveFloat = 1.05) -> TokenLoss:
-    """``-sigmoid(tau (rho - 1)) 4 / tau A``, tau being ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
+    """``-sigmoid(tau (rho - 1)) 4 / tau A``, with tau = ``tau_pos`` where A > 0 and ``tau_neg`` elsewhere.
 
-    At rho = 1 the gradient is that of ``-rho A``; it fades out smoothly as rho leaves 1, by ``4 p (1 - p)`` with
-    ``p = sigmoid(tau (rho - 1))``; the metric ``gate`` is that factor.
+    At rho = 1 the gradient is that of ``-rho A``. It decays smoothly as rho leaves 1, by the factor ``4 p (1 - p)``
+    with ``p = sigmoid(tau (rho - 1))``; the metric ``gate`` is that factor.
     """
     assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
     ratio = log_ratio(tokens.logp, tokens.old_logp).exp()

@@ -11,8 +11,9 @@ from rft_platform.algorithms.ratio import log_ratio
 def topr(tokens: TokenBatch, *, trajectory: bool = False) -> TokenLoss:
     """``-sg(alpha) A logp`` with ``alpha = 1`` where A > 0 and ``clip(rho, 0, 1)`` where A <= 0.
 
-    Good answers are learned as in SFT, bad ones with a weight that fades as the policy leaves them. ``rho`` is each
-    token's ratio; with ``trajectory`` the paper's, the product over the row's tokens. Metric ``taper``: alpha.
+    Good answers are learned as in SFT; bad ones with a weight that decreases as the policy moves away from them.
+    ``rho`` is each token's ratio; with ``trajectory`` it is the paper's product over the row's tokens. Metric
+    ``taper``: alpha.
     """
     assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Discounted sums backwards over runs."""
+"""Discounted backward sums over runs."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 def discounted(values: np.ndarray, start: np.ndarray, decay: float | np.ndarray) -> np.ndarray:
     """``y_t = x_t + decay_t * y_{t+1}`` within each run, float64 [N]; run r has the tokens ``start[r]:start[r + 1]``.
 
-    The loop is over positions from the end, all runs at once; runs are sorted by length so that those which still
-    have a token at a position are the first ones.
+    The loop runs over positions from the end, for all runs at once. Runs are sorted by length, so those that still have
+    a token at a position come first.
     """
     out = np.array(values, np.float64)
     decay = np.broadcast_to(decay, out.shape)

@@ -1,4 +1,4 @@
-"""Token advantages by name: what such a function gets, what it gives, and the one place where they are whitened."""
+"""Registry of token advantages: their inputs and outputs, and the only place that whitens them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,21 @@ from rft_platform.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Trajectories:
-    """The trainable tokens (N) of some runs (R), run after run, the rows of a run in the order of its steps.
+    """The trainable tokens (N) of some runs (R), concatenated by run; the rows of a run are in the order of its steps.
 
-    What lies between two trainable tokens (the answer of a tool, the next question) is no action and has no place here:
-    the token before it is followed by the one after it.
+    Tokens between two trainable tokens (a tool's answer, the next question) are not actions and are left out: the
+    trainable token before them is directly followed by the one after them.
     """
 
-    start: np.ndarray  # int64 [R + 1], run r has the tokens start[r]:start[r + 1]; a run may have none
-    group: np.ndarray  # int64 [R], task of each run; all runs of a task are here
-    outcome: np.ndarray  # float64 [R], reward of each run: that of its last step
-    #: float64 [N], step rewards at the last token of their step, what they leave of the outcome at the run's last
-    #: token, 0 elsewhere; less the KL penalty, if there is one
+    start: np.ndarray  # int64 [R + 1], run r has the tokens start[r]:start[r + 1]; possibly none
+    group: np.ndarray  # int64 [R], task of each run; all runs of a task are included
+    outcome: np.ndarray  # float64 [R], reward of each run's last step
+    #: float64 [N], each step reward at the last token of its step, the rest of the outcome at the run's last token,
+    #: 0 elsewhere; minus the KL penalty, if there is one
     reward: np.ndarray
-    logp: np.ndarray  # float64 [N], of the policy that the ratio of the loss is to
-    teacher_logp: np.ndarray | None = None  # float64 [N], where the function asks for a teacher
-    value: np.ndarray | None = None  # float64 [N], of the state before each token, where it asks for a critic
+    logp: np.ndarray  # float64 [N], log-probs in the denominator of the loss's ratio
+    teacher_logp: np.ndarray | None = None  # float64 [N], if the function needs a teacher
+    value: np.ndarray | None = None  # float64 [N], of the state before each token, if it needs a critic
     share: np.ndarray = field(default_factory=lambda: np.ones(1))  # float64 [N] or [1]: 1 / ranks that have the token
 
     @property
@@ -38,7 +38,7 @@ class Trajectories:
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """``advantage`` [N] of the trajectories' tokens, and what a critic should have said (``returns`` [N])."""
+    """``advantage`` [N] of the trajectories' tokens, and the training targets of the critic (``returns`` [N])."""
 
     advantage: np.ndarray
     returns: np.ndarray | None = None
@@ -53,7 +53,7 @@ class TokenAdvantage:
     """A registered function and what it needs."""
 
     function: TokenAdvantageFunction
-    whiten: bool = False  # its advantages are whitened over all tokens of the batch; the option ``whiten`` overrides it
+    whiten: bool = False  # whiten its advantages over all tokens of the batch; the option ``whiten`` overrides it
     critic: bool = False
     teacher: bool = False
     rewards: bool = True
@@ -75,7 +75,7 @@ def token_advantage(
 
 
 def check_token_advantage(name: str, args: Mapping[str, Any]) -> TokenAdvantage:
-    """The entry called ``name``; UserError for an unknown name, or an option that it does not have."""
+    """Return the entry called ``name``. Raises UserError for an unknown name or option."""
     entry = TOKEN_ADVANTAGES.get(name)
     own = {option: value for option, value in args.items() if option != "whiten"}
     check_arguments(f"token advantage {name!r}", entry.function, own)
@@ -87,9 +87,10 @@ def check_token_advantage(name: str, args: Mapping[str, Any]) -> TokenAdvantage:
 def compute_token_advantages(
     name: str, args: Mapping[str, Any], tokens: Trajectories, total: Sum | None = None
 ) -> TokenAdvantages:
-    """Advantages of ``tokens`` by the function called ``name`` (``algorithm.advantage_fn_args``: ``args``).
+    """Compute the advantages of ``tokens`` with the function ``name`` and its options ``args``.
 
-    ``total`` sums a float64 vector over all ranks; every rank must call this. Returns are never whitened.
+    ``args`` are ``algorithm.advantage_fn_args``. ``total`` sums a float64 vector over all ranks; every rank must call
+    this function. Returns are never whitened.
     """
     entry = check_token_advantage(name, args)
     options = dict(args)

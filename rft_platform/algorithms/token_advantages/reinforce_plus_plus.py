@@ -1,4 +1,4 @@
-"""REINFORCE++ (arXiv 2501.03262): returns whitened over the whole batch in place of a critic."""
+"""REINFORCE++ (arXiv 2501.03262): returns whitened over the whole batch instead of a critic."""
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, T
 
 @token_advantage("reinforce_plus_plus", whiten=True)
 def reinforce_plus_plus(tokens: Trajectories, *, gamma: Share = 1.0, baseline: bool = False) -> TokenAdvantages:
-    """``A_t = r_t + gamma A_{t+1}``: the reward to go, the KL penalty included.
+    """``A_t = r_t + gamma A_{t+1}``: the reward to go, including the KL penalty.
 
-    With ``baseline`` the mean outcome of the task's runs is subtracted from each of them first (each run counted once,
-    a group needs two or more).
+    With ``baseline``, the mean outcome of the task's runs is first subtracted from each run (each run counts once; a
+    group needs two or more).
     """
     reward = tokens.reward
     if baseline:

@@ -1,20 +1,20 @@
-"""Whitening over the valid tokens of all ranks."""
+"""Whiten values over the valid tokens of all ranks."""
 
 from collections.abc import Callable
 
 import numpy as np
 
 EPS = 1e-8
-_ROUNDING = 1e-9  # of the mean: less variation than this is none
+_ROUNDING = 1e-9  # relative to the mean: a smaller standard deviation counts as 0
 
 Sum = Callable[[np.ndarray], np.ndarray]
 """Sum of a float64 vector over all ranks; every rank gets the result."""
 
 
 def whiten(values: np.ndarray, share: np.ndarray, total: Sum | None = None) -> np.ndarray:
-    """``(x - mean) / sqrt(var + 1e-8)``, the variance being the sample (n - 1) one; exactly 0 where all x are equal.
+    """``(x - mean) / sqrt(var + 1e-8)`` with the sample (n - 1) variance; exactly 0 if all x are equal.
 
-    ``share`` [N] is how much of a token counts here: less than 1 where other ranks have it too.
+    ``share`` [N] is the weight of each token on this rank: less than 1 if other ranks have it too.
     """
     total = total or _one_rank
     count, summed = total(np.array([share.sum(), values @ share]))
