@@ -1,4 +1,4 @@
-"""MLflow's troubles in the platform's words: what it cannot do now is a ``RegistryError``, and may be asked again."""
+"""Translate MLflow failures into errors of the platform: a ``RegistryError`` can be retried."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from rft_platform.sqlite_files import DamagedDatabase, damage_of_database, datab
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-#: What MLflow answers to a question that is wrong, rather than at a wrong time: the callers deal with these.
+#: MLflow error codes of a wrong request, not of an unavailable MLflow. The callers handle them.
 _ANSWERS = frozenset(
     {
         "RESOURCE_DOES_NOT_EXIST",
@@ -28,7 +28,7 @@ _ANSWERS = frozenset(
 
 
 class _Guarded:
-    """Every method of an MLflow client, its errors told as the platform tells them."""
+    """Wraps every method of an MLflow client and translates its errors."""
 
     def __init__(self, client: "MlflowClient", tracking_uri: str) -> None:
         self._client = client
@@ -48,13 +48,16 @@ class _Guarded:
 
 
 def guarded(client: "MlflowClient", tracking_uri: str) -> "MlflowClient":
-    """The client, whose calls raise ``RegistryError`` where MLflow fails."""
+    """Wrap the client so that its calls raise ``RegistryError`` if MLflow fails."""
     return cast("MlflowClient", _Guarded(client, tracking_uri))
 
 
 @contextmanager
 def registry_errors(tracking_uri: str) -> Iterator[None]:
-    """Turn MLflow's failures into ``RegistryError``, a full disk into ``DiskFullError``; its answers pass."""
+    """Translate MLflow failures into ``RegistryError``, or ``DiskFullError`` if the disk is full.
+
+    A damaged database raises ``StorageError``. Error codes of a wrong request pass unchanged.
+    """
     from mlflow.exceptions import MlflowException
     from requests import RequestException
     from sqlalchemy.exc import SQLAlchemyError

@@ -1,4 +1,4 @@
-"""Lineage both ways: from weights back to the rows, judge and code that made them, and from a row to its weights."""
+"""Lineage in both directions: from weights to their rows, judge and code, and from a row to its weights."""
 
 import logging
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ _NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_versio
 def trace_checkpoint(
     checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None, *, verify: bool = False
 ) -> CheckpointTrace:
-    """From a checkpoint folder, or ``models:/NAME@alias`` or ``models:/NAME/3``, back to the base model.
+    """Trace a checkpoint back to the base model. It is a folder, ``models:/NAME@alias`` or ``models:/NAME/3``.
 
-    With a registry, checkpoints carry their model versions and aliases. What the files hold is taken from the store's
-    ledgers; with ``verify`` every byte of them is read and compared. Raises ``UserError`` for what is no checkpoint,
-    and with ``verify`` ``StorageError`` naming damaged files.
+    With a registry, checkpoints carry their model versions and aliases. File contents are taken from the store's
+    ledgers; with ``verify`` every byte is read and compared. Raises ``UserError`` if it is not a checkpoint, and with
+    ``verify`` ``StorageError`` with the names of damaged files.
     """
     manifests = chain(_folder(checkpoint, registry))
     known = _versions(registry)
@@ -44,9 +44,9 @@ def trace_checkpoint(
 def trace_row(
     row_id: str, store: "ExperienceStore", checkpoints: Path, registry: "ModelRegistry | None" = None
 ) -> RowTrace:
-    """From a row to the checkpoints below ``checkpoints`` that were trained on it, and to all that descend from them.
+    """Trace a row to the checkpoints below ``checkpoints`` that were trained on it, and to all their descendants.
 
-    Raises ``UserError`` for a row that the store does not hold.
+    Raises ``UserError`` for a row that is not in the store.
     """
     row, judgements, retired = _find_row(row_id, store)
     known, manifests = _versions(registry), all_manifests(checkpoints)
@@ -62,7 +62,7 @@ def trace_row(
 
 
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
-    """Whether a training read a row; ``used``: the judge versions by which no filter dropped it."""
+    """Whether a training read a row; ``used`` are the judge versions by which no filter dropped it."""
     from rft_platform.experience.selections import TRAINED_ON, read_selection
 
     number, settled = lineage.get("round"), lineage.get("row_selection")
@@ -74,7 +74,7 @@ def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[st
     return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
 
 
-#: What a trace says of a rollout row.
+#: Fields of a rollout row in a trace.
 _ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
 _Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
 
@@ -88,11 +88,11 @@ def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
         names = (f"/{found.version}", *(f"@{alias}" for alias in found.aliases))
         if checkpoint in [f"models:/{found.name}{name}" for name in names] and found.folder.is_dir():
             return found.folder
-    return registry.resolve(str(checkpoint)).folder  # says what is wrong with the address
+    return registry.resolve(str(checkpoint)).folder  # raises an error that explains what is wrong with the address
 
 
 def _registered(registry: "ModelRegistry", name: str) -> "list[RegisteredModel]":
-    """The versions of a model: read directly where that is possible, else asked of MLflow."""
+    """Versions of a model: read directly from SQLite if possible, else from MLflow."""
     found = read_versions(registry.tracking_uri, name)
     return found if found is not None else registry.versions() if name == registry.model_name else []
 
@@ -103,7 +103,7 @@ def _versions(registry: "ModelRegistry | None") -> _Versions:
         return {}
     try:
         return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
-    except RegistryLostError as error:  # the trace itself stands in manifests and ledgers
+    except RegistryLostError as error:  # the trace itself comes from manifests and ledgers
         LOG.warning("model versions are left out: %s", error)
         return {}
 
@@ -114,7 +114,7 @@ def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
 
 
 def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions, verify: bool) -> TrainingTrace:
-    """``store`` is None for a training of another project, whose rounds lie elsewhere."""
+    """Build the trace of one training. ``store`` is None for another project, whose rounds are elsewhere."""
     lineage = manifest.lineage
     return TrainingTrace(
         result=_ref(manifest, known),
@@ -132,7 +132,7 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
 
 
 def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:
-    """A row, its judgements, and what became of its rollouts if they were retired."""
+    """Return a row, its judgements, and the text about its rollouts if they were retired."""
     from rft_platform.experience.queries import find_row, judgements_of
 
     row, retired = find_row(store, row_id, _ROW), ""

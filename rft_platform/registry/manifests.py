@@ -1,4 +1,4 @@
-"""Checkpoint manifests on disk, and how checkpoints descend from one another."""
+"""Read checkpoint manifests from disk, and find the ancestors and descendants of a checkpoint."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,35 +15,35 @@ CHECKPOINT_PREFIX = "global_step_"
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of its making. Only ``manifest.json`` is read: the weights may be gone."""
+    """Origin of a checkpoint. Only ``manifest.json`` is read: the weights may be gone."""
 
     folder: Path
     policy_version: int
-    parent: str  # folder of the checkpoint or model it was trained from, as the trainer was given it
+    parent: str  # folder of the checkpoint or model it was trained from, as passed to the trainer
     parent_version: int
     weights_digest: str
     lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...
 
     @property
     def parent_folder(self) -> Path:
-        """The parent where it lies now: as recorded, or near this checkpoint if the whole project was moved."""
+        """The parent's current folder: the recorded one, or one near this checkpoint if the whole project was moved."""
         recorded = Path(self.parent)
         places = [recorded, *(self.folder.parent.joinpath(*recorded.parts[-depth:]) for depth in (1, 2))]
         return next((place for place in places if (place / MANIFEST).exists()), recorded)
 
     @property
     def project(self) -> tuple[Any, Any]:
-        """Project and name of the run that trained it: rounds are numbered within these."""
+        """Project and name of the run that trained it; round numbers are unique within these."""
         return self.lineage.get("project"), self.lineage.get("name")
 
     @property
     def starts_from_base(self) -> bool:
-        """Whether the parent is a base model rather than a checkpoint, which may have lost its manifest."""
+        """Whether the parent is a base model. A parent without a manifest may also be a checkpoint that lost it."""
         return self.parent_version == 0 and not Path(self.parent).name.startswith(CHECKPOINT_PREFIX)
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of the checkpoint ``folder``; ``UserError`` where there is none, ``StorageError`` if broken."""
+    """Read the manifest of checkpoint ``folder``. Raises ``UserError`` if there is none, ``StorageError`` if broken."""
     path = folder / MANIFEST
     if not path.exists():
         raise UserError(
@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def chain(folder: Path) -> list[Manifest]:
-    """The manifest of ``folder`` and of its ancestors, newest first, as far back as there are manifests."""
+    """Return the manifests of ``folder`` and its ancestors, newest first, as far back as manifests exist."""
     found, folders = [read_manifest(folder)], {folder}
     while ((parent := found[-1].parent_folder) / MANIFEST).exists():
         if parent in folders:
@@ -75,20 +75,20 @@ def chain(folder: Path) -> list[Manifest]:
 
 
 def all_manifests(root: Path) -> list[Manifest]:
-    """Every checkpoint below ``root``, oldest policy version first."""
+    """Return every checkpoint below ``root``, oldest policy version first."""
     found = [read_manifest(folder) for folder in _checkpoint_folders(root) if (folder / MANIFEST).exists()]
     return sorted(found, key=lambda manifest: (manifest.policy_version, str(manifest.folder)))
 
 
 def _checkpoint_folders(root: Path) -> Iterator[Path]:
-    """Checkpoint folders below ``root``; none is searched for others within it."""
+    """Yield the checkpoint folders below ``root``, without searching inside them."""
     for folder, below, _ in os.walk(root):
         yield from (Path(folder) / name for name in below if name.startswith(CHECKPOINT_PREFIX))
         below[:] = [name for name in below if not name.startswith(CHECKPOINT_PREFIX)]
 
 
 def descendants(of: Sequence[Manifest], among: Sequence[Manifest]) -> list[Manifest]:
-    """Those checkpoints ``among`` all that were trained, over any number of steps, from one ``of`` those given."""
+    """Return the checkpoints of ``among`` that were trained, over any number of steps, from one in ``of``."""
     children: dict[Path, list[Manifest]] = {}
     for manifest in among:
         children.setdefault(manifest.parent_folder, []).append(manifest)

@@ -1,4 +1,4 @@
-"""The model registry: every checkpoint a version, ``champion`` the one that passed its gate."""
+"""The model registry: every checkpoint is a model version; the alias ``champion`` marks the promoted one."""
 
 import re
 import threading
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 CANDIDATE = "candidate"
-CHECKPOINT_TAG = "checkpoint"  # the folder, whatever MLflow holds as the source
+CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder, which MLflow's source may not be
 DIGEST_TAG = "weights_digest"
 PREVIOUS_TAG = "previous_champion"
-_SKIPPED = "skipped"  # source of a version that is made to be deleted
+_SKIPPED = "skipped"  # source of a version that is created only to be deleted
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredModel:
-    """One registered version: the folder of its weights and what is known about their making."""
+    """One registered version: the folder of its weights, its tags, aliases and run."""
 
     name: str
     version: int
@@ -47,24 +47,24 @@ class RegisteredModel:
 
 @dataclass(frozen=True, slots=True)
 class NotedVersion:
-    """A model version that a project was told when it registered a checkpoint, and the note that holds it."""
+    """A model version that the project recorded when it registered a checkpoint, and the note that records it."""
 
     version: int
     weights_digest: str
     note: Path
 
 
-#: The newest version that the project has noted of one of its policies (None: the first); None where it has none.
+#: Returns the newest recorded version of a policy of the project (None: the first policy); None if there is none.
 Noted: TypeAlias = Callable[[str | None], NotedVersion | None]
 
 
 class ModelRegistry:
     """A project's MLflow: one experiment, one registered model.
 
-    ``tracking_uri`` is ``sqlite:///FILE`` or a server's URL; ``artifact_root`` the folder for artifacts (None: the
-    server's own). With ``noted`` every call raises RegistryLostError where MLflow lacks the version that it names:
-    a new database in place of a lost one would number the versions anew and have no champion. Nothing is imported or
-    opened before the first call; instances may be shared between threads.
+    ``tracking_uri`` is ``sqlite:///FILE`` or a server's URL; ``artifact_root`` is the folder for artifacts (None: the
+    server's own). With ``noted``, opening the store raises RegistryLostError if MLflow lacks the version that ``noted``
+    returns: a new database instead of a lost one would number the versions from 1 and have no champion. The first call
+    imports MLflow and opens the store. Threads may share an instance.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class ModelRegistry:
         self._siblings: dict[str, ModelRegistry] = {}
 
     def sibling(self, policy: str) -> "ModelRegistry":
-        """The same for the model of another policy of the project, which is called as this one and ``policy``."""
+        """Return the registry of another policy of the project; its model is called ``<model_name>-<policy>``."""
         with self._lock:
             if policy not in self._siblings:
                 name = f"{self.model_name}-{policy}"
@@ -97,25 +97,25 @@ class ModelRegistry:
             return self._siblings[policy]
 
     def prepare(self) -> str:
-        """Open the store, and make it if it is new; returns the experiment's id.
+        """Open the store, creating it if it is new; return the experiment's id.
 
-        The first time costs seconds, nearly all of it importing and migrating: call it in a thread while an engine
-        starts, and the first round does not wait.
+        The first call takes seconds, mostly for imports and migrations. Call it in a thread while an engine starts, so
+        that the first round does not wait.
         """
         return self._open()[1]
 
     def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
-        """The MLflow run of the training ``name``: a new one the first time, afterwards the same one continued."""
+        """Return the MLflow run of the training ``name``: a new one the first time, later the same one continued."""
         client, experiment_id = self._open()
         return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
 
     def register_checkpoint(
         self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None
     ) -> int:
-        """Register the checkpoint ``folder`` as a model version; returns its number. The newest is ``candidate``.
+        """Register the checkpoint ``folder`` as a model version; return its number. The newest becomes ``candidate``.
 
-        ``tags`` must hold ``weights_digest``: the same folder with the same weights is the same version, whoever
-        registers it again. Tags that are None are left out.
+        ``tags`` must contain ``weights_digest``: the same folder with the same weights is always the same version, also
+        when it is registered again. Tags that are None are left out.
         """
         if not tags.get(DIGEST_TAG):
             raise ValueError(
@@ -130,24 +130,24 @@ class ModelRegistry:
         return version
 
     def find(self, folder: Path, digest: str) -> int | None:
-        """The version that was registered of ``folder`` with these weights, if there is one."""
+        """Return the version registered for ``folder`` with these weights, if there is one."""
         condition = f"name = '{self.model_name}' and tags.`{DIGEST_TAG}` = '{digest}'"
         found = self._open()[0].search_model_versions(condition, max_results=1000)
         return next((int(version.version) for version in found if _folder(version) == folder.absolute()), None)
 
     def skip_version(self) -> int:
-        """Use up the next version number, and return it: MLflow numbers versions itself and never reuses a number."""
+        """Use up the next version number and return it: MLflow assigns version numbers itself and never reuses one."""
         client = self._open()[0]
         version = client.create_model_version(self.model_name, source=_SKIPPED, await_creation_for=0).version
         client.delete_model_version(self.model_name, str(version))
         return int(version)
 
     def set_champion(self, version: int) -> None:
-        """Point the alias ``champion`` at a version that was promoted before; ``promote`` is for a new champion."""
+        """Set the alias ``champion`` to a version that was promoted before; use ``promote`` for a new champion."""
         self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
 
     def model_tag(self, name: str) -> str | None:
-        """A tag of the registered model, as opposed to one of its versions."""
+        """Return a tag of the registered model itself (not of a version)."""
         value = self._open()[0].get_registered_model(self.model_name).tags.get(name)
         return None if value is None else str(value)
 
@@ -160,13 +160,13 @@ class ModelRegistry:
             client.delete_registered_model_tag(self.model_name, name)
 
     def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
-        """Add tags to a version, such as what its evaluation and its gate said."""
+        """Add tags to a version, such as the results of its evaluation and gate."""
         client = self._open()[0]
         for name, value in tags.items():
             client.set_model_version_tag(self.model_name, str(version), name, str(value))
 
     def champion(self) -> RegisteredModel | None:
-        """The promoted version, or None before the first promotion."""
+        """Return the promoted version, or None before the first promotion."""
         return self._by_alias(self.model_name, CHAMPION)
 
     def promote(self, version: int) -> None:
@@ -179,9 +179,9 @@ class ModelRegistry:
         self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
 
     def rollback(self) -> RegisteredModel:
-        """Make the champion's predecessor champion again, and return it; repeated calls go further back.
+        """Make the champion's predecessor champion again and return it; repeated calls go further back.
 
-        Raises as ``last_promoted``.
+        Raises UserError if there is no predecessor, like ``last_promoted``.
         """
         current, client = self.last_promoted(), self._open()[0]
         client.set_registered_model_alias(self.model_name, CHAMPION, current.tags[PREVIOUS_TAG])
@@ -190,7 +190,7 @@ class ModelRegistry:
         return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
 
     def last_promoted(self) -> RegisteredModel:
-        """The champion that ``rollback`` would replace; raises UserError where it has no predecessor."""
+        """Return the champion that ``rollback`` would replace. Raises UserError if it has no predecessor."""
         current = self.champion()
         if current is None or PREVIOUS_TAG not in current.tags:
             found = "there is no champion" if current is None else f"version {current.version} is the first champion"
@@ -198,11 +198,11 @@ class ModelRegistry:
         return current
 
     def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:
-        """The version behind ``models:/NAME@alias`` or ``models:/NAME/3``, its folder checked to exist.
+        """Return the version at ``models:/NAME@alias`` or ``models:/NAME/3``, after a check that its folder exists.
 
-        With ``verify`` its files are compared with the digests in its manifest, once a process while they do not
-        change: for whoever is about to load them. Raises ``UserError`` for an address that names nothing,
-        ``StorageError`` when the weights are gone, ``DamagedError`` when they are not what was registered.
+        With ``verify`` its files are compared with the digests in its manifest (once per process while they do not
+        change); use it before loading them. Raises ``UserError`` for an address that does not exist, ``StorageError``
+        if the weights are gone, ``DamagedError`` if they differ from what was registered.
         """
         match = MODEL_URI.fullmatch(uri)
         if match is None:
@@ -222,7 +222,7 @@ class ModelRegistry:
         return found
 
     def versions(self) -> list[RegisteredModel]:
-        """All versions of the project's model, oldest first."""
+        """Return all versions of the project's model, oldest first."""
         return self._all_versions(self.model_name)
 
     def _open(self) -> tuple["MlflowClient", str]:
@@ -238,7 +238,7 @@ class ModelRegistry:
             return self._opened
 
     def _refuse_missing_file(self, noted: NotedVersion) -> None:
-        """Before the database would be made anew."""
+        """Raise RegistryLostError if the SQLite file is gone, before a new database would be created."""
         file = database_file(self.tracking_uri)
         if file is not None and not file.exists():
             raise lost(f"{file} does not exist", noted, self.model_name)
@@ -257,7 +257,7 @@ class ModelRegistry:
             raise lost(f"MLflow {redact(self.tracking_uri)} {has}", noted, self.model_name)
 
     def _make_project(self, client: "MlflowClient") -> str:
-        """The experiment's id; creates the experiment and the registered model where they are missing."""
+        """Return the experiment's id; create the experiment and the registered model if they are missing."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -292,13 +292,13 @@ class ModelRegistry:
         return int(created.version)
 
     def _source(self, folder: Path, run_id: str | None) -> str:
-        """The folder; but a server refuses folders of this machine, so there the run stands as the source."""
+        """Return the folder. A server rejects folders of this machine, so there the run is the source."""
         if is_server(self.tracking_uri) and run_id is not None:
             return f"runs:/{run_id}/checkpoints/{folder.name}"
         return str(folder)
 
     def _all_versions(self, name: str) -> list[RegisteredModel]:
-        """Oldest first. A search leaves the aliases out, so they are asked for apart."""
+        """Versions, oldest first. A search does not return aliases, so they are queried separately."""
         client = self._open()[0]
         versions, token = [], None
         while True:
@@ -339,7 +339,7 @@ class ModelRegistry:
 
 
 def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
-    """The error of a registry that lacks a version which a note names; ``what`` is wrong with it."""
+    """Build the error for a registry that lacks a version named by a note; ``what`` describes the problem."""
     return RegistryLostError(
         f"{what}, but {noted.note} names version {noted.version} of model {model_name}: bring MLflow's database back "
         "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"

@@ -1,4 +1,4 @@
-"""Model versions read straight from the registry's SQLite file: importing MLflow takes longer than the question."""
+"""Read model versions directly from the registry's SQLite file, because importing MLflow takes longer."""
 
 import sqlite3
 from collections import defaultdict
@@ -8,13 +8,13 @@ from pathlib import Path
 from rft_platform.registry.models import CHECKPOINT_TAG, MODEL_URI, RegisteredModel
 
 _PREFIX = "sqlite:///"
-_DELETED = "Deleted_Internal"  # how MLflow marks a version that was deleted
+_DELETED = "Deleted_Internal"  # stage of a deleted version in MLflow
 
 
 def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
-    """All versions of the model ``name``, oldest first, with their checkpoint's folder, run and aliases.
+    """Return all versions of the model ``name``, oldest first, with checkpoint folder, run and aliases.
 
-    None where they cannot be had this way (a server, another database, tables of another MLflow): ask MLflow then.
+    None if direct reading is not possible (a server, another database, a different MLflow schema): then ask MLflow.
     """
     path = Path(tracking_uri.removeprefix(_PREFIX))
     if not tracking_uri.startswith(_PREFIX) or not path.is_file():

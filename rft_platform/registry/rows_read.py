@@ -1,4 +1,4 @@
-"""Which files a training read, and whether they still are what it read."""
+"""Which files a training read, and whether they are unchanged since."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from rft_platform.experience.ledger import FileEntry
     from rft_platform.experience.store import ExperienceStore
 
-DATASET_NOTE = "dataset.json"  # what a round's folder says of the dataset that was written into it
+DATASET_NOTE = "dataset.json"  # note in a round's folder about the dataset written there
 
 
 def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
-    """The fields of a ``TrainingTrace`` that tell of the round's files, as the round's ledger has them now.
+    """Return the fields of a ``TrainingTrace`` about the round's files, from the round's current ledger.
 
-    ``store`` is None for a training of another project. With ``verify`` every byte is read and compared; raises
-    ``StorageError`` naming damaged files.
+    ``store`` is None for a training of another project. With ``verify`` every byte is read and compared. Raises
+    ``StorageError`` with the names of damaged files.
     """
     number, judge = lineage.get("round"), lineage.get("judge_version")
     if store is not None and number is not None and lineage.get("dataset"):
         return _dataset_read(lineage, store.round_folder(number), verify)
     if store is not None and number is not None and lineage.get("row_selection"):
         return _selection_read(lineage, store, number, verify)
-    if store is None or number is None or judge is None:  # without a judge: trained on demonstrations
+    if store is None or number is None or judge is None:  # no judge: trained on demonstrations
         return {"data_unchanged": None}
     contents, folder = store.ledger(number).read(), store.round_folder(number)
     if verify:
@@ -49,7 +49,7 @@ def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verif
 def _selection_read(
     lineage: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
 ) -> dict[str, Any]:
-    """The fields that tell of rows that were chosen one by one: that file, and the rollouts it chose from."""
+    """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
     from rft_platform.experience.selections import TRAINED_ON, selection_file
 
     settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy"))
@@ -77,10 +77,10 @@ def _selection_read(
 
 
 def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:
-    """The fields that tell of an offline training's dataset, as its round's note and its file have it now."""
+    """Return the fields for the dataset of an offline training, from its round's note and file as they are now."""
     file, digest, note = folder / str(lineage["dataset"]), str(lineage["dataset_sha256"]), folder / DATASET_NOTE
     known = read_json(note) if note.exists() else {}
-    if known.get("digest") != lineage.get("data_digest"):  # another project of this name, in a folder of its own
+    if known.get("digest") != lineage.get("data_digest"):  # another project of the same name, in another folder
         return {"data_unchanged": None}
     same = file.exists() and file.stat().st_size == known["bytes"]
     if verify and not (same and digest_file(file) == digest):

@@ -1,4 +1,4 @@
-"""Opening the MLflow store: an SQLite file made on first use, or a server by URL."""
+"""Open the MLflow store: an SQLite file created on first use, or a server by URL."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SCHEMES = (SQLITE_URI, "postgresql", "mysql", "mssql", "http://", "https://")
-#: MLflow's own client would wait and retry for minutes: a round is rather repeated later. Seconds; tries beyond one.
+#: By default MLflow's client retries for minutes: fail early, so that the round is retried. In seconds; retries.
 _HTTP_LIMITS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -31,11 +31,11 @@ _CHATTY_LOGGERS = ("mlflow.store.db.utils", "alembic.runtime.migration", "alembi
 
 
 def open_client(tracking_uri: str) -> "MlflowClient":
-    """An MLflow client for tracking and registry at ``tracking_uri``; a fresh SQLite store is created and migrated.
+    """Return an MLflow client for tracking and registry at ``tracking_uri``. A new SQLite store is created first.
 
-    The first call of a process imports MLflow (about 2 s); a fresh store adds about a second. Raises ``UserError``
-    when the address is no database or server URL or an SQLite file cannot be written, ``RegistryError`` when the server
-    does not answer, then and at every later call of the client.
+    The first call of a process imports MLflow (about 2 s); a new store adds about a second. Raises ``UserError`` if the
+    address is not a database or server URL, or if an SQLite file cannot be written. Raises ``RegistryError`` if the
+    server does not answer, here and at every later call of the client.
     """
     if not tracking_uri.startswith(_SCHEMES):
         raise UserError(
@@ -44,7 +44,7 @@ def open_client(tracking_uri: str) -> "MlflowClient":
         )
     if is_server(tracking_uri):
         _check_reachable(tracking_uri)
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing is sent home unless the user says so
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # send no telemetry unless the user enables it
     for limit, value in _HTTP_LIMITS.items():
         os.environ.setdefault(limit, value)
     for name in _CHATTY_LOGGERS:
@@ -59,16 +59,16 @@ def open_client(tracking_uri: str) -> "MlflowClient":
 
 
 def make_database(tracking_uri: str) -> None:
-    """Make an SQLite store's file with all its tables, unless it is there; nothing for databases and servers.
+    """Create an SQLite store's file with all its tables, unless it exists. Does nothing for databases and servers.
 
-    The file appears complete or not at all: MLflow's migrations, cut short, leave tables that they stumble over for
-    ever after. Raises ``UserError`` where its folder cannot be written.
+    The file is created atomically: an interrupted MLflow migration would leave tables that break every later one.
+    Raises ``UserError`` if its folder cannot be written.
     """
     file = database_file(tracking_uri)
     if file is None or file.exists():
         return
     with _locked_folder(file.parent, tracking_uri):
-        if file.exists():  # another process made it meanwhile
+        if file.exists():  # another process created it meanwhile
             return
         with _quiet(), importing():
             from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
@@ -78,19 +78,19 @@ def make_database(tracking_uri: str) -> None:
 
 
 def is_server(tracking_uri: str) -> bool:
-    """Whether the store is an MLflow server rather than a database that we open ourselves."""
+    """Whether the store is an MLflow server and not a database that the platform opens itself."""
     return tracking_uri.startswith(("http://", "https://"))
 
 
 def check_name(name: str, what: str) -> str:
-    """``name`` if MLflow takes it as the name of an experiment or model; else ``UserError``."""
+    """Return ``name`` if MLflow accepts it as the name of an experiment or model; else raise ``UserError``."""
     if not name.strip() or _UNSAFE_NAME.search(name):
         raise UserError(f"{what} {name!r}: expected a non-empty name without / : ' \" and line ends; rename it")
     return name
 
 
 def _check_reachable(url: str) -> None:
-    """Fail at once: MLflow's own client would retry for minutes. Any answer will do, an error page too."""
+    """Fail early, because MLflow's own client would retry for minutes. Any HTTP answer passes, even an error page."""
     import httpx
 
     try:
@@ -101,7 +101,7 @@ def _check_reachable(url: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """MLflow's own use of SQLAlchemy and pydantic warns of what is deprecated: nothing a user of ours could act on."""
+    """Ignore deprecation warnings of MLflow's own use of SQLAlchemy and pydantic: users cannot act on them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

@@ -1,9 +1,9 @@
-"""Step, round and evaluation metrics as TensorBoard event files, beside or in place of MLflow's step metrics.
+"""Write step, round and evaluation metrics as TensorBoard event files, beside or instead of MLflow's step metrics.
 
     tensorboard --logdir RFT_HOME/tensorboard
 
-A project's training is one TensorBoard run. A round writes one event file in a single pass, complete or not at all; a
-round that is written again replaces its file, so no curve holds a step twice. Neither torch nor TensorFlow is needed.
+A project's training is one TensorBoard run. A round writes one event file atomically, in a single pass. Writing a round
+again replaces its file, so no curve has a step twice. Neither torch nor TensorFlow is needed.
 """
 
 import re
@@ -25,15 +25,15 @@ class TensorBoardRun:
         self.folder = folder / _UNSAFE.sub("_", name)
 
     def log_steps(self, key: str, steps: Iterable[StepLike], prefix: str = "train/") -> Path:
-        """Write the metrics of optimiser steps as the file of ``key`` (a round), in place of an earlier one."""
+        """Write the metrics of optimiser steps to the file of ``key`` (a round), replacing an earlier one."""
         return self._write(key, ((step.step, _named(step.metrics, prefix)) for step in steps))
 
     def log_round(self, key: str, number: int, metrics: Mapping[str, Any], prefix: str = "") -> Path:
-        """Write what is known of round ``number`` as the file of ``key``; what is no number is left out."""
+        """Write the metrics of round ``number`` to the file of ``key``; values that are not numbers are left out."""
         return self._write(key, [(number, _named(dict(flatten(metrics, "/")), prefix))])
 
     def _write(self, key: str, values: Iterable[tuple[int, dict[str, float]]]) -> Path:
-        """TensorBoard knows event files by ``tfevents`` in their names and reads them in the names' order."""
+        """Write one event file. TensorBoard finds event files by ``tfevents`` in the name and reads them in order."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         file = self.folder / f"events.out.tfevents.{_UNSAFE.sub('_', key)}"
@@ -47,7 +47,7 @@ class TensorBoardRun:
 
 
 def _events(values: Iterable[tuple[int, dict[str, float]]]) -> Iterator[bytes]:
-    """Serialised events: the format's version first, then one a step with all its scalars."""
+    """Yield serialised events: first the format version, then one per step with all its scalars."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 

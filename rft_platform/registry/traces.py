@@ -1,4 +1,4 @@
-"""What a trace of a checkpoint or of a row says."""
+"""Result types of ``lineage``: the trace of a checkpoint and the trace of a row."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRef:
-    """A checkpoint, and what the registry calls it."""
+    """A checkpoint, with its model version and aliases in the registry."""
 
     checkpoint: str
     policy_version: int
@@ -26,37 +26,37 @@ class RowFile:
 
 @dataclass(frozen=True, slots=True)
 class TrainingTrace:
-    """One training of the chain: from its parent, on these rows, to its checkpoint."""
+    """One training of the chain: its parent, its rows and its checkpoint."""
 
     result: CheckpointRef
     weights_digest: str
     parent: str
     parent_version: int
     data_digest: str | None
-    data_unchanged: bool | None  # the round still has that digest; None where it was judged anew
+    data_unchanged: bool | None  # the data still has that digest; None: not known, for example after a new judgement
     judge_version: str | None
     config_digest: str | None
     code_version: str | None
     dagster_run_id: str | None
     rollouts: tuple[RowFile, ...] = ()
     judged: RowFile | None = None
-    rows_trained: int = 0  # judged rows that no filter dropped; rows of the dataset
-    dataset: RowFile | None = None  # of an offline training
-    selection: RowFile | None = None  # names its rows one by one, where they are of several rounds or not all
-    retired: str = ""  # in words what became of rollouts that were removed on purpose
-    more: dict[str, Any] = field(default_factory=dict)  # whatever else the lineage holds
+    rows_trained: int = 0  # judged rows that no filter dropped, or rows of the dataset
+    dataset: RowFile | None = None  # dataset of an offline training
+    selection: RowFile | None = None  # file that lists its rows, if they come from several rounds or are not all
+    retired: str = ""  # text about rollouts that were removed on purpose
+    more: dict[str, Any] = field(default_factory=dict)  # other entries of the lineage
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTrace:
-    """Everything behind one checkpoint, newest training first, down to the base model."""
+    """All trainings behind one checkpoint, newest first, down to the base model."""
 
     trainings: tuple[TrainingTrace, ...]
     base_model: str
-    complete: bool  # False where the manifest of an ancestor is gone, so that the chain ends early
+    complete: bool  # False if the manifest of an ancestor is gone, so that the chain ends early
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as plain JSON values, with totals over the chain."""
+        """Return the trace as plain JSON values, with totals over the chain."""
         every = self.trainings
         return {
             **asdict(self),
@@ -68,10 +68,10 @@ class CheckpointTrace:
 
 @dataclass(frozen=True, slots=True)
 class RowJudgement:
-    """What one judge version made of a row."""
+    """The judgement of a row by one judge version."""
 
     judge_version: str
-    reward: float | None  # None: the judge failed on the run
+    reward: float | None  # None: the judgement of the run failed
     advantage: float
     dropped_by: str | None
     in_force: bool
@@ -79,7 +79,7 @@ class RowJudgement:
 
 @dataclass(frozen=True, slots=True)
 class RowTrace:
-    """Where a row came from and what became of it. Of a retired row only what its judgements say is known."""
+    """Origin of a row, and the checkpoints trained on it. A retired row has only the fields of its judgements."""
 
     row_id: str
     round: int
@@ -88,14 +88,14 @@ class RowTrace:
     step: int
     task_id: str | None
     taskset: str | None
-    policy: str | None  # which of the policies beside the first was called; None: the first
-    policy_version: int | None  # that sampled it
+    policy: str | None  # name of the called policy; None: the first
+    policy_version: int | None  # version of the policy that sampled it
     engine: str | None
     judgements: tuple[RowJudgement, ...]
     trained: tuple[CheckpointRef, ...]  # the checkpoints whose training read it
-    descendants: tuple[CheckpointRef, ...]  # every later checkpoint that carries its trace
-    retired: str = ""  # in words what became of its round's rollouts, if they were removed on purpose
+    descendants: tuple[CheckpointRef, ...]  # all later checkpoints that descend from those
+    retired: str = ""  # text about its round's rollouts, if they were removed on purpose
 
     def to_json(self) -> dict[str, Any]:
-        """The trace as plain JSON values."""
+        """Return the trace as plain JSON values."""
         return asdict(self)

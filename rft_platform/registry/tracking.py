@@ -1,7 +1,7 @@
-"""What a training run leaves in MLflow: parameters, step and round metrics, reports.
+"""Log a training to MLflow: parameters, step and round metrics, reports.
 
-MLflow appends every metric that it is sent and cannot remove one, so a phase that is repeated after a kill would double
-its points. A metric is therefore logged once per name and step; the first value stays.
+MLflow appends every metric value that it receives and cannot remove one. A phase that is repeated after a kill would
+duplicate its points. A metric is therefore logged once per name and step; the first value is kept.
 """
 
 import logging
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LOG = logging.getLogger(__name__)
-RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by it
-_BATCH_LIMIT = 1000  # entities MLflow takes in one call
+RUN_TAG = "rft.run"  # identity of a training run: a continued project finds its MLflow run by this tag
+_BATCH_LIMIT = 1000  # entities that MLflow accepts in one call
 _PARAM_LIMIT = 100
 _DISALLOWED = re.compile(r"[^/\w.\- ]")
 
@@ -32,12 +32,12 @@ class StepLike(Protocol):
 
 
 def metric_name(name: str) -> str:
-    """``name`` in the characters that MLflow allows: ``mean@4`` becomes ``mean_at_4``."""
+    """Replace the characters that MLflow does not allow: ``mean@4`` becomes ``mean_at_4``."""
     return _DISALLOWED.sub("_", name.replace("@", "_at_"))
 
 
 class TrainingRun:
-    """One MLflow run: everything that one training of a project logs, over any number of processes and restarts."""
+    """One MLflow run: the log of one training of a project, over any number of processes and restarts."""
 
     def __init__(self, client: "MlflowClient", run_id: str) -> None:
         self.client = client
@@ -47,7 +47,7 @@ class TrainingRun:
     def find_or_create(
         cls, client: "MlflowClient", experiment_id: str, name: str, tags: Mapping[str, str]
     ) -> "TrainingRun":
-        """The run tagged with ``name``, continued; a new one if there is none."""
+        """Continue the run tagged with ``name``; create a new one if there is none."""
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{name}'", max_results=1)
         if found:
             run = cls(client, found[0].info.run_id)
@@ -63,9 +63,10 @@ class TrainingRun:
         self._log_metrics(values)
 
     def log_round(self, number: int, metrics: Mapping[str, Any], prefix: str = "") -> None:
-        """Log what is known of round ``number``; the round is the x axis, so use names that steps do not use.
+        """Log the metrics of round ``number``. The round is the x axis, so use other names than for steps.
 
-        Nested mappings get names with a slash. What is no number (a note holds names and versions too) is left out.
+        Nested mappings get names with a slash. Values that are not numbers (a note also has names and versions) are
+        left out.
         """
         values = [
             (prefix + name, value, number)
@@ -77,8 +78,8 @@ class TrainingRun:
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log a (nested) configuration under dotted names.
 
-        MLflow keeps a parameter's first value for good. Where a continued run's configuration differs, the new value
-        goes into the tag ``changed.<name>``.
+        MLflow never changes a parameter's first value. If a continued run has a different configuration, the new value
+        is stored in the tag ``changed.<name>``.
         """
         from mlflow.entities import Param, RunTag
 
@@ -120,10 +121,10 @@ class TrainingRun:
             LOG.info("MLflow run %s already has %d of %d metric values", self.run_id, len(logged), len(points))
 
     def _logged(self, points: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Which of ``points`` (name and step) MLflow has already.
+        """Return those ``points`` (name and step) that MLflow already has.
 
-        One call tells the newest step of every metric, and histories are read only of metrics that have reached the
-        step: of none while a training goes forward.
+        One call returns the newest step of every metric. Histories are read only for metrics that have reached the
+        step, so for none while a training moves forward.
         """
         newest = {metric.key: metric.step for metric in self.client.get_run(self.run_id).data.to_proto().metrics}
         asked = {(key, step) for key, step in points if key in newest and step <= newest[key]}
