@@ -1,1 +1,10 @@
-"""Measuring policies on held-out tasks: metrics, the promotion gate, plots and reports."""
+"""Evaluation of policies on held-out tasks: metrics, the promotion gate, plots and reports.
+
+``evaluate`` runs the tasks with the workflow and judge of the training and returns an ``EvaluationResult``. ``gate``
+decides whether the policy becomes champion. Read in this order:
+
+1. ``evaluate`` (runs and judgements), ``results`` (``EvaluationResult``), ``transcripts`` (runs kept for reading);
+2. ``metrics`` (pass rates, mean@n, best@k, intervals), ``comparison`` (``compare``: two policies, paired over tasks);
+3. ``gate`` (``GateDecision``);
+4. ``plots`` (the learning curve as PNG), ``report`` (the Markdown report).
+"""

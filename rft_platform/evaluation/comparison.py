@@ -1,9 +1,9 @@
 """Compare two policies on the same tasks: the difference and its 95 % interval.
 
-The comparison is paired: each task contributes one difference, so what makes a task hard for both policies does not
-widen the interval. Pass rates have an interval that stays honest where no task, or every task, differs; rewards have
-the percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-chapter 13).
+The comparison is paired: each task contributes one difference, so a task that is hard for both policies does not widen
+the interval. Pass rates have an interval that stays valid if no task, or every task, differs. Rewards have the
+percentile interval of a bootstrap over tasks (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter
+13).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,37 +17,39 @@ from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationRe
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A policy against another one by one metric, over the tasks that both have scores of."""
+    """A policy compared with another one by one metric, over the tasks for which both have scores."""
 
     against: str  # "previous", "champion" or "start"
     metric: str
-    round: int  # of the other policy
-    policy_version: int  # likewise
-    difference: float  # this policy's mean less the other's
+    round: int  # round of the other policy
+    policy_version: int  # version of the other policy
+    difference: float  # this policy's mean minus the other's
     low: float  # 95 % interval of the difference over tasks
     high: float
     tasks: int
 
     @property
     def verdict(self) -> str:
-        """What the interval says: better, worse, or no difference that could be told from chance."""
+        """Meaning of the interval: better, worse, or not clearly different."""
         return "better" if self.low > 0 else "worse" if self.high < 0 else "not clearly different"
 
     def named(self) -> dict[str, float]:
-        """The numbers under names to plot: ``vs_champion/sampled_pass``, ``..._low``, ``..._high``."""
+        """Return the numbers with names for plots: ``vs_champion/sampled_pass``, ``..._low``, ``..._high``."""
         name = f"vs_{self.against}/{self.metric}"
         return {name: self.difference, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def to_json(self) -> dict[str, Any]:
-        """The comparison as plain JSON values."""
+        """Return the comparison as plain JSON values."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def compare(
     result: EvaluationResult, other: EvaluationResult, metric: str, against: str, seed: int = BOOTSTRAP_SEED
 ) -> Comparison | None:
-    """The difference by ``metric``, one of ``PAIRED_METRICS``; None where they share no such score, or
-    were not measured alike."""
+    """Return the difference by ``metric``, one of ``PAIRED_METRICS``.
+
+    None if the two results share no such score or were not measured alike.
+    """
     mine, theirs = task_means(result, metric), task_means(other, metric)
     shared = [task for task in mine if task in theirs]
     if not shared or not measured_alike(result, other):
@@ -60,7 +62,7 @@ def compare(
 def comparisons(
     result: EvaluationResult, others: Mapping[str, EvaluationResult], seed: int = BOOTSTRAP_SEED
 ) -> list[Comparison]:
-    """``result`` against each of ``others`` by every metric that both were measured by."""
+    """Compare ``result`` with each of ``others`` by every metric that both have."""
     found = [
         compare(result, other, metric, against, seed) for against, other in others.items() for metric in PAIRED_METRICS
     ]
@@ -68,7 +70,7 @@ def comparisons(
 
 
 def task_means(result: EvaluationResult, metric: str) -> dict[str, float]:
-    """The mean score of each task's runs: task id -> pass rate or reward; empty for a mode that was not run."""
+    """Mean score of each task's runs: task id -> pass rate or reward; empty for a mode that was not run."""
     table = result.scores.get(_mode(result, metric), {})
     if metric == "mean_reward":
         return {task: _mean(runs) for task, runs in table.items()}

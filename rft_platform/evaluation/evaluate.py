@@ -1,4 +1,4 @@
-"""Measuring a policy on held-out tasks, with the workflow and the judge that training uses."""
+"""Evaluate a policy on held-out tasks, with the workflow and the judge of the training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,13 +45,15 @@ def evaluate(
     measured_by: str | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> EvaluationResult:
-    """Run every task ``sampled_n`` times as ``sampling`` says, and once more at temperature 0 if ``greedy``.
+    """Run every task ``sampled_n`` times with ``sampling``, and once more at temperature 0 if ``greedy``.
 
-    A run passes when its reward reaches ``pass_threshold``. Runs that fail, runs that the judge fails on, and rewards
-    beyond ``max_abs_reward`` are counted and left out. ``policies`` are the engines of further trainable policies;
-    scores are rewards of the first. ``judge`` None takes the workflow's own reward; ``measured_by`` names judge,
-    workflow and sampling in the result.
-    Raises ``EngineError`` when the weights changed in between, and what ``run_rollouts`` and ``judge_runs`` raise.
+    A run passes if its reward reaches ``pass_threshold``. Failed runs, runs whose judgement fails, and rewards beyond
+    ``max_abs_reward`` are counted and left out. ``policies`` are the engines of further trainable policies; scores are
+    rewards of the first. ``judge`` None uses the workflow's own reward. ``measured_by`` identifies judge, workflow and
+    sampling in the result.
+
+    Raises ``EngineError`` if the weights changed during the evaluation, and the errors of ``run_rollouts`` and
+    ``judge_runs``.
     """
     started = perf_counter()
     modes = _modes(tasks, sampled_n, greedy, sampling)
@@ -82,7 +84,7 @@ def evaluate(
 
 @dataclass(frozen=True, slots=True)
 class _Policy:
-    """The policy under test, and how its runs are made and judged."""
+    """The policy under test, and the settings to run and judge it."""
 
     engine: PolicyEngine
     workflow: Workflow
@@ -96,7 +98,7 @@ class _Policy:
     on_progress: Callable[[int, int], None] | None
 
     def run(self, tasks: Sequence[Task], batch: int, mode: str, repeat_times: int, how: SamplingParams) -> "_Pass":
-        """All runs of one mode."""
+        """Run and judge all runs of one mode."""
         rollouts = run_rollouts(
             self.engine,
             tasks,
@@ -109,7 +111,7 @@ class _Policy:
             auxiliary_models=self.auxiliary_models,
             policies=self.policies,
             on_progress=self.on_progress,
-            limits=replace(self.limits, group_policy="partial", patience=Patience()),  # every run counts
+            limits=replace(self.limits, group_policy="partial", patience=Patience()),  # keep every run
         )
         runs = judge_runs(
             rollouts.rows,
@@ -123,7 +125,7 @@ class _Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """The runs of one mode, judged."""
+    """The judged runs of one mode."""
 
     scores: list[RunScore]
     transcripts: list[Transcript]
@@ -151,9 +153,9 @@ def _judged(
     judge: JudgeSpec | None,
     runs: Sequence[RunJudgement],
 ) -> _Pass:
-    last = {row.run_id: row for row in rollouts.rows}  # rows of a run come in step order
+    last = {row.run_id: row for row in rollouts.rows}  # rows of a run are in step order
     judged = [run for run in runs if run.error is None]
-    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # that part is the reward
+    alone = judge.parts[0].name if judge is not None and len(judge.parts) == 1 else None  # equals the reward
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]

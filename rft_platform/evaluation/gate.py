@@ -1,4 +1,4 @@
-"""The gate before promotion: is the candidate good enough to become champion?"""
+"""The promotion gate: decides whether a candidate is good enough to become champion."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _OTHERWISE = "by another judge, workflow or sampling (or another version of the 
 
 @dataclass(frozen=True, slots=True)
 class GateDecision:
-    """Whether a candidate passed, and why or why not in one line."""
+    """Whether a candidate passed, with the reason in one line."""
 
     passed: bool
     reason: str
@@ -31,13 +31,13 @@ def gate(
     to_beat: str = "champion",
     seed: int = BOOTSTRAP_SEED,
 ) -> GateDecision:
-    """Compare two evaluations on the same tasks, made by the same judge, workflow and sampling.
+    """Compare two evaluations on the same tasks, with the same judge, workflow and sampling.
 
-    The candidate passes when ``metric`` is at least ``min_value`` and, where there is a champion, better than the
-    champion. ``confident``: the lower end of the difference's 95 % interval exceeds ``min_delta``; else the difference
-    is at least ``min_delta``, and positive where ``min_delta`` is 0. ``to_beat`` is what ``champion`` is called: while
-    there is no champion it is the start, with which a tie is enough. Raises ``UserError`` when the candidate was not
-    measured by ``metric`` at all.
+    The candidate passes if ``metric`` is at least ``min_value`` and, if there is a champion, better than the
+    champion's. With ``confident``, the lower end of the difference's 95 % interval must exceed ``min_delta``. Without
+    it, the difference must be at least ``min_delta``, and positive if ``min_delta`` is 0. ``to_beat`` is the name of
+    ``champion`` in the reason. While there is no champion it is the start: then, without ``confident``, a difference of
+    0 passes if ``min_delta`` is 0. Raises ``UserError`` if the candidate was not measured by ``metric``.
     """
     value = _measured(candidate, metric)
     if not math.isfinite(value):

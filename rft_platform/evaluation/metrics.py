@@ -1,17 +1,17 @@
-"""Scores of an evaluation: mean@n, std@n, best@k, worst@k, and pass rates with their confidence intervals.
+"""Scores of an evaluation: mean@n, std@n, best@k, worst@k, and pass rates with confidence intervals.
 
-A score table maps each task to the scores of its runs. Tasks may have different numbers of runs (a failed run leaves no
-score); NumPy shapes are named T (tasks), N (runs of a task), B (bootstrap draws).
+A score table maps each task to the scores of its runs. Tasks may have different numbers of runs (a failed run has no
+score). Names of NumPy shapes: T (tasks), N (runs of a task), B (bootstrap draws).
 
-Pass rates have score intervals, which stay honest at 0 % and 100 % and for few tasks, where a bootstrap resamples
-equal values and returns an interval without width:
+Pass rates have score intervals, which stay valid at 0 % and 100 % and for few tasks. There a bootstrap resamples equal
+values and returns an interval of width 0:
 
 - one policy: Wilson, JASA 22 (1927) 209, with the effective sample size of clustered data (Korn and Graubard, Survey
-  Methodology 24 (1998) 193; Dean and Pagano, Stat. Med. 34 (2015) 1815): runs of one task are alike.
+  Methodology 24 (1998) 193; Dean and Pagano, Stat. Med. 34 (2015) 1815), because runs of one task are correlated.
 - the difference of two: Agresti and Min, Stat. Med. 24 (2005) 729: two pseudo-tasks, spread evenly over the four
   possible pairs of outcomes.
 
-Differences of mean rewards, which have no bounds, have the bootstrap's percentile interval.
+Differences of mean rewards, which have no bounds, have the percentile interval of a bootstrap.
 """
 
 import math
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 BOOTSTRAP_SEED = 42
 BOOTSTRAP_DRAWS = 1000
 _CHUNK = 4_000_000  # draws held in memory at once
-_Z = NormalDist().inv_cdf(0.975)  # of a two-sided 95 % interval
+_Z = NormalDist().inv_cdf(0.975)  # quantile of a two-sided 95 % interval
 
 Scores = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class PassRate:
-    """A share of passed runs (mean over tasks of each task's share) and its 95 % interval over tasks."""
+    """A share of passed runs (the mean of the tasks' shares) and its 95 % interval over tasks."""
 
     value: float
     low: float
@@ -55,9 +55,9 @@ def pass_rate(scores: Scores, threshold: float = 1.0) -> PassRate:
 
 
 def _effective_size(shares_T: "np.ndarray", runs: int) -> float:
-    """How many independent runs say as much as these: from the number of tasks (runs of a task all equal) to ``runs``.
+    """Effective number of independent runs: between the number of tasks (all runs of a task equal) and ``runs``.
 
-    Where every task has the same share, nothing tells how alike the runs of a task are: each task counts as one run.
+    If every task has the same share, the correlation of a task's runs is unknown, and each task counts as one run.
     """
     tasks, value = len(shares_T), float(shares_T.mean())
     variance = float(shares_T.var(ddof=1)) / tasks if tasks > 1 else 0.0
@@ -73,11 +73,11 @@ def _wilson(value: float, size: float) -> tuple[float, float]:
 
 
 def paired_share_interval(shares: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of ``shares - others``, pass rates of the same tasks, with their 95 % interval."""
+    """(mean, low, high) of ``shares - others``, pass rates on the same tasks, with the 95 % interval."""
     import numpy as np
 
     differences_T = np.asarray(shares, dtype=np.float64) - np.asarray(others, dtype=np.float64)
-    size = len(differences_T) + 2.0  # pseudo-tasks: one without a difference, half a one with +1, half a one with -1
+    size = len(differences_T) + 2.0  # two pseudo-tasks: weight 1 without a difference, 1/2 with +1, 1/2 with -1
     centre = float(differences_T.sum()) / size
     variance = (float((differences_T**2).sum()) + 1.0) / size - centre**2
     half = _Z * math.sqrt(variance / size)
@@ -87,7 +87,7 @@ def paired_share_interval(shares: Sequence[float], others: Sequence[float]) -> t
 def paired_interval(
     scores: Sequence[float], others: Sequence[float], seed: int = BOOTSTRAP_SEED
 ) -> tuple[float, float, float]:
-    """(mean, low, high) of ``scores - others``, one pair a task, with its 95 % bootstrap interval over tasks."""
+    """(mean, low, high) of ``scores - others``, one pair per task, with the 95 % bootstrap interval over tasks."""
     import numpy as np
 
     differences_T = np.asarray(scores, dtype=np.float64) - np.asarray(others, dtype=np.float64)
@@ -96,10 +96,10 @@ def paired_interval(
 
 
 def run_metrics(scores: Scores, seed: int = BOOTSTRAP_SEED) -> dict[str, float]:
-    """mean@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each the mean over tasks.
+    """mean@n, and for n > 1 std@n, best@k and worst@k for k = 2, 4, ... n; each is the mean over tasks.
 
-    n is the largest number of runs of a task; std is the population's. best@k (worst@k) is the expected maximum
-    (minimum) of k runs drawn with replacement from a task's runs, by bootstrap.
+    n is the largest number of runs of a task; std is the population standard deviation. best@k (worst@k) is the
+    expected maximum (minimum) of k runs drawn with replacement from a task's runs, by bootstrap.
     """
     import numpy as np
 
@@ -129,7 +129,7 @@ def named(taskset: str, metric: str, metrics: Mapping[str, float]) -> dict[str, 
 
 
 def _tables(scores: Scores) -> "list[np.ndarray]":
-    """The scores as one [T, N] table a number of runs, each row in ascending order."""
+    """The scores as one [T, N] table per number of runs N, with each row in ascending order."""
     import numpy as np
 
     by_count: dict[int, list[Sequence[float]]] = {}
@@ -139,7 +139,7 @@ def _tables(scores: Scores) -> "list[np.ndarray]":
 
 
 def _expected(table_TN: "np.ndarray", ranks_B: "np.ndarray") -> float:
-    """Sum over tasks of the mean score at the drawn ranks: in a sorted row the largest rank is the best score."""
+    """Sum over tasks of the mean score at the drawn ranks. In a sorted row, the largest rank is the best score."""
     import numpy as np
 
     weights_N = np.bincount(ranks_B, minlength=table_TN.shape[1]) / len(ranks_B)

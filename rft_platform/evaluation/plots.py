@@ -1,4 +1,4 @@
-"""Pictures of a project's progress. Drawn on ``Figure`` objects: no global state, no window, safe in any thread."""
+"""Plots of a project's progress, drawn on ``Figure`` objects: no global state, no window, safe in any thread."""
 
 import io
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _SMALL = (
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """What one round reached; None where it was not measured. Round 0 is the starting policy."""
+    """Results of one round; None if not measured. Round 0 is the starting policy."""
 
     round: int
     policy_version: int
@@ -28,12 +28,12 @@ class CurvePoint:
     sampled_high: float | None = None
     greedy: float | None = None
     reward: float | None = None  # mean training reward
-    kl: float | None = None  # engine to trainer, k3 estimate, nats a token
-    entropy: float | None = None  # nats a token
+    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    entropy: float | None = None  # nats per token
 
 
 def learning_curve(points: Sequence[CurvePoint], title: str, champion_round: int | None = None) -> bytes:
-    """A PNG (960 x 640): held-out pass rates by round with their confidence band; below it reward, KL and entropy."""
+    """Draw a PNG (960 x 640): held-out pass rates by round with confidence band; below them reward, KL and entropy."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,7 +104,7 @@ def _draw_small(axes: "Axes", points: Sequence[CurvePoint], name: str, label: st
 
 
 def _label_ends(axes: "Axes", ends: list[tuple[float, int, str, str]]) -> None:
-    """Name each curve at its last point, the labels moved apart where the curves meet."""
+    """Label each curve at its last point; move the labels apart where the curves meet."""
     ends = sorted(ends)
     heights = [value for value, *_ in ends]
     if len(heights) == 2 and heights[1] - heights[0] < 0.07:

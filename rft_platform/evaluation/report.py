@@ -1,4 +1,4 @@
-"""The evaluation as a page to read: numbers beside the start's and the champion's, the learning curve, transcripts."""
+"""The evaluation report in Markdown: results beside those of start and champion, learning curve, transcripts."""
 
 import base64
 import json
@@ -39,7 +39,7 @@ def markdown_report(
     decision: GateDecision | None = None,
     compared: Sequence[Comparison] = (),
 ) -> str:
-    """The report as Markdown. ``picture`` is the address of the learning curve: a file name or ``data_uri(png)``."""
+    """Return the report as Markdown. ``picture`` is the address of the curve: a file name or ``data_uri(png)``."""
     parts = [f"# {title}: round {result.round}, policy version {result.policy_version}"]
     if decision is not None:
         parts.append(f"**Gate {'passed' if decision.passed else 'not passed'}**: {decision.reason}")
@@ -55,7 +55,7 @@ def markdown_report(
 
 
 def comparison_table(compared: Sequence[Comparison]) -> str:
-    """One row a metric and policy that it is compared with: the difference and its 95 % interval over tasks."""
+    """Table with one row per metric and compared policy: the difference and its 95 % interval over tasks."""
     rows = [
         [f"{each.against} (v{each.policy_version}), {each.metric}", comparison_cell(each), each.verdict]
         for each in compared
@@ -64,7 +64,7 @@ def comparison_table(compared: Sequence[Comparison]) -> str:
 
 
 def comparison_cell(compared: Comparison) -> str:
-    """A difference and its interval in a few characters: ``+12.5% (+4.1% to +20.3%)``."""
+    """Format a difference and its interval: ``+12.5% (+4.1% to +20.3%)``."""
     share = compared.metric.endswith("_pass")
     values = (compared.difference, compared.low, compared.high)
     shown, low, high = (f"{value:+.1%}" if share else f"{value:+.4f}" for value in values)
@@ -72,12 +72,12 @@ def comparison_cell(compared: Comparison) -> str:
 
 
 def data_uri(png: bytes) -> str:
-    """A picture as an address that holds it, for a page without files beside it."""
+    """Encode a picture as a data URI, for a page without other files."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def write_report(folder: Path, markdown: Callable[[str], str], png: bytes) -> Path:
-    """Write ``report.md`` and the picture it shows into ``folder``; ``markdown`` is given the picture's address."""
+    """Write ``report.md`` and its picture into ``folder``; ``markdown`` gets the address of the picture."""
     with atomic_path(folder / _CURVE_FILE) as temp:
         temp.write_bytes(png)
     path = folder / "report.md"
@@ -96,7 +96,7 @@ def _summary_table(result: EvaluationResult, start: EvaluationResult | None, cha
 
 
 def _metrics_table(result: EvaluationResult) -> str:
-    """One row a taskset and metric, one column a statistic (mean@n, std@n, best@k, worst@k)."""
+    """Table with one row per taskset and metric, one column per statistic (mean@n, std@n, best@k, worst@k)."""
     rows: dict[str, dict[str, float]] = {}
     for name, value in result.metrics.items():
         row, _, statistic = name.removeprefix("eval/").rpartition("/")
@@ -107,7 +107,7 @@ def _metrics_table(result: EvaluationResult) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table: the first column flush left, the others right."""
+    """Return a Markdown table: the first column left-aligned, the others right-aligned."""
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -140,7 +140,7 @@ def _message(message: dict[str, Any]) -> str:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """The two ends of a long text: an answer stands at its end."""
+    """Keep both ends of a long text, because an answer is usually at the end."""
     if len(text) <= limit:
         return text
     half = limit // 2

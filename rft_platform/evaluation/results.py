@@ -1,4 +1,4 @@
-"""What an evaluation found, as one JSON-serialisable value."""
+"""The result of an evaluation, as one JSON-serialisable value."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,32 +28,32 @@ class RunScore:
 class EvaluationResult:
     """Scores of one policy on held-out tasks.
 
-    ``metrics`` holds ``eval/<taskset>/<metric>/mean@n`` and so on; ``sampled`` and ``greedy`` are pass rates over all
-    tasks, None where that mode was not run (or none of its runs succeeded).
+    ``metrics`` has entries such as ``eval/<taskset>/<metric>/mean@n``. ``sampled`` and ``greedy`` are pass rates over
+    all tasks, None if that mode was not run (or none of its runs succeeded).
     """
 
     round: int
     policy_version: int
     tasks: int
-    tasks_digest: str  # of the set of task ids; see ``measured_alike``
+    tasks_digest: str  # digest of the set of task ids; see ``measured_alike``
     sampled_n: int
     temperature: float
     seed: int
-    pass_threshold: float  # the least reward of a run that passed
+    pass_threshold: float  # minimum reward of a passed run
     sampled: PassRate | None
     greedy: PassRate | None
-    mean_reward: float | None  # of the sampled runs; of the greedy ones where none was sampled
-    failed_runs: int  # runs without an answer after all retries; they are left out, never counted as wrong
+    mean_reward: float | None  # of the sampled runs; of the greedy ones if there are none
+    failed_runs: int  # runs that failed after all retries or could not be judged; left out, not counted as wrong
     completion_tokens: int
     truncated_share: float
     seconds: float
     metrics: dict[str, float] = field(default_factory=dict)
     transcripts: list[Transcript] = field(default_factory=list)
     scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # mode -> task id -> rewards
-    measured_by: str | None = None  # digest of judge, workflow and sampling; None: not known, as in older notes
+    measured_by: str | None = None  # digest of judge, workflow and sampling; None: unknown (older notes)
 
     def summary(self) -> dict[str, float]:
-        """The few numbers to plot and to gate on: sampled_pass, greedy_pass, their intervals, mean_reward, ..."""
+        """The main numbers for plots and the gate: sampled_pass, greedy_pass, their intervals, mean_reward, ..."""
         values: dict[str, float] = {"truncated_share": self.truncated_share, "failed_runs": self.failed_runs}
         if self.mean_reward is not None:
             values["mean_reward"] = self.mean_reward
@@ -63,11 +63,11 @@ class EvaluationResult:
         return values
 
     def value(self, metric: str) -> float | None:
-        """A metric by its name in ``summary`` or in ``metrics``; None if it was not measured."""
+        """Return a metric by its name in ``summary`` or in ``metrics``; None if it was not measured."""
         return self.summary().get(metric, self.metrics.get(metric))
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
+        """Return the result as plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -81,7 +81,7 @@ class EvaluationResult:
 def result_of(
     scores: Sequence[RunScore], pass_threshold: float, bootstrap_seed: int = BOOTSTRAP_SEED, **known: Any
 ) -> EvaluationResult:
-    """The result that follows from judged runs; ``known`` are the fields that do not follow from them."""
+    """Build the result from judged runs; ``known`` are the fields that do not follow from them."""
     tables = {mode: by_task(score for score in scores if score.mode == mode) for mode in MODES}
     measured = {mode: table for mode, table in tables.items() if table}
     rates = {mode: pass_rate(table, pass_threshold) for mode, table in measured.items()}
@@ -98,15 +98,15 @@ def result_of(
 
 
 def measured_alike(one: EvaluationResult, other: EvaluationResult) -> bool:
-    """Whether two results may be compared: of the same tasks, and by the same judge, workflow and sampling.
+    """Whether two results are comparable: same tasks, and same judge, workflow and sampling.
 
-    Of older notes the latter is not known: they are compared with each other, and with no newer result.
+    Older notes have no digest of judge, workflow and sampling: they are comparable with each other only.
     """
     return (one.tasks_digest, one.measured_by) == (other.tasks_digest, other.measured_by)
 
 
 def tasks_digest(task_ids: Iterable[str]) -> str:
-    """Digest of a set of tasks, whatever their order."""
+    """Digest of a set of tasks, in any order."""
     return digest_json(sorted(set(task_ids)))
 
 

@@ -1,4 +1,4 @@
-"""Which runs of an evaluation to keep for reading, and how."""
+"""Choose the runs of an evaluation that the report shows, as transcripts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ class Transcript:
     task_id: str
     mode: str  # "sampled" or "greedy"
     reward: float
-    messages: list[dict[str, Any]]  # of the run's last call, its answer included
+    messages: list[dict[str, Any]]  # of the run's last call, including its answer
     expected: str | None = None
 
 
 def transcript(row: RolloutRow, task: Task, mode: str, reward: float) -> Transcript:
-    """The run whose last model call is ``row``."""
+    """Build the transcript of the run whose last model call is ``row``."""
     return Transcript(row.task_id, mode, reward, [*row.messages, row.response], task.answer)
 
 
 def choose(transcripts: Sequence[Transcript], count: int, pass_threshold: float) -> list[Transcript]:
-    """Up to ``count`` runs, the first of each task: as many failed as passed ones, where there are both."""
+    """Choose up to ``count`` runs, the first of each task: half of them failed and half passed, as far as possible."""
     firsts: dict[str, Transcript] = {}
     for found in transcripts:
         firsts.setdefault(found.task_id, found)
