@@ -1,4 +1,4 @@
-"""The algorithm in force as the trainer needs it, and checks that its parts fit each other."""
+"""Translate the configured algorithm into the trainer's AlgorithmSpec, and check that its parts fit together."""
 
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.config.algorithm_parts import RolloutCorrection
@@ -11,13 +11,13 @@ _PLAIN = RolloutCorrection()
 
 
 def loaded_digest(config: RftConfig) -> str | None:
-    """Identity of the plugins' code; None without plugins."""
+    """Import the plugins and return the digest of their code; None without plugins."""
     import_plugins(config.algorithm.plugins)
     return plugins_digest(config.algorithm.plugins)
 
 
 def algorithm_spec(run: RunSettings) -> AlgorithmSpec:
-    """What the trainer needs to know of the algorithm in force; a critic's settings are the plain ones."""
+    """The configured algorithm as the trainer receives it; a critic gets the default CriticSpec (``critic_spec``)."""
     config, settings, chosen = run.config, run.config.algorithm, run.algorithm
     correction, penalty = settings.rollout_correction, settings.kl_penalty_fn_args
     averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
@@ -45,9 +45,9 @@ def algorithm_spec(run: RunSettings) -> AlgorithmSpec:
 
 
 def check_algorithm(run: RunSettings) -> None:
-    """Raise UserError where a part of the algorithm does not exist, does not fit the others, or would do nothing.
+    """Raise UserError if a part of the algorithm does not exist, does not fit the other parts, or would have no effect.
 
-    A preset fits itself. Where parts are replaced losses are looked up by name, which imports torch.
+    An unchanged preset is not checked. If parts are replaced, losses are looked up by name, which imports torch.
     """
     settings = run.config.algorithm
     replaced = (settings.advantage_fn, settings.policy_loss_fn, settings.policy_loss_fn_args, settings.plugins)

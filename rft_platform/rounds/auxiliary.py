@@ -1,4 +1,4 @@
-"""The project's auxiliary models, served while a phase needs them: engines of their own, or endpoints elsewhere."""
+"""Serve the project's auxiliary models while a phase needs them: engines of this project, or external endpoints."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from rft_platform.config.schema import RftConfig
     from rft_platform.inference.client import EngineClient
 
-#: An engine that nobody asks ends after its idle time-out: the phase that may yet ask it looks at it so often.
+#: Interval of the status requests that keep an idle engine below its idle time-out while a phase may still call it.
 _AWAKE_S = 20.0
 
 
 @contextmanager
 def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]:
-    """The models of ``explorer.auxiliary_models`` by name, each ready to be asked; an empty dict where there are none.
+    """Yield the models of ``explorer.auxiliary_models`` by name, ready for calls; an empty dict if there are none.
 
-    Engines are found where they run, else started side by side, and go on after the block until they are idle or
-    ``rft stop``. Raises UserError, before anything is started, where a key is not in the environment, and EngineError
-    where an engine does not come up.
+    Running engines are reused; missing ones are started in parallel. They run on after the block until their idle
+    time-out or ``rft stop``. Raises UserError, before anything is started, if an API key is not in the environment, and
+    EngineError if an engine does not start.
     """
     entries = project.config.explorer.auxiliary_models
     if not entries:
@@ -45,7 +45,7 @@ def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]
 
 @contextmanager
 def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[dict[str, Any]]:
-    """As a judge function is handed them; none are served where ``judge`` is None and nobody would ask them."""
+    """The auxiliary models in the form that a judge function receives. Starts none if ``judge`` is None."""
     if judge is None:
         yield {}
         return
@@ -54,7 +54,7 @@ def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[di
 
 
 def check_keys(config: "RftConfig") -> None:
-    """Raise UserError for each auxiliary model whose key is not in the environment."""
+    """Raise UserError that names every auxiliary model whose API key is not in the environment."""
     problems = []
     for entry in config.explorer.auxiliary_models:
         try:
@@ -67,7 +67,7 @@ def check_keys(config: "RftConfig") -> None:
 
 @contextmanager
 def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[AuxiliarySpec]]:
-    """Where each model is served; its engines are kept from ending meanwhile."""
+    """Yield the address and settings of each model; keep its engines from reaching their idle time-out in the block."""
     config = project.config
     first = config.explorer.rollout_model.tensor_parallel_size * config.explorer.rollout_model.engine_num
     starts: list[tuple[Entry, int, int]] = []
@@ -91,7 +91,7 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
 
 
 def _connect(project: Project, entry: "Entry", number: int, first_gpu: int) -> "EngineClient":
-    """One engine process of an auxiliary model."""
+    """Find or start one engine process of an auxiliary model."""
     from rft_platform.inference.launcher import GPU_FILES, find_or_start_engine
     from rft_platform.inference.pool_start import replica_gpus
 
@@ -117,7 +117,7 @@ def _spec(
 ) -> AuxiliarySpec:
     given = {"temperature": entry.temperature, "top_p": entry.top_p, "max_tokens": entry.max_response_tokens}
     defaults: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if entry.base_url and entry.enable_thinking is not None:  # an engine of ours knows it from its start
+    if entry.base_url and entry.enable_thinking is not None:  # the platform's engines get this setting at their start
         defaults["chat_template_kwargs"] = {"enable_thinking": entry.enable_thinking}
     return AuxiliarySpec(
         name=entry.known_as,
@@ -135,13 +135,13 @@ def _spec(
 
 @contextmanager
 def awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
-    """Ask the engines how they are every now and then, so that none ends for want of work within the block."""
+    """Request the engines' status at intervals, so that none reaches its idle time-out within the block."""
     over = threading.Event()
 
     def ask() -> None:
         while not over.wait(_AWAKE_S):
             for client in clients:
-                with suppress(EngineError):  # whoever asks the model next is told
+                with suppress(EngineError):  # the next call of the model reports the error
                     client.status()
 
     thread = threading.Thread(target=ask, name="auxiliaries", daemon=True)

@@ -1,4 +1,4 @@
-"""All policies of a project on its held-out tasks: which are still to be measured, and the table of those that are."""
+"""Benchmark of all policies of a project on its held-out tasks: which are not evaluated yet, and the results table."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +21,7 @@ HEADER = ("policy", "taskset", "sampled", "greedy", "reward", "from the start", 
 
 @dataclass(frozen=True, slots=True)
 class BenchLine:
-    """One policy of the project; ``left_out`` says why it has no results."""
+    """One policy of the project. ``left_out`` is the reason why it has no results."""
 
     round: int
     policy_version: int
@@ -32,7 +32,7 @@ class BenchLine:
     left_out: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The line as plain JSON values, without scores of single runs and transcripts."""
+        """The line as plain JSON values, without the scores and transcripts of single runs."""
         metrics = [{**result.summary(), **result.metrics} for result in self.results]
         return {
             **{name: getattr(self, name) for name in ("round", "policy_version", "checkpoint", "promoted", "left_out")},
@@ -42,9 +42,9 @@ class BenchLine:
 
 
 def unmeasured(project: Project) -> list[int]:
-    """Rounds whose policy was not measured yet on the held-out tasks as they are configured now, in order.
+    """Rounds whose policy has no evaluation on the currently configured held-out tasks, ascending.
 
-    Policies with equal weights are measured once; weights that were removed never.
+    Policies with equal weights are evaluated once; policies whose weights were removed are skipped.
     """
     rounds = []
     policies = [policy for number in sorted(project.store.rounds()) if (policy := published(project.store, number))]
@@ -58,7 +58,7 @@ def unmeasured(project: Project) -> list[int]:
 
 
 def _wanted(project: Project) -> list[tuple[str, int, str]]:
-    """Of each held-out taskset: which tasks, how many sampled runs, and by what they are measured."""
+    """For each held-out taskset: the digest of its tasks, the number of sampled runs, and ``measured_by``."""
     return [
         (
             tasks_digest(task.task_id for task in dataset.tasks),
@@ -70,7 +70,7 @@ def _wanted(project: Project) -> list[tuple[str, int, str]]:
 
 
 def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str]]) -> bool:
-    """Whether the round's note holds a result of every held-out taskset as it is configured now."""
+    """Whether the round's note has a result for every held-out taskset as currently configured."""
     results = _results(project, round_number)
     if [(result.tasks_digest, result.sampled_n, result.measured_by) for result in results] != wanted:
         return False
@@ -78,13 +78,13 @@ def _holds(project: Project, round_number: int, wanted: list[tuple[str, int, str
 
 
 def removed(policy: Policy) -> bool:
-    """Whether the policy's weights are gone, to ``trainer.max_checkpoints_to_keep`` or otherwise."""
+    """Whether the policy's weights are gone, because of ``trainer.max_checkpoints_to_keep`` or another reason."""
     folder = Path(policy.folder)
     return (folder / THINNED).exists() or not any(folder.glob("*.safetensors"))
 
 
 def bench_lines(project: Project) -> list[BenchLine]:
-    """A line for every policy that was published, the start first."""
+    """One line for every published policy, the starting policy first."""
     store = project.store
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number))]
     wanted = _wanted(project)
@@ -94,7 +94,7 @@ def bench_lines(project: Project) -> list[BenchLine]:
 
 
 def write_bench(project: Project) -> Path:
-    """Write the table of all policies, as a page and as JSON, below the project's folder; the page's path."""
+    """Write the table of all policies as Markdown and JSON to the project's folder; returns the Markdown file."""
     lines = bench_lines(project)
     write_json(project.home.root / DATA, [line.to_json() for line in lines])
     path = project.home.root / REPORT
@@ -103,12 +103,12 @@ def write_bench(project: Project) -> Path:
 
 
 def bench_table(lines: Sequence[BenchLine]) -> str:
-    """One row a policy and held-out taskset, as Markdown."""
+    """The results as a Markdown table, one row per policy and held-out taskset."""
     return table(HEADER, bench_rows(lines))
 
 
 def bench_rows(lines: Sequence[BenchLine]) -> list[list[str]]:
-    """The cells of the table, in the order of ``HEADER``; policies are compared on the first taskset."""
+    """The cells of the table, in the order of ``HEADER``. Only the first taskset has comparisons."""
     rows = []
     for line in lines:
         name = f"round {line.round} (v{line.policy_version})" + (", promoted" if line.promoted else "")
@@ -122,7 +122,7 @@ def bench_rows(lines: Sequence[BenchLine]) -> list[list[str]]:
 
 
 def _line(project: Project, policy: Policy, measured: bool, twin: int | None) -> BenchLine:
-    """``twin``: a round that measured these weights."""
+    """``twin`` is a round that evaluated the same weights."""
     note = project.store.read_note(policy.round, EVALUATION) or {}
     line = BenchLine(policy.round, policy.policy_version, policy.folder, promoted=bool(note.get("promoted")))
     if measured:

@@ -1,4 +1,4 @@
-"""The champion, and what a policy's evaluation is compared with: the policy before it, the champion, the start."""
+"""The champion, and the comparisons of a policy with its predecessor, the champion and the starting policy."""
 
 import time
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def compared(
     project: Project, policy: Policy, result: EvaluationResult, champion: EvaluationResult | None
 ) -> list[Comparison]:
-    """Compare ``result`` of ``policy`` with the evaluation before it, the champion's and the start's, where known.
+    """Compare ``result`` of ``policy`` with the evaluations of the previous policy, the champion and the start.
 
     A policy is not compared with itself: a round that trained nothing publishes the weights of the round before.
     """
@@ -44,7 +44,7 @@ def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> 
 
 
 def promoted_last(project: Project) -> EvaluationResult | None:
-    """The evaluation that made the newest champion of this project, as its notes have it."""
+    """The evaluation that promoted the newest champion of this project, according to the notes."""
     for number in sorted(project.store.rounds(), reverse=True):
         if (project.store.read_note(number, EVALUATION) or {}).get("promoted"):
             return evaluation_of(project.store, number)
@@ -52,10 +52,11 @@ def promoted_last(project: Project) -> EvaluationResult | None:
 
 
 def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
-    """Make the champion's predecessor champion again, and return it.
+    """Make the champion's predecessor the champion again, and return it.
 
-    The evaluation notes that promoted the champion are changed first: a lost registry is rebuilt from them, and a call
-    that is repeated after a kill goes back one version, not two. Raises UserError where there is no predecessor.
+    The evaluation notes that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
+    the notes, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
+    predecessor.
     """
     store, replaced = project.store, registry.last_promoted()
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -69,11 +70,11 @@ def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
 def against_champion(
     project: Project, registry: "ModelRegistry", policy: Policy, result: EvaluationResult
 ) -> tuple[EvaluationResult | None, GateDecision]:
-    """The champion's own evaluation, if it is known here, and the gate's decision.
+    """Return the champion's evaluation, if this project has it, and the decision of the gate.
 
-    While there is no champion the start is to be reached: the first champion need not be better, unless
-    ``evaluation.gate.confident`` is written as true. Weights are known by their digest: projects that share a
-    server may share policy versions, even a model's name.
+    Without a champion, the policy is compared with the start, and a tie is enough unless ``evaluation.gate.confident``
+    is set to true. Weights are identified by their digest, because projects that share a server may share policy
+    versions and even a model name.
     """
     settings = project.config.evaluation
     champion = registry.champion()

@@ -1,4 +1,4 @@
-"""The learning curve of a project, read from the notes its rounds left."""
+"""The learning curve of a project, read from the notes of its rounds."""
 
 from rft_platform.evaluation.plots import CurvePoint
 from rft_platform.evaluation.results import EvaluationResult
@@ -9,7 +9,7 @@ EVALUATION = "evaluation"
 
 
 def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
-    """The evaluation of a round on the first held-out taskset, if there was one."""
+    """The evaluation of a round on the first held-out taskset; None if there is none."""
     note = store.read_note(round_number, EVALUATION)
     return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
 
@@ -24,7 +24,7 @@ def previous_evaluation(store: ExperienceStore, round_number: int) -> Evaluation
 
 
 def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> EvaluationResult | None:
-    """The newest evaluation of a set of weights: no-op rounds measure their parent's again."""
+    """The newest evaluation of a set of weights. A no-op round evaluates the weights of its parent again."""
     for number in reversed(store.rounds()):
         policy = published(store, number)
         if policy is not None and policy.weights_digest == weights_digest:
@@ -35,7 +35,7 @@ def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> Evalua
 
 
 def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResult | None = None) -> list[CurvePoint]:
-    """One point a round up to ``last_round``, round 0 first; ``newest`` stands for the last round's own evaluation."""
+    """One point per round up to ``last_round``, round 0 first; ``newest`` replaces the last round's evaluation."""
     points = []
     for number in [number for number in store.rounds() if number <= last_round]:
         policy = published(store, number)

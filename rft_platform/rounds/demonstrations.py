@@ -1,4 +1,4 @@
-"""Demonstrations for supervised fine-tuning, as the one Parquet file that the trainer reads."""
+"""Write the demonstrations for supervised fine-tuning to the single Parquet file that the trainer reads."""
 
 import json
 from pathlib import Path
@@ -9,18 +9,18 @@ from rft_platform.config.trainer import WarmStart
 from rft_platform.errors import UserError
 from rft_platform.files import atomic_path, digest_file, digest_json
 
-MESSAGES = "messages"  # the column of a dataset of conversations
+MESSAGES = "messages"  # column name of a dataset of conversations
 Cells = dict[str, list[str | None]]
 
 
 def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str = "warm_start.path") -> str:
-    """Write the configured demonstrations to ``target`` as the trainer reads them; returns their digest.
+    """Write the configured demonstrations to ``target`` in the trainer's format; returns their digest.
 
-    A dataset with a column ``messages`` (and none of ``format.prompt_key``) holds conversations, perhaps with ``tools``
-    and tool calls: every assistant message is imitated. Any other holds a prompt and a response a row. ``key`` is where
-    the configuration names them.
+    A dataset with a column ``messages`` and without ``format.prompt_key`` holds conversations, optionally with
+    ``tools`` and tool calls; every assistant message is trained on. Any other dataset holds one prompt and one response
+    per row. ``key`` is the configuration key to name in errors.
 
-    Raises UserError for a dataset that cannot be read, lacks a column, or holds a row without a response.
+    Raises UserError if the dataset cannot be read, lacks a column, or has a row without a response.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -41,7 +41,7 @@ def _are_conversations(settings: WarmStart | Experts) -> bool:
 
 
 def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
-    """Columns messages and, where there are any, tools, each cell as JSON; and the digest of the dataset."""
+    """The columns messages and, if present, tools, with JSON cells; and the digest of the dataset."""
     from rft_platform.tasks.columns import Columns
     from rft_platform.tasks.offline import load_conversations
 
@@ -52,7 +52,7 @@ def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
 
 
 def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
-    """Columns prompt, response and system; and the digest of the dataset."""
+    """The columns prompt, response and system; and the digest of the dataset."""
     from rft_platform.tasks.dataset import load_tasks
 
     if settings.format.prompt_key is None:

@@ -1,6 +1,6 @@
-"""The dynamic styles, decided: when a training has enough of what landed, and when exploration must let it catch up.
+"""Decisions of the dynamic sync styles: when enough rows have landed to train, and when exploration must wait.
 
-Pure functions of the project's state; ``plan_next`` asks them.
+Pure functions of the project's state, called by ``plan_next``.
 """
 
 import math
@@ -10,9 +10,9 @@ from rft_platform.rounds.state import ProjectState
 
 
 def held_back(state: ProjectState, number: int) -> str | None:
-    """Why batch ``number`` must not be explored before something has trained, in words; None: it may be.
+    """The reason why batch ``number`` must not be explored before the next training; None if it may be explored.
 
-    It is held back only while there is something to train on, or a training is under way: so it never waits for ever.
+    Exploration waits only while there are rows to train on or a training is running, so it cannot wait forever.
     """
     landed, key = state.landed, round_key(number)
     if state.sync_offset and landed.rounds >= state.sync_offset:
@@ -30,9 +30,9 @@ def held_back(state: ProjectState, number: int) -> str | None:
 
 
 def versions_ahead(state: ProjectState) -> int:
-    """Policy versions that training may move on before it starts on the rows of a batch that is explored now."""
+    """Policy versions by which training may advance before it starts on the rows of a batch explored now."""
     landed, step = state.landed, max(1, state.rows_a_step)
-    if state.sync_style == "dynamic_by_trainer":  # units of a fixed size: where the batch's last row ends up
+    if state.sync_style == "dynamic_by_trainer":  # fixed-size trainings, up to the one with the last row
         steps_a_unit = max(1, state.rows_wanted // step)
         units = (landed.rows + state.experiences_needed - 1) // max(1, state.rows_wanted)
         return landed.training_steps + steps_a_unit * units
@@ -40,15 +40,15 @@ def versions_ahead(state: ProjectState) -> int:
 
 
 def has_enough(state: ProjectState) -> bool:
-    """Whether what landed, with what may be used again, makes a training."""
+    """Whether the landed rows, with the replayable ones, are enough for a training."""
     landed = state.landed
     return landed.rounds > 0 and landed.rows + landed.replayable >= state.rows_wanted
 
 
 def trains(state: ProjectState, number: int, explored: int) -> bool | str:
-    """Whether training ``number`` may start after ``explored`` batches; in words what it waits for; False: it is done.
+    """Whether training ``number`` may start after ``explored`` batches; a str: what it waits for; False: it is done.
 
-    A training that was settled and is not complete goes on, once what it took is there.
+    An unfinished training whose rows are settled continues as soon as those rows exist.
     """
     landed, key, over = state.landed, round_key(number), explored >= state.rounds_budget
     if number <= landed.settled:
@@ -62,6 +62,6 @@ def trains(state: ProjectState, number: int, explored: int) -> bool | str:
 
 
 def _stopped(state: ProjectState, number: int) -> bool:
-    """Whether exploration stands still until something has trained: then a part of a step is trained."""
+    """Whether exploration waits for the next training. That training then starts with less than a full step."""
     running = number <= len(state.rounds) and state.rounds[number - 1].explore.running
     return not running and held_back(state, number) is not None

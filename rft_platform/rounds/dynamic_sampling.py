@@ -1,4 +1,4 @@
-"""Dynamic sampling: further batches of tasks until enough groups of runs carry a signal (DAPO, arXiv 2503.14476)."""
+"""Dynamic sampling: sample further task batches until enough groups carry a signal (DAPO, arXiv 2503.14476)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from rft_platform.rounds.project import Project
 
 
 class SignalCount:
-    """Counts, batch after batch of tasks, the groups of a round that the experience pipeline would train on.
+    """Counts the groups of a round that the experience pipeline would train on, one task batch after the other.
 
-    They are judged by the configured judge and counted here only; the judgement that trains is made when the round is
-    judged. Without dynamic sampling nothing is judged, and one batch of tasks is always enough.
+    The configured judge judges them for this count only; the judgement used for training is made in the judge phase.
+    Without dynamic sampling nothing is judged, and one task batch is always enough.
     """
 
     def __init__(self, project: Project) -> None:
@@ -30,13 +30,13 @@ class SignalCount:
         self._wanted = self._found = self._sampled = 0
 
     def begin(self) -> None:
-        """Another explore batch: as many groups more are wanted as it has tasks."""
+        """Start another explore batch: raise the number of wanted groups by its number of tasks."""
         self._wanted += self._project.config.buffer.batch_size
 
     def enough(self, rows: Sequence[RolloutRow]) -> bool:
-        """Count the groups of a batch of tasks; whether those of the round are enough now.
+        """Count the groups of a task batch; returns whether the round has enough groups now.
 
-        What an earlier explore batch of the round found beyond its own need counts too. Raises as ``judge_runs``.
+        The surplus of an earlier explore batch of the round counts too. Raises the same errors as ``judge_runs``.
         """
         self._sampled += len({row.group_id for row in rows})
         if self.max_batches == 1:
@@ -58,7 +58,7 @@ class SignalCount:
         return self._found >= self._wanted
 
     def as_dict(self) -> dict[str, Any]:
-        """For the note: groups wanted, sampled, and of these with signal; empty without dynamic sampling."""
+        """For the note: groups wanted, groups sampled, groups with signal; empty without dynamic sampling."""
         if self.max_batches == 1:
             return {}
         found = {"groups_wanted": self._wanted, "groups_sampled": self._sampled, "groups_with_signal": self._found}

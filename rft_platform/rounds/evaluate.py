@@ -1,4 +1,4 @@
-"""Evaluation of a round: the engine takes the new weights, held-out tasks are run, the gate decides on promotion."""
+"""Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvaluation:
-    """What came of a round's evaluation; without ``results`` none was due."""
+    """Outcome of a round's evaluation. ``results`` is empty if no evaluation was due."""
 
     gate: str
     promoted: bool = False
@@ -51,9 +51,9 @@ def evaluate_round(
     force: bool = False,
     promote: bool = True,
 ) -> RoundEvaluation:
-    """Serve the round's policy; where an evaluation is due, or forced, measure it and promote it if it passes.
+    """Serve the round's policy. If an evaluation is due or forced, run it and promote the policy if it passes the gate.
 
-    Without ``promote`` the champion stays whatever the gate says.
+    With ``promote=False`` the champion does not change.
     """
     started = perf_counter()
     policy = required(project.store, round_number)
@@ -64,7 +64,7 @@ def evaluate_round(
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
     elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        return RoundEvaluation(known["gate"], known["promoted"], metrics=known["metrics"])  # measured before: it stands
+        return RoundEvaluation(known["gate"], known["promoted"], metrics=known["metrics"])  # evaluated before
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
@@ -84,7 +84,7 @@ def evaluate_round(
 
 
 def is_due(project: Project, round_number: int) -> bool:
-    """Whether the configuration wants this round evaluated; the last round always is."""
+    """Whether the configuration requests an evaluation of this round; the last round is always evaluated."""
     if round_number == 0:
         return project.config.explorer.eval_on_startup
     if project.config.synchronizer.dynamic:
@@ -93,7 +93,7 @@ def is_due(project: Project, round_number: int) -> bool:
 
 
 def _is_due_by_batches(project: Project, round_number: int) -> bool:
-    """Dynamic styles: whenever the explore batches that have been trained on pass a multiple of the interval."""
+    """Dynamic styles: due when the number of explore batches trained on passes a multiple of the interval."""
     note, every = selection_note(project.store, round_number), project.config.evaluation.every
     passed = through(note) // every > through(selection_note(project.store, round_number - 1)) // every
     return passed or bool(note and note["last"])
@@ -107,7 +107,7 @@ def _evaluate(
     first = results[0]
     champion, decision = against_champion(project, registry, policy, first)
     promoted = decision.passed and policy.model_version is not None
-    if not promote:  # whether it is champion stays as it was
+    if not promote:  # the note's promotion flag does not change
         promoted = bool((store.read_note(policy.round, EVALUATION) or {}).get("promoted"))
         decision = replace(decision, reason=f"{decision.reason}; nothing is promoted by this evaluation")
     start = evaluation_of(store, 0)
@@ -146,7 +146,7 @@ def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> di
 def record_evaluation(
     project: Project, registry: "ModelRegistry", policy: Policy, scores: Mapping[str, float], gate: str
 ) -> None:
-    """Leave the numbers and the report where people look for them: MLflow, TensorBoard, the model version."""
+    """Record the numbers and the report in MLflow, TensorBoard and the model version."""
     run = registry.training_run(project.config.name)
     run.log_round(policy.round, scores, prefix="eval/")
     monitor_round(project, policy.round, scores, prefix="eval/")

@@ -1,4 +1,4 @@
-"""Exploration of a round: its explore batches, rolled out on one policy version and stored."""
+"""Exploration of a round: roll out its explore batches with one policy version and store the rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,8 +28,8 @@ from rft_platform.tasks.task import Task
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
-    Policies of section ``policies`` take part as the round's snapshots say. Repeating it gives the same rows under the
-    same ids.
+    The policies of section ``policies`` take part in the versions of the round's snapshots. A repeated call produces
+    the same rows with the same ids.
     """
     config = project.config
     with mending(project, policy):
@@ -55,7 +55,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         raise nothing_whole(round_key(round_number), total, kept, project.batches.repeat_times, cause)
     summary = {
         **total.as_dict(),
-        "seconds": perf_counter() - started,  # with the writing of the rows
+        "seconds": perf_counter() - started,  # includes writing the rows
         "policy_version": policy.policy_version,
         "policy_round": policy.round,
         "weights_digest": policy.weights_digest,
@@ -78,10 +78,10 @@ def _explore_batch(
     round_number: int,
     batch: int,
 ) -> list[RolloutBatch]:
-    """The rollouts of an explore batch: one batch of tasks, and further ones while signal is wanting.
+    """The rollouts of an explore batch: one task batch, and further ones until enough groups carry a signal.
 
-    Its first batch of tasks has its own number in the ids of runs; further ones have numbers beyond the round's. What
-    was sampled is stored before it is judged: a judge that does not answer costs no rollouts.
+    The first task batch uses the explore batch's number in run ids; further ones use numbers beyond those of the round.
+    Rows are stored before they are judged, so that a judge that does not answer costs no rollouts.
     """
     found: list[RolloutBatch] = []
     rows: list[RolloutRow] = []
@@ -95,7 +95,7 @@ def _explore_batch(
             project.store.write_rollouts(round_number, batch, rows)
         if signal.enough(found[-1].rows):
             break
-    if known is not None:  # more may be stored than is wanted now
+    if known is not None:  # the store may hold more rows than are used now
         project.store.write_rollouts(round_number, batch, rows)
     return found
 
@@ -129,7 +129,7 @@ def _roll_out(
 
 
 def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:
-    """How a taskset is sampled: its own ``rollout_args`` before section ``model``."""
+    """Sampling parameters of a taskset: its own ``rollout_args``, then section ``model``."""
     model, args = project.config.model, taskset.rollout_args
     return SamplingParams(
         max_tokens=args.max_tokens or model.response_limit,

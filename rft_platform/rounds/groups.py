@@ -1,4 +1,4 @@
-"""The groups of a round as trainings take them: runs of one task, with the version of the weights that sampled them."""
+"""The groups of a round as units of training: runs of one task, with the policy version that sampled them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from rft_platform.experience.store import ExperienceStore
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are compared with each other, and so are trained on together."""
+    """Rows that are compared with each other and are therefore trained on together."""
 
     round: int
     group_id: str
@@ -17,26 +17,26 @@ class Group:
     policy_version: int
     kept: tuple[str, ...]  # ids of rows that no filter dropped
     filtered: tuple[str, ...]
-    uses: int = 0  # trainings that took it
+    uses: int = 0  # number of trainings that used it
 
     @property
     def key(self) -> tuple[int, str]:
-        """What tells it from every other group of the project."""
+        """Unique key of the group within the project."""
         return self.round, self.group_id
 
 
 @dataclass(frozen=True, slots=True)
 class OfPolicy:
-    """One of several policies, which trains on its own rows."""
+    """Selects the rows of one policy, if several policies train on their own rows."""
 
-    name: str | None  # None: the first
-    explored_with: int  # its version
+    name: str | None  # None: the first policy
+    explored_with: int  # policy version
 
 
 def groups_of(store: ExperienceStore, number: int, policy: OfPolicy | None = None) -> list[Group]:
-    """The groups of a round by its judgement in force, in the order of its rows; ``policy``: of its rows alone.
+    """The groups of a round by its active judgement, in row order; ``policy`` restricts them to one policy's rows.
 
-    Raises StorageError where the round is not explored and judged.
+    Raises StorageError if the round is not explored and judged.
     """
     explored, judge_version = store.read_note(number, "explore"), store.judge_version(number)
     if explored is None or judge_version is None:
@@ -60,9 +60,9 @@ def groups_of(store: ExperienceStore, number: int, policy: OfPolicy | None = Non
 
 
 def split_stale(groups: list[Group], version: int, limit: int | None) -> tuple[list[Group], list[Group]]:
-    """Those young enough for a training that starts from policy ``version``, and those too old.
+    """Split groups into those recent enough for a training that starts from policy ``version``, and those too old.
 
-    ``limit``: the most versions that a group may be older; None: any age will do.
+    ``limit`` is the largest allowed age in policy versions; None allows any age.
     """
     if limit is None:
         return groups, []

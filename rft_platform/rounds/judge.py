@@ -1,4 +1,4 @@
-"""Judgement of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
+"""Judge phase of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
 
 import logging
 import math
@@ -37,17 +37,17 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class OtherJudge:
-    """A judge in place of the configured one: a name with arguments, or a weighted list."""
+    """A judge that replaces the configured one: a name with arguments, or a weighted list."""
 
     judge: str | Sequence[WeightedJudge]
     args: Mapping[str, Any] = field(default_factory=dict)
 
 
 def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> dict[str, Any]:
-    """Judge a round's stored rollouts and put the judgement in force if it is sound; returns the round's report.
+    """Judge a round's stored rollouts and activate the judgement if it is sound; returns the round's report.
 
-    ``other`` replaces the configured judge. Judgements by earlier judges stay beside it. Raises StorageError where the
-    round has no rollouts, and JudgeUnavailableError where a model that judges does not answer: then nothing is judged.
+    ``other`` replaces the configured judge. Earlier judgements are kept beside the new one. Raises StorageError if the
+    round has no rollouts, and JudgeUnavailableError if a judge model does not answer; nothing is judged then.
     """
     started, store = perf_counter(), project.store
     refuse_damaged_rows(project, round_number, rests_on="explore")
@@ -99,7 +99,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
 
 
 def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[str, Any]]) -> OtherJudge | None:
-    """The judge that a run's configuration names; None where it names none. Raises UserError where it is unclear."""
+    """The judge given by a run's configuration; None if it names none. Raises UserError if it is invalid."""
     if args and not judge:
         raise UserError(f"judge_args {dict(args)!r} without a judge: name the judge that takes them")
     if not judges:
@@ -115,7 +115,7 @@ def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[st
 def judge_spec(
     taskset: Taskset, other: OtherJudge | None = None, models: Mapping[str, str] | None = None
 ) -> JudgeSpec | None:
-    """The judge of a taskset; None where its workflow rewards itself. ``models``: which model an alias stands for."""
+    """The judge of a taskset; None if its workflow gives the rewards. ``models`` maps aliases to models."""
     chosen = other or (OtherJudge(taskset.judge, taskset.judge_args) if taskset.judge is not None else None)
     if chosen is None:
         return None
@@ -126,7 +126,7 @@ def judge_spec(
 
 
 def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
-    """The same, ready for work in a project: its auxiliary models by name, its kept answers, its time-out."""
+    """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out."""
     config = project.config
     models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}
     spec = judge_spec(taskset, other, models)
@@ -137,7 +137,7 @@ def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None
 
 
 def check_judge(project: Project, taskset: Taskset) -> None:
-    """Raise UserError where the judge cannot be made, or the key of a model that it asks is not in the environment."""
+    """Raise UserError if the judge cannot be built, or if the API key of a judge model is not in the environment."""
     spec = judge_of(project, taskset)
     for part in spec.parts if spec else ():
         model = getattr(part.function, "model", None)
@@ -146,7 +146,7 @@ def check_judge(project: Project, taskset: Taskset) -> None:
 
 
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:
-    """What the checks of a round's rollouts and of one judgement of them found."""
+    """The results of the checks on a round's rollouts and on one judgement of them."""
     store = project.store
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
@@ -155,7 +155,7 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
 
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:
-    """A few runs of a round to read, from the best reward to the worst, as Markdown."""
+    """A few runs of a round as Markdown, from the best reward to the worst."""
     from rft_platform.experience.queries import connect, rollout_transcripts
 
     with connect(project.store, rounds=[round_number]) as connection:
@@ -176,7 +176,7 @@ def _last_question(messages: list[dict[str, Any]]) -> str:
 def reward_figures(
     project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], has_advantage: bool
 ) -> dict[str, float]:
-    """Rewards of the first policy, and under ``<figure>/<name>`` those of further ones; the rows in equal order."""
+    """Reward figures of the first policy, and of others as ``<figure>/<name>``. Both lists have the same order."""
     first = _reward_summary(_of_policy(judged, rows, None), has_advantage=has_advantage)
     return {**first, **_further_rewards(project, judged, rows)}
 
@@ -186,7 +186,7 @@ def _of_policy(judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], policy: 
 
 
 def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow]) -> dict[str, float]:
-    """The same of each policy beside the first: its mean reward, and its rows that carry a signal."""
+    """Mean reward and number of rows with a signal, for each policy of section ``policies``."""
     found: dict[str, float] = {}
     for entry in project.config.policies:
         summary = _reward_summary(_of_policy(judged, rows, entry.name), has_advantage=True)
@@ -195,17 +195,17 @@ def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequen
 
 
 def _own_rewards(rows: Sequence[RolloutRow]) -> int:
-    """Runs whose workflow gave a reward as a whole: rewards of steps stay in force beside a judge's."""
+    """Number of runs with a workflow reward for the whole run. Step rewards stay in effect beside a judge's reward."""
     by_steps = {row.run_id for row in rows if row.step_reward is not None}
     rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.metrics}
     return len(rewarded - by_steps)
 
 
 def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str, float]:
-    """Reward over runs (a run's reward is the same on all its rows), and how many rows carry a signal.
+    """Reward over runs (all rows of a run have the run's reward), and the number of rows with a signal.
 
-    Runs that a filter keeps from training count in the reward: it says how good the policy is. Where no advantage is
-    made yet every row that is kept may carry a signal.
+    The reward includes runs that a filter keeps from training, because it measures the policy. If no advantages are
+    computed yet, every row that is not dropped counts as having a signal.
     """
     last = {row.run_id: row.reward for row in rows if math.isfinite(row.reward)}
     rewards = list(last.values())

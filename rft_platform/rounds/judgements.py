@@ -1,4 +1,4 @@
-"""Kept judgements of a round: their figures, and putting an earlier one in force again."""
+"""Stored judgements of a round: their figures, and making an earlier one active ("in force") again."""
 
 import math
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ PASS_REWARD = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JudgementFigures:
-    """What a judgement says of the runs of a round."""
+    """Figures of one judgement of a round."""
 
     round: int
     judge_version: str
     runs: int  # with a reward
-    failed: int  # runs that the judge failed on
+    failed: int  # runs for which the judge failed
     dropped_rows: int  # rows that an operator keeps from training
     mean_reward: float | None
-    pass_rate: float | None  # share of rewarded runs with a reward of 1 or more
+    pass_rate: float | None  # fraction of rewarded runs with a reward of 1 or more
 
 
 def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | None:
-    """Figures of the judgement in force; None before the first."""
+    """Figures of the active judgement; None before the first."""
     version = store.judge_version(round_number)
     if version is None:
         return None
@@ -49,9 +49,9 @@ def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | Non
 
 
 def restore(project: Project, round_number: int, version: str) -> dict[str, Any]:
-    """Put a kept judgement in force again; returns the round's report.
+    """Make a stored judgement active again; returns the round's report.
 
-    Raises UserError where it is not kept, or not sound.
+    Raises UserError if it is not stored or not sound.
     """
     started, store = perf_counter(), project.store
     known = store.judge_versions(round_number)

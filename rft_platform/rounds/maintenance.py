@@ -1,6 +1,6 @@
-"""Upkeep of a project's store: which rounds are compacted, upgraded or retired.
+"""Maintenance of a project's store: decide which rounds are compacted, upgraded or retired.
 
-Only closed rounds are touched: those that are trained and evaluated, so that no phase reads or writes their rows.
+Only closed rounds are changed. A closed round is trained and evaluated, so no phase reads or writes its rows.
 """
 
 import time
@@ -28,14 +28,14 @@ _Done = TypeVar("_Done")
 
 @dataclass(slots=True)
 class Upkeep:
-    """What was done, or in a dry run would be."""
+    """What was done; in a dry run, what would be done."""
 
     dry_run: bool
     rewrites: list[Rewrite] = field(default_factory=list)
     retirements: list[Retirement] = field(default_factory=list)
-    protected: list[int] = field(default_factory=list)  # rounds that are the champion's, and so were kept
+    protected: list[int] = field(default_factory=list)  # rounds kept because the champion was trained on them
     freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago
-    problems: list[str] = field(default_factory=list)  # rounds left as they are, and why
+    problems: list[str] = field(default_factory=list)  # rounds left unchanged, with the reason
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain JSON values."""
@@ -48,12 +48,12 @@ def closed_rounds(store: ExperienceStore) -> list[int]:
 
 
 def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
-    """Merge the rollout files of each closed round into one, but for the newest ``keep_last``."""
+    """Merge the rollout files of each closed round into one, except for the newest ``keep_last`` rounds."""
     return _rewrite_all(project.store, compact_round, _all_but_last(project.store, keep_last), grace_s, dry_run)
 
 
 def upgrade(project: Project, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
-    """Rewrite the rollout files of closed rounds that are of an older schema."""
+    """Rewrite the rollout files of closed rounds that have an older schema."""
     return _rewrite_all(project.store, upgrade_round, closed_rounds(project.store), grace_s, dry_run)
 
 
@@ -68,10 +68,10 @@ def retain(
     grace_s: float = GRACE_S,
     dry_run: bool = False,
 ) -> Upkeep:
-    """Retire the rollouts of closed rounds that are neither among the newest ``keep_last`` nor younger than the limit.
+    """Retire the rollouts of closed rounds, except for the newest ``keep_last`` and those younger than the age limit.
 
-    Rounds that the champion was trained on, directly or through its ancestors, are kept unless ``champion_too``.
-    Raises UserError where no limit is given.
+    Rounds that the champion or its ancestors were trained on are kept unless ``champion_too``. Raises UserError if no
+    limit is given.
     """
     if keep_last is None and older_than_days is None:
         raise UserError("retention needs a limit: how many of the last rounds to keep, or an age in days, or both")
@@ -132,7 +132,7 @@ def _sweep_all(store: ExperienceStore, report: Upkeep, grace_s: float) -> None:
 
 
 def _try(report: Upkeep, work: Callable[[], _Done]) -> _Done | None:
-    """One round that cannot be worked on keeps no other from it."""
+    """Run ``work`` for one round; record a StorageError in the report, so that the other rounds are still processed."""
     try:
         return work()
     except StorageError as error:

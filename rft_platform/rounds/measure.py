@@ -1,4 +1,4 @@
-"""Measuring the policy that the engine serves now on the project's held-out tasksets."""
+"""Evaluate the policy that the engine serves now on the project's held-out tasksets."""
 
 from collections.abc import Mapping
 
@@ -20,9 +20,9 @@ from rft_platform.tasks.dataset import TaskDataset
 
 
 def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[EvaluationResult]:
-    """Sampled and greedy scores on every held-out taskset, in the configuration's order.
+    """Sampled and greedy scores on every held-out taskset, in the order of the configuration.
 
-    Policies of section ``policies`` take part as the round left them.
+    The policies of section ``policies`` take part in the versions that the round published.
     """
     settings = project.config.evaluation
     results, further = [], ended_with(project, round_number)
@@ -37,7 +37,7 @@ def measure(project: Project, engine: PolicyEngine, round_number: int) -> list[E
 
 
 def sampled_pass(project: Project, engine: PolicyEngine) -> float:
-    """Sampled pass rate on the first held-out taskset, one run a task; the caller reports the progress."""
+    """Sampled pass rate on the first held-out taskset, one run per task, without progress reports."""
     taskset, dataset = project.eval_tasks[0]
     with serving_auxiliaries(project) as auxiliaries:
         result = _measure_taskset(project, engine, taskset, dataset, 0, 1, False, auxiliaries, {}, quiet=True)
@@ -45,7 +45,7 @@ def sampled_pass(project: Project, engine: PolicyEngine) -> float:
 
 
 class _Progress:
-    """One progress line for the sampled and the greedy runs of a taskset, which are counted one after the other."""
+    """One progress line for the sampled and then the greedy runs of a taskset, which are counted separately."""
 
     def __init__(self, what: str, total: int) -> None:
         self._what, self._total = what, total
@@ -54,15 +54,15 @@ class _Progress:
         report(what, 0, total)
 
     def __call__(self, done: int, total: int) -> None:
-        """``done`` runs of the present mode have ended."""
+        """``done`` runs of the current mode have finished."""
         if self._mode_ended or done < self._last:
             self._before += self._last
         self._last, self._mode_ended = done, done >= total
-        if self._before + done < self._total:  # ``finish`` reports the end, also where runs have failed
+        if self._before + done < self._total:  # ``finish`` reports the end, also if runs failed
             report(self._what, self._before + done, self._total)
 
     def finish(self) -> None:
-        """The evaluation has ended."""
+        """Report that the evaluation has finished."""
         report(self._what, self._total, self._total)
 
 

@@ -1,4 +1,4 @@
-"""What a held-out taskset is measured by: results of different judges, workflows or sampling are not compared."""
+"""Identity of an evaluation method: results of different judges, workflows or sampling are not compared."""
 
 from dataclasses import asdict
 
@@ -10,10 +10,10 @@ from rft_platform.rounds.project import Project
 
 
 def measured_by(project: Project, taskset: Taskset) -> str:
-    """Digest of the judge's version, the workflow with all that it is given, and the sampling.
+    """Digest of the judge's version, the workflow with its arguments, and the sampling parameters.
 
-    Of a workflow its reference and its arguments count, not its source code: that may belong to another environment.
-    How often tasks are run is no part of it. Raises UserError where the judge cannot be loaded.
+    The workflow counts by its reference and arguments, not its source code, which may belong to another environment.
+    The number of runs per task does not count. Raises UserError if the judge cannot be loaded.
     """
     judge = judge_of(project, taskset)
     return digest_json(

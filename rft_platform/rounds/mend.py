@@ -1,4 +1,4 @@
-"""Damaged files: found where their bytes are read, set aside, and made again where nothing rests on them."""
+"""Detect damaged files on read, quarantine them, and regenerate those that nothing else depends on."""
 
 import logging
 import secrets
@@ -22,14 +22,14 @@ from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"
-#: Notes of a round that rest on its checkpoint, in the order in which they are withdrawn: whatever is left after a
-#: crash, the plan still sees that the round is to be synced again.
+#: Notes of a round that depend on its checkpoint, in the order of their withdrawal. After a crash at any point, the
+#: plan still sees that the round must be synced again.
 _NOTES = (NOTE, "train")
 
 
 @dataclass(frozen=True, slots=True)
 class _Rounds:
-    """Which rounds a checkpoint belongs to: the one that made it and no-op rounds after it; and who built on it."""
+    """The rounds that share a checkpoint (its maker and the no-op rounds after it), and the rounds trained from it."""
 
     sharing: tuple[int, ...]
     dependents: tuple[int, ...]
@@ -37,10 +37,10 @@ class _Rounds:
 
 @contextmanager
 def mending(project: Project, policy: Policy) -> Iterator[None]:
-    """Where the body fails over the weights of ``policy``, look whether its checkpoint is damaged, and mend that.
+    """If the body fails on the weights of ``policy``, check its checkpoint for damage and repair it.
 
-    Raises what ``mend`` raises; the body's own error where the checkpoint is whole. Before the body, DamagedError where
-    the policy's note contradicts an intact checkpoint.
+    Raises the errors of ``mend``, or the body's own error if the checkpoint is intact. Before the body, raises
+    DamagedError if the policy's note contradicts an intact checkpoint.
     """
     refuse_contradiction(project, policy)
     try:
@@ -51,11 +51,11 @@ def mending(project: Project, policy: Policy) -> Iterator[None]:
 
 
 def mend(project: Project, policy: Policy) -> None:
-    """Nothing for a checkpoint that is whole. Reads every byte of it.
+    """Quarantine the policy's checkpoint if it is damaged; do nothing if it is intact. Reads every byte of it.
 
-    Raises DamageRepairedError after a damaged one was set aside and the notes that rest on it were withdrawn, so that
-    the plan makes it again; StorageError, naming them, where later rounds were trained from it, or where it is a base
-    model, which nobody here can make again.
+    Raises DamageRepairedError after it moved a damaged checkpoint and withdrew the notes that depend on it, so that the
+    plan makes it again. Raises StorageError if later rounds were trained from it (the error names them), or if it is a
+    base model, which cannot be made again.
     """
     why = damage_of(policy)
     if why is None:
@@ -78,9 +78,9 @@ def mend(project: Project, policy: Policy) -> None:
 
 
 def refuse_contradiction(project: Project, policy: Policy) -> None:
-    """Raise DamagedError naming the policy's note where it is the note that contradicts the checkpoint's manifest.
+    """Raise DamagedError if the policy's note is the wrong file in a contradiction with the checkpoint's manifest.
 
-    Reads the manifest, and the weights only where the two contradict each other.
+    Reads the manifest, and the weights only if the two contradict each other.
     """
     found = contradiction(project, policy)
     if found is not None and found.path.name != MANIFEST:
@@ -88,10 +88,10 @@ def refuse_contradiction(project: Project, policy: Policy) -> None:
 
 
 def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
-    """The file that is wrong where a policy's note and its checkpoint's manifest differ; None: they agree.
+    """The wrong file if a policy's note and its checkpoint's manifest differ; None if they agree.
 
-    The manifest is right where its digest of the weights is that of the weights on disk and its version that of the
-    folder's name. A manifest that cannot be read is no contradiction.
+    The manifest is right if its weights digest is that of the weights on disk and its version is that of the folder's
+    name. An unreadable manifest is not a contradiction.
     """
     folder = Path(policy.folder)
     if not (folder / MANIFEST).is_file():
@@ -101,7 +101,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
     except StorageError:
         return None
     noted, made = {"weights_digest": policy.weights_digest}, {"weights_digest": manifest.weights_digest}
-    if policy.policy_version:  # the start is version 0, whatever the steps of its warm start
+    if policy.policy_version:  # the start is version 0 after any number of warm-start steps
         noted["policy_version"], made["policy_version"] = str(policy.policy_version), str(manifest.policy_version)
     differing = [name for name in noted if noted[name] != made[name]]
     if not differing:
@@ -115,7 +115,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
 
 
 def _describes(manifest: Manifest, folder: Path) -> bool:
-    """Whether a manifest agrees with its folder's name and with the weights in it, where they are still there."""
+    """Whether a manifest agrees with its folder's name and with the weights in it, if they still exist."""
     if folder.name != f"{CHECKPOINT_PREFIX}{manifest.policy_version}":
         return False
     try:
@@ -125,18 +125,19 @@ def _describes(manifest: Manifest, folder: Path) -> bool:
 
 
 def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> None:
-    """Set aside the round's damaged Parquet files. Reads every byte of them.
+    """Quarantine the round's damaged Parquet files. Reads every byte of them.
 
-    Raises where the note ``rests_on`` had to go with them (``explore`` before judging, ``judge`` before training):
-    DamageRepairedError, as the plan explores the round again; StorageError where rollouts or the judgement in force of
-    a round that has trained are damaged, which the plan does not repeat. Anything else is named in a warning.
+    Raises if this withdraws the note ``rests_on`` (``explore`` before judging, ``judge`` before training):
+    DamageRepairedError, because the plan then explores the round again. Raises StorageError if the rollouts or the
+    active judgement of a trained round are damaged, because the plan does not repeat such a round. Other damage is
+    logged as a warning.
     """
     store = project.store
     found = store.damaged(round_number, digest=True)
     if not found:
         return
     trained, had = published(store, round_number) is not None, store.read_note(round_number, rests_on) is not None
-    in_force = store.in_force_file(round_number)  # setting it aside ends that
+    in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
     read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
         store.set_aside(round_number, file.path, file.why)
@@ -156,7 +157,7 @@ def _listed(files: Sequence[DamagedFile]) -> str:
 
 
 def damage_of(policy: Policy) -> str | None:
-    """What is wrong with a policy's weights on disk; None: they are what was published."""
+    """What is wrong with a policy's weights on disk; None if they are the published weights."""
     folder = Path(policy.folder)
     if _is_checkpoint(folder):
         return checkpoint_damage(folder)
@@ -168,7 +169,7 @@ def damage_of(policy: Policy) -> str | None:
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """A checkpoint of ours, which may have lost its manifest; else a base model."""
+    """Whether the folder is a checkpoint of the platform, which may have lost its manifest, and not a base model."""
     return folder.name.startswith("global_step_") or (folder / MANIFEST).exists()
 
 
@@ -180,12 +181,12 @@ def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
 
 
 def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:
-    """Withdraw the notes first: what they promise must not outlive the folder."""
+    """Withdraw the notes, then move the folder: the notes must not outlive the folder they refer to."""
     folder = Path(policy.folder)
     for number in reversed(rounds):
         for note in (EVALUATION, *(note_of(name, policy.name) for name in _NOTES)):
             project.store.withdraw_note(number, note)
-    # no name that begins as checkpoints do: lineage looks for those
+    # must not start with the checkpoint prefix, because lineage searches for it
     target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
     target.parent.mkdir(parents=True, exist_ok=True)
     if folder.is_dir():

@@ -1,4 +1,4 @@
-"""The model versions that the policy notes of a project name, and where they are registered."""
+"""The model versions named in the policy notes of a project, and the address of their registry."""
 
 import os
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from rft_platform.sqlite_files import database_file
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPolicy:
-    """A policy that was registered. Rounds without an optimiser step share the policy and version of the one before."""
+    """A registered policy. Rounds without an optimiser step share the policy and version of the round before."""
 
     policy: Policy
     version: int
-    rounds: tuple[int, ...]  # ascending; the first has trained it
+    rounds: tuple[int, ...]  # ascending; the first one trained it
 
 
 def registered_policies(store: ExperienceStore, name: str | None = None) -> list[RegisteredPolicy]:
-    """Every registered policy that the notes name, in the order of their training; ``name``: of which policy."""
+    """Every registered policy named in the notes, in training order. ``name`` selects the policy; None is the first."""
     rounds: dict[str, list[int]] = {}
     found: dict[str, Policy] = {}
     for number in store.rounds():
@@ -38,7 +38,7 @@ def registered_policies(store: ExperienceStore, name: str | None = None) -> list
 
 
 def configured_uri(project: Project) -> str | None:
-    """MLflow's address as ``MLFLOW_TRACKING_URI`` or the configuration gives it; None: SQLite below the home."""
+    """MLflow's address from ``MLFLOW_TRACKING_URI`` or the configuration; None means SQLite in the project's home."""
     return os.environ.get("MLFLOW_TRACKING_URI") or project.config.registry.tracking_uri or None
 
 
@@ -48,7 +48,7 @@ def local_uri(home: Home) -> str:
 
 
 def newest_noted(store: ExperienceStore, name: str | None = None) -> NotedVersion | None:
-    """The version of the newest registered policy; None where nothing was registered yet. Reads one note or two."""
+    """The version of the newest registered policy; None if nothing is registered yet. Reads only the newest notes."""
     return next(_noted(store, name), None)
 
 
@@ -61,9 +61,9 @@ def _noted(store: ExperienceStore, name: str | None) -> Iterator[NotedVersion]:
 
 
 def check_registry(project: Project) -> None:
-    """Raise RegistryLostError where an SQLite registry lacks the newest noted version, before anything starts.
+    """Raise RegistryLostError if an SQLite registry lacks the newest noted version, before anything starts.
 
-    Reads the file itself, for importing MLflow takes seconds. A server is asked when it is connected to.
+    Reads the database file directly, because importing MLflow takes seconds. A server is checked at connection time.
     """
     noted, uri = newest_noted(project.store), configured_uri(project) or local_uri(project.home)
     file = database_file(uri)

@@ -1,4 +1,4 @@
-"""Where a project's numbers go beside MLflow: TensorBoard, where ``monitor.monitor_type`` names it."""
+"""TensorBoard output of a project's metrics, if ``monitor.monitor_type`` names it; MLflow logging is separate."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,14 +11,14 @@ from rft_platform.training.protocol import StepEvent
 
 
 def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent], policy: str | None = None) -> None:
-    """Write the metrics of a round's optimiser steps; again for a round that is trained again."""
+    """Write the metrics of a round's optimiser steps. A retrained round is written again."""
     run = _tensorboard(project, policy)
     if run is not None and steps:
         run.log_steps(f"{round_key(round_number)}-train", steps)
 
 
 def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any], prefix: str) -> None:
-    """Write what is known of a round, the round being the x axis; ``prefix`` (``eval/``) names the phase."""
+    """Write the metrics of a round, with the round as x axis. ``prefix`` (such as ``eval/``) names the phase."""
     run = _tensorboard(project)
     if run is not None and metrics:
         run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)

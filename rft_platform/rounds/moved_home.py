@@ -1,4 +1,4 @@
-"""A project's folder that was moved as a whole: the absolute paths in it are made to point into it again."""
+"""Repair a project folder that was moved as a whole: rewrite the absolute paths that point into the old folder."""
 
 import logging
 import sqlite3
@@ -14,7 +14,7 @@ from rft_platform.errors import DamagedError
 from rft_platform.files import is_sealed, read_sealed_json, write_json, write_sealed_json, write_text
 
 LOG = logging.getLogger(__name__)
-#: Where MLflow's own database names folders: table, column.
+#: Table and column of each path in MLflow's database.
 _MLFLOW_PATHS = (
     ("experiments", "artifact_location"),
     ("runs", "artifact_uri"),
@@ -26,9 +26,9 @@ _MLFLOW_PATHS = (
 
 
 def follow_move(home: Home, old_root: Path) -> None:
-    """Rewrite what lay below ``old_root`` to lie below ``home``: configuration, notes, manifests, MLflow's SQLite file.
+    """Rewrite paths below ``old_root`` to paths below ``home``: configuration, notes, manifests, MLflow's SQLite file.
 
-    Nothing of the project may run meanwhile. Dagster's records of past runs keep the paths of their time.
+    No process of the project may run during the call. Dagster's records of past runs keep the old paths.
     """
     moved = _Moved(str(old_root), str(home.root))
     if home.config_file.exists():
@@ -50,7 +50,7 @@ def follow_move(home: Home, old_root: Path) -> None:
 
 
 class _Moved:
-    """Paths below one folder, as they are below another."""
+    """Maps paths below one folder to paths below another."""
 
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new = old, new
@@ -66,7 +66,7 @@ class _Moved:
         return value
 
     def text(self, text: str) -> str:
-        """One path, or ``file://`` address of one; anything else is left as it is."""
+        """Rewrite a path or its ``file://`` address; return any other text unchanged."""
         scheme = "file://" if text.startswith("file://") else ""
         path = text.removeprefix(scheme)
         below = path == self.old or path.startswith(f"{self.old}/")
@@ -78,7 +78,7 @@ def _rewrite_mlflow(database: Path, moved: _Moved) -> None:
         for table, column in _MLFLOW_PATHS:
             known = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             if column not in known:
-                continue  # of another version of MLflow
+                continue  # a different version of MLflow
             for (value,) in connection.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall():
                 if value is not None and (now := moved.text(value)) != value:
                     connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (now, value))

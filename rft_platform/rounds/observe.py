@@ -1,4 +1,4 @@
-"""What a project has reached: found on disk, joined with what the orchestrator knows of its launches."""
+"""Build the ProjectState for the plan: the state on disk, joined with the orchestrator's record of its launches."""
 
 import os
 import time
@@ -17,36 +17,36 @@ from rft_platform.rounds.state import Landed, PhaseState, ProjectState, RoundSta
 
 _DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
 
-#: Closed rounds without a launch, by store and number: folder, time of the folder's last change, state. Every note that
-#: comes or goes changes that time. A tick over 10,000 rounds then looks at 10,000 folders, and at no note in them.
+#: Cache of closed rounds without a launch, by store and round number: folder, its modification time, state. A note that
+#: is added or removed changes that time. A tick over 10,000 rounds then stats 10,000 folders and reads no note.
 _closed: dict[str, dict[int, tuple[str, int, RoundState]]] = {}
 _SETTLED_NS = 2_000_000_000
 
-#: Seconds before the first retry, where the environment sets them.
+#: Environment variable: seconds before the first retry.
 RETRY_DELAY = "RFT_RETRY_DELAY_S"
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Launches of one phase that ended in failure since the last that succeeded, and what the newest of them says."""
+    """Failed launches of one phase since its last success, and the details of the newest one."""
 
     count: int
     cause: str = ""
     retryable: bool = True
-    ended_at: float | None = None  # seconds on the clock that ``observe`` is given
+    ended_at: float | None = None  # seconds on the clock that is passed to ``observe``
 
 
 @dataclass(frozen=True, slots=True)
 class Launches:
-    """What the orchestrator knows of its launches, by (kind, round): under way, failed, and how many have ended."""
+    """The orchestrator's record of its launches, by (kind, round): running, failed, and how many have ended."""
 
     running: frozenset[tuple[str, int]] = frozenset()
     failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
     ended: dict[tuple[str, int], int] = field(default_factory=dict)
-    interrupted: frozenset[tuple[str, int]] = frozenset()  # those of ``running`` whose driver's process is gone
+    interrupted: frozenset[tuple[str, int]] = frozenset()  # the members of ``running`` whose driver process is gone
 
     def phase(self, kind: str, number: int, done: bool) -> PhaseState:
-        """One phase as the plan wants to see it."""
+        """The state of one phase for the plan."""
         key = (kind, number)
         if key not in self.running and key not in self.ended and key not in self.failures:
             return _DONE if done else _NOT_BEGUN  # most phases of a long project
@@ -63,15 +63,15 @@ class Launches:
 
 
 def observe(project: Project, launches: Launches, now: float | None = None) -> ProjectState:
-    """The state that ``plan_next`` decides on. Reads the notes of open rounds only.
+    """The state on which ``plan_next`` decides. Reads the notes of open rounds only.
 
-    ``now`` is the time on the clock that the launches' ends were taken from; None: seconds since the epoch.
+    ``now`` is the time on the clock of the launches' end times; None means seconds since the epoch.
     """
     mode, sync = project.config.mode, project.config.synchronizer
     through = trained_through(project) if sync.dynamic else 0
     return ProjectState(
         rounds=tuple(_observe_rounds(project, launches, through)),
-        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # it may have no tasks to explore
+        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
         experiences_needed=project.batches.experiences_a_round,
         sync_offset=sync.offset_rounds,
         sync_style="fixed" if project.settings.offline is not None else sync.sync_style,
@@ -89,7 +89,7 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
 
 
 def _landed(project: Project, through: int) -> Landed:
-    """With the rows that replay could add, where the fresh ones alone are not enough."""
+    """The landed rows, with the replayable rows counted only if the fresh ones are not enough."""
     found = landed(project, through)
     if 0 < found.rows < rows_wanted(project):
         return replace(found, replayable=replayable_rows(project, found.settled + 1))
@@ -101,7 +101,7 @@ def _unmeasured(project: Project, launches: Launches) -> tuple[tuple[int, PhaseS
 
 
 def first_retry_s() -> float:
-    """Seconds that a failed phase waits before its first retry: ``RFT_RETRY_DELAY_S``, else the plan's own."""
+    """Seconds before the first retry of a failed phase: ``RFT_RETRY_DELAY_S``, or else the plan's default."""
     value = os.environ.get(RETRY_DELAY, "")
     if not value:
         return ProjectState().first_retry_s
@@ -112,9 +112,9 @@ def first_retry_s() -> float:
 
 
 def _begun(project: Project, launches: Launches) -> int:
-    """The highest round that anything is known of.
+    """The highest round with files or launches.
 
-    A launch of a round far beyond those on disk came from a mistyped partition: it could not do anything.
+    A launch for a round far beyond those on disk comes from a mistyped partition, does nothing, and is ignored.
     """
     on_disk = max(project.store.rounds(), default=0)
     reachable = on_disk + 1 + project.config.synchronizer.offset_rounds
@@ -126,9 +126,9 @@ def _keys(launches: Launches) -> list[tuple[str, int]]:
 
 
 def _observe_rounds(project: Project, launches: Launches, through: int) -> Iterator[RoundState]:
-    """Every round from 1 on.
+    """The state of every round, from 1 on.
 
-    ``through``: dynamic styles: the last of the rounds whose rows have all been trained on.
+    ``through``, in dynamic styles, is the last round whose rows have all been trained on.
     """
     root, launched = str(project.store.root), {number for _, number in _keys(launches)}
     unchanged = _unchanged_rounds(root)
@@ -138,7 +138,7 @@ def _observe_rounds(project: Project, launches: Launches, through: int) -> Itera
 
 
 def _unchanged_rounds(root: str) -> dict[int, RoundState]:
-    """The closed rounds that were observed before and in whose folders nothing came or went since."""
+    """The cached closed rounds whose folders have not changed since."""
     unchanged = {}
     for number, (folder, changed_at, state) in _closed.get(root, {}).items():
         try:
@@ -150,9 +150,9 @@ def _unchanged_rounds(root: str) -> dict[int, RoundState]:
 
 
 def _closed_round(project: Project, number: int) -> RoundState | None:
-    """A round with the notes of policy and evaluation is closed; None for another.
+    """The state of a closed round, i.e. one with notes of policy and evaluation; None for an open round.
 
-    It is remembered, unless its folder changed so recently that another change might bear the same time.
+    It is cached unless its folder changed so recently that another change could have the same time stamp.
     """
     store = project.store
     if not (store.has_note(number, POLICY) and store.has_note(number, EVALUATION)):
@@ -166,7 +166,7 @@ def _closed_round(project: Project, number: int) -> RoundState | None:
 
 
 def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
-    """A round that is open, or has been launched lately: the cost of a tick lies with these."""
+    """The state of a round that is open or was launched recently; these rounds make up the cost of a tick."""
     store = project.store
     synced = store.has_note(number, POLICY)
     evaluated = synced and store.has_note(number, EVALUATION)

@@ -1,7 +1,7 @@
-"""Offline training: demonstrations, preference pairs or a teacher's distribution lead from a base model to a policy.
+"""Offline training: train a base model on demonstrations, preference pairs or a teacher's distribution.
 
-To plan, store and registry it is the only round of its project: its dataset, its training, its policy and its
-evaluation stand in ``r0001`` as those of any round do.
+For the plan, the store and the registry it is the only round of its project. Its dataset, training, policy and
+evaluation are stored in ``r0001`` in the same way as those of any round.
 """
 
 import math
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 ROUND = 1
 _CANARY_ROWS = 8
-_CANARY_TOKENS = 48  # of a row: enough to tell weights apart, within the limit of any model
+_CANARY_TOKENS = 48  # per row: enough to tell weights apart, within the limit of any model
 
 
 def train_offline(
     project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, run_id: str
 ) -> tuple[TrainResult, list[StepEvent]]:
-    """Train on the round's dataset and publish the policy. Killed and asked again, it comes to the same weights.
+    """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
-    Raises UserError for another kind of training than the project is, StorageError where the dataset is not there.
+    Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.
     """
     check_kind(project, kind, round_number)
     refuse_with_successor(project.store, round_number)
@@ -57,7 +57,7 @@ def train_offline(
 
 
 def check_kind(project: Project, kind: OfflineKind, round_number: int) -> None:
-    """Raise UserError unless this training is the one that the project is."""
+    """Raise UserError unless the project runs this kind of training."""
     if project.settings.offline != kind or round_number != ROUND:
         here = (
             f"{project.settings.offline}_job for {round_key(ROUND)}"
@@ -71,7 +71,7 @@ def check_kind(project: Project, kind: OfflineKind, round_number: int) -> None:
 
 
 def start_training(project: Project) -> None:
-    """Start trainer and registry side by side: each takes seconds, most of them imports."""
+    """Start trainer and registry in parallel: each takes seconds, mostly for imports."""
     with ThreadPoolExecutor(1) as pool:
         registry = pool.submit(connect_registry(project).prepare)
         connect_trainer(project)
@@ -79,7 +79,7 @@ def start_training(project: Project) -> None:
 
 
 def starting_policy(project: Project) -> Policy:
-    """The base model as policy version 0; published on first use."""
+    """The base model as policy version 0, published on first use."""
     known = published(project.store, 0)
     if known is not None:
         return known
@@ -90,7 +90,7 @@ def starting_policy(project: Project) -> Policy:
 
 
 def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_id: str) -> TrainRequest:
-    """What the trainer is asked for: the same for the same dataset and configuration."""
+    """The request for the trainer; equal for the same dataset and configuration."""
     config, algorithm = project.config, spec_with_critic(project)
     pairs = project.settings.offline == "dpo"
     return TrainRequest(
@@ -121,13 +121,13 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_
 
 
 def offline_steps(project: Project, rows: int) -> int:
-    """Optimiser steps of a training on so many rows."""
+    """Optimiser steps of a training on ``rows`` rows."""
     config = project.config
     return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.batches.train_batch_size)
 
 
 def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict[str, Any]:
-    """What made the weights: kept in the checkpoint's manifest and in the tags of its model version."""
+    """Origin of the weights, stored in the checkpoint's manifest and the tags of its model version."""
     config = project.config
     teacher = {"teacher": config.algorithm.teacher_model_path} if project.settings.offline == "distill" else {}
     return {
@@ -151,7 +151,7 @@ def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict
 
 
 def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
-    """The beginnings of a few rows as token ids; any sequence would do to compare weights."""
+    """The first tokens of a few rows. Any sequence would do for a comparison of weights."""
     import json
 
     import pyarrow.parquet as pq
@@ -168,7 +168,7 @@ def _canary_sequences(dataset: Path, model: Path) -> list[list[int]]:
 
 
 def _encode(model: Path, texts: list[str]) -> list[list[int]]:
-    """Token ids of texts; the tokenizer's own file is read where there is one: transformers takes seconds to import."""
+    """Token ids of texts. Reads ``tokenizer.json`` directly if it exists: importing transformers takes seconds."""
     file = model / "tokenizer.json"
     if file.exists():
         from tokenizers import Tokenizer

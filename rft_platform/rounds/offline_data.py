@@ -1,4 +1,4 @@
-"""The dataset of an offline training, as the one Parquet file that the trainer reads; every row knows its source."""
+"""The dataset of an offline training as the single Parquet file that the trainer reads; each row has its source."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ FILES = {"sft": "sft_dataset.parquet", "dpo": "preference_pairs.parquet", "disti
 
 @dataclass(frozen=True, slots=True)
 class DatasetFile:
-    """The file that was written, and what it was made of."""
+    """The dataset file that was written, and its origin."""
 
     path: str
     rows: int
@@ -34,19 +34,19 @@ class DatasetFile:
     digest: str  # of the rows in order: the data version
     source: str  # as configured
     source_files: dict[str, str]  # SHA-256 of each; empty for a dataset of the hub
-    report: dict[str, Any]  # what was read and left out
+    report: dict[str, Any]  # what was read and what was left out
 
     @property
     def source_digest(self) -> str | None:
-        """SHA-256 of the source file, or of all their digests where it is several."""
+        """SHA-256 of the source file, or the digest of all SHA-256 values if there are several files."""
         digests = list(self.source_files.values())
         return digests[0] if len(digests) == 1 else digest_json(digests) if digests else None
 
 
 def load_dataset(project: Project) -> "OfflineDataset":
-    """The rows that the configuration names; read once a process while the files do not change.
+    """The configured rows. Unchanged files are read once per process.
 
-    Raises UserError naming the columns that were found and expected, or the malformed row.
+    Raises UserError that names the columns found and expected, or the malformed row.
     """
     kind, buffer = _kind(project), project.config.buffer.trainer_input.experience_buffer
     if buffer.path is None:
@@ -55,9 +55,9 @@ def load_dataset(project: Project) -> "OfflineDataset":
 
 
 def make_dataset(project: Project, round_number: int) -> DatasetFile:
-    """Write the dataset of a training into its round's folder; one that stands there already is kept.
+    """Write the dataset of a training into its round's folder; an intact existing file is kept.
 
-    Raises UserError where its source has changed since weights were trained on it.
+    Raises UserError if its source has changed since weights were trained on it.
     """
     store, dataset = project.store, load_dataset(project)
     known, file = read_dataset(project, round_number), _target(project, round_number)
@@ -79,20 +79,20 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
         digest=dataset.digest,
         source=dataset.report.source,
         source_files=dataset.files,
-        report=json.loads(json.dumps(asdict(dataset.report))),  # as it is read back
+        report=json.loads(json.dumps(asdict(dataset.report))),  # in the types in which it is read back
     )
     store.write_note(round_number, NOTE, asdict(written))
     return written
 
 
 def read_dataset(project: Project, round_number: int) -> DatasetFile | None:
-    """What ``make_dataset`` has written, where it lies now; None before that."""
+    """The dataset that ``make_dataset`` wrote, with its current path; None before that."""
     note = project.store.read_note(round_number, NOTE)
     return None if note is None else DatasetFile(**{**note, "path": str(_target(project, round_number))})
 
 
 def required_dataset(project: Project, round_number: int) -> DatasetFile:
-    """The dataset, every byte compared with its digest; raises StorageError where it is missing or damaged."""
+    """The dataset, after a check of its full digest. Raises StorageError if it is missing or damaged."""
     found = read_dataset(project, round_number)
     asset = "preference_pairs" if project.settings.offline == "dpo" else "sft_dataset"
     if found is None:
@@ -139,7 +139,7 @@ def _load_once(kind: str, buffer_json: str, _stamps: tuple[tuple[str, int, int],
 
 
 def _write(dataset: "OfflineDataset", target: Path) -> None:
-    """Each part of a row as JSON, and the place that it was read from."""
+    """Write each part of a row as JSON, with the source file and row number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Evaluation of an offline training: the base model and what it became, on the held-out tasks where there are any."""
+"""Evaluation of an offline training: the base model and the trained policy, if there are held-out tasks."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -21,10 +21,10 @@ def evaluate_offline(
     force: bool = False,
     promote: bool = True,
 ) -> RoundEvaluation:
-    """Measure the round's policy and, unless that was done before, the base model.
+    """Evaluate the round's policy and, if not done before, the base model.
 
-    The base model comes first, so that the report can say what has changed. Without held-out tasks nothing is measured
-    and no engine started.
+    The base model comes first, so that the report can show the difference. Without held-out tasks nothing is evaluated
+    and no engine is started.
     """
     required(project.store, round_number)
     if not project.eval_tasks:

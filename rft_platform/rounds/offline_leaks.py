@@ -1,4 +1,4 @@
-"""Held-out tasks that an offline dataset also asks."""
+"""Find held-out tasks whose prompts also occur in an offline dataset."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def leaked_tasks(project: Project, dataset: "OfflineDataset") -> "list[Task]":
-    """The held-out tasks whose prompt is, as a whole, a message of the user in the dataset."""
+    """The held-out tasks whose whole prompt is a user message of the dataset."""
     held_out = [task for _, tasks in project.eval_tasks for task in tasks.tasks]
     if not held_out:
         return []

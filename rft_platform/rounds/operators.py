@@ -1,4 +1,4 @@
-"""The experience pipeline of a project: the operators of its algorithm, then those of the configuration."""
+"""The experience pipeline of a project: the algorithm's operators, then the configured ones."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.judging.pipeline import Operator, Pipeline
 from rft_platform.judging.view import experiences_of
 
-_CACHE_SHARE = 5  # DAPO's: 4,096 of 20,480 tokens
+_CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
 
 
 def pipeline_of(run: RunSettings) -> Pipeline:
-    """What is done with the judged experiences of a round before its advantages, in order.
+    """The operators applied to a round's judged experiences before advantages are computed, in order.
 
-    An operator of the configuration takes the place of the algorithm's own of the same name. Raises UserError for
-    names and options that do not exist.
+    A configured operator replaces the algorithm's operator of the same name. Raises UserError for unknown names and
+    options.
     """
     given = run.config.data_processor.experience_pipeline.operators
     named = {entry.name for entry in given}
@@ -32,16 +32,16 @@ def pipeline_of(run: RunSettings) -> Pipeline:
 
 
 def check_operators(run: RunSettings) -> None:
-    """Raise UserError for operators that do not exist, and for options that do not fit."""
+    """Raise UserError for operators that do not exist and for options that do not fit."""
     nothing = experiences_of([], [])
     pipeline = pipeline_of(run)
     for entry, function in zip(pipeline.operators, pipeline.functions, strict=True):
-        if function.__module__.startswith("rft_platform."):  # options that exclude each other
+        if function.__module__.startswith("rft_platform."):  # checks for options that exclude each other
             function(nothing, **entry.args)
 
 
 def _own_operators(run: RunSettings) -> Iterator[Operator]:
-    """Those of the algorithm in force: its preset's with what section ``filters`` puts in their place."""
+    """The algorithm's operators: those of its preset, with the overrides of section ``filters``."""
     config, chosen, overlong = run.config, run.algorithm, run.config.algorithm.filters.overlong
     if chosen.drop_zero_variance:
         yield Operator(DYNAMIC_SAMPLING, {"max_batches": chosen.max_batches})
@@ -58,6 +58,6 @@ def _own_operators(run: RunSettings) -> Iterator[Operator]:
 
 
 def _std_threshold(chosen: Preset) -> float | None:
-    """The standard deviation at or below which the advantage in force leaves a group out; None where it has none."""
+    """The standard deviation at or below which the advantage drops a group; None if it has no such option."""
     option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
     return chosen.advantage_args.get(option) if option else None

@@ -1,6 +1,6 @@
-"""The loop's one brain: given what stands on disk, what runs next and what is waited for.
+"""The scheduler of the loop: from the state on disk, decide what runs next and what is waited for.
 
-Sensors (under the daemon) and the in-process driver both ask here, so a project advances alike whoever drives it.
+The sensors (under the daemon) and the in-process driver both call it, so a project advances in the same way with each.
 """
 
 import math
@@ -22,19 +22,20 @@ from rft_platform.rounds.state import (
 
 _GO_ON = "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
 
-#: What one part of the project does next: launch, wait for something (said in words), stop as failed; None: it is done.
+#: Next step of one part of the project: a launch, a wait (reason as text), a stop as failed, or None if it is done.
 Step: TypeAlias = Action | str | Plan
 
 
 def plan_next(state: ProjectState) -> Plan:
     """Decide the launches that may start now. Pure: equal states give equal plans.
 
-    Order of a project: the warm start, then for each round exploration and sync. Round k may explore once round
+    A project runs its warm start, then exploration and sync of each round. Round k may explore once round
     ``k - 1 - sync_offset`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
     after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
 
-    In the dynamic styles batch after batch is explored, and training k takes what has landed by then, of whatever
-    rounds: as soon as that is enough, or all there will be. It never has a higher number than there are batches.
+    In the dynamic styles, batches are explored one after another. Training k takes the rows that have landed by then,
+    from any round. It starts as soon as they are enough, or when no more will come. There are never more trainings than
+    batches.
     """
     if state.mode == "bench":
         return _next_evaluation(state)
@@ -46,14 +47,14 @@ def plan_next(state: ProjectState) -> Plan:
     wanted = _last_round(state)
     steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
     if state.sync_style != "fixed":
-        steps.reverse()  # who can do one thing at a time trains as soon as there is enough
+        steps.reverse()  # a driver that runs one launch at a time trains as soon as there are enough rows
     if not steps:
         return Plan(finished=True)
     return _collect(steps)
 
 
 def _next_evaluation(state: ProjectState) -> Plan:
-    """Mode bench: one policy after another is evaluated; where there is none at all, the start is made first."""
+    """Mode bench: evaluate one policy after another; if none exists, make the starting policy first."""
     if state.offline is None and state.warm_start is not None and not state.warm_start.done:
         return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
     if not state.unmeasured:
@@ -63,7 +64,7 @@ def _next_evaluation(state: ProjectState) -> Plan:
 
 
 def _last_round(state: ProjectState) -> int:
-    """Mode train works off the rounds that were explored elsewhere; the other modes fill the budget."""
+    """The last round to process. Mode train uses the rounds explored elsewhere; other modes use the budget."""
     return len(state.rounds) if state.mode == "train" and state.sync_style == "fixed" else state.rounds_budget
 
 
@@ -128,9 +129,10 @@ def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: Project
 
 
 def retry_wait(phase: PhaseState, state: ProjectState) -> float:
-    """Seconds until a failed phase may be launched again; 0 where it may be now.
+    """Seconds until a failed phase may be launched again; 0 if it may be launched now.
 
-    A clock that was set forward ends the wait, one that was set back by more than the wait does too: it cannot tell.
+    A clock that was set forward ends the wait. So does one that was set back by more than the wait, because the time
+    passed is unknown then.
     """
     if not phase.failures or phase.failed_at is None:
         return 0.0
@@ -140,7 +142,7 @@ def retry_wait(phase: PhaseState, state: ProjectState) -> float:
 
 
 def _leading(state: ProjectState, phase: Literal["explore", "sync"]) -> Iterator[RoundState]:
-    """The rounds from the first on whose ``phase`` is done without a gap."""
+    """The rounds from the first on whose ``phase`` is done, up to the first gap."""
     for current in state.rounds:
         if not getattr(current, phase).done:
             return

@@ -1,4 +1,4 @@
-"""The policies of section ``policies``: published at the start, served with the right weights, trained each apart."""
+"""Further policies (section ``policies``): publish their start, serve the right weights, and train each separately."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def publish_starts(project: Project) -> None:
-    """Publish version 0 of each further policy, as the model that it starts from; what was published before is kept."""
+    """Publish version 0 of each further policy, its base model; keep what is already published."""
     for entry in project.config.policies:
         if published(project.store, 0, entry.name) is None:
             folder = start_folder(project, entry)
@@ -42,10 +42,10 @@ def ended_with(project: Project, round_number: int) -> dict[str, Policy]:
 
 @contextmanager
 def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterator[dict[str, PolicyEngine]]:
-    """Engines that serve exactly these further policies, by name; an empty dict where there are none.
+    """Yield engines that serve exactly these further policies, by name; an empty dict if there are none.
 
-    Engines are found where they run, else started side by side; each is compared with the trainer's log-probs after its
-    weights changed. Raises as ``deploy`` does, and EngineError where an engine does not come up.
+    Running engines are reused; missing ones are started in parallel. After a weight change each engine is compared with
+    the trainer's log-probs. Raises the errors of ``deploy``, and EngineError if an engine does not start.
     """
     if not project.config.policies:
         yield {}
@@ -61,10 +61,11 @@ def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterat
 def train_further(
     project: Project, trainer: "TrainerClient", registry: "ModelRegistry", round_number: int, run_id: str
 ) -> dict[str, tuple[Policy, "TrainResult | None"]]:
-    """Train each further policy on its own rows, one after the other, and register what comes of it.
+    """Train each further policy on its own rows, one after the other, and register the results.
 
-    The first policy is trained after them: its note says that the round has trained. A repeated call trains none again
-    that had been published. One that is not to be trained is published as it was, without a result.
+    The first policy is trained after them, because its note marks the round as trained. A repeated call does not repeat
+    a training that is already published. A policy with ``train: false`` is published unchanged, with None as its
+    result.
     """
     store = project.store
     refuse_with_successor(store, round_number)
@@ -83,7 +84,7 @@ def train_further(
 
 
 def annotate_further(project: Project, registry: "ModelRegistry", round_number: int, scores: Mapping[str, Any]) -> None:
-    """Tell the model versions that played a round's evaluation what it said of the round."""
+    """Add the scores of a round's evaluation to the model versions of the further policies that took part."""
     for name, policy in ended_with(project, round_number).items():
         if policy.model_version is not None:
             registry.sibling(name).annotate(int(policy.model_version), scores)

@@ -1,4 +1,4 @@
-"""Which weights a round uses: policies are found in the rounds' own notes, never by looking for the latest file."""
+"""Policies and the weights of each round. They are looked up in the rounds' notes, never by the newest file."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,48 +10,48 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.interface import PolicyEngine
 
-#: The note that a round leaves about the policy it published; round 0 holds the starting policy.
+#: The note about the policy that a round published; round 0 holds the starting policy.
 NOTE = "policy"
 SNAPSHOT = "snapshot"
 
 
 def note_of(note: str, name: str | None) -> str:
-    """What a note about a policy is called: those about further policies end in their names."""
+    """The name of a note about a policy; the notes of further policies end in the policy's name."""
     return note if name is None else f"{note}-{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One set of weights and where it came from."""
+    """One set of weights and its origin."""
 
     folder: str
-    policy_version: int  # optimiser steps of the project behind it; 0 is the starting policy
+    policy_version: int  # the project's optimiser steps up to these weights; 0 is the starting policy
     weights_digest: str
     round: int  # the round that published it; 0 is the starting policy
-    canary: Canary | None = None  # what the trainer says these weights answer
+    canary: Canary | None = None  # the trainer's log-probs for these weights on a few sequences
     model_version: str | None = None  # version in the model registry
     name: str | None = None  # in section ``policies``; None: the first policy
 
     @classmethod
     def from_note(cls, note: dict[str, Any]) -> "Policy":
-        """Read back what ``publish`` wrote."""
+        """Read back a note written by ``publish``."""
         canary = note.get("canary")
         return cls(**{**note, "canary": Canary(**canary) if canary else None})
 
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
-    """Record the policy a round ended with; from now on later rounds may explore with it."""
+    """Record the policy that a round ended with; from now on later rounds may explore with it."""
     store.write_note(policy.round, note_of(NOTE, policy.name), asdict(policy))
 
 
 def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
-    """The policy that a round published, if it has; of several the first, or that called ``name``."""
+    """The policy that a round published, or None. ``name`` selects a further policy; None is the first."""
     note = store.read_note(round_number, note_of(NOTE, name))
     return None if note is None else Policy.from_note(note)
 
 
 def required(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
-    """The policy that a round published; raises StorageError where it has not."""
+    """The policy that a round published. Raises StorageError if there is none."""
     policy = published(store, round_number, name)
     if policy is None:
         raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
@@ -59,12 +59,12 @@ def required(store: ExperienceStore, round_number: int, name: str | None = None)
 
 
 def parent_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
-    """The policy that a round's training starts from: the one of the round before."""
+    """The policy that a round's training starts from, i.e. the policy of the round before."""
     return _need(published(store, round_number - 1, name), round_number, round_number - 1)
 
 
 def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int, name: str | None = None) -> Policy:
-    """The policy that a round explores with: the newest one of round ``k - 1 - sync_offset`` or later, but before k."""
+    """The policy that round k explores with: the newest one of the rounds ``k - 1 - sync_offset`` to ``k - 1``."""
     oldest = max(0, round_number - 1 - sync_offset)
     for candidate in range(round_number - 1, oldest - 1, -1):
         policy = published(store, candidate, name)
@@ -80,11 +80,11 @@ def take_snapshot(
     going_on: Policy | None = None,
     name: str | None = None,
 ) -> Policy:
-    """Settle which policy a round explores with, and note it: what is published meanwhile changes nothing.
+    """Choose the policy that a round explores with, and record it; policies published later do not change it.
 
-    A round that is explored again keeps its snapshot, and so gets the same rows. Only where that policy is gone, and
-    the round was not trained yet, another one is taken. ``going_on``: the policy to take in place of the newest;
-    ``name``: which of several policies is meant.
+    A round that is explored again keeps its snapshot and therefore gets the same rows. Another policy is chosen only if
+    the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy;
+    ``name`` selects a further policy.
     """
     if store.read_note(round_number, note_of(SNAPSHOT, name)) is not None:
         settled = snapshot_of(store, round_number, name)
@@ -96,13 +96,13 @@ def take_snapshot(
 
 
 def is_published(store: ExperienceStore, policy: Policy) -> bool:
-    """Whether a policy that a round took is still the one that its own round published."""
+    """Whether a policy that a round took is still the policy published by its own round."""
     origin = published(store, policy.round, policy.name)
     return origin is not None and origin.weights_digest == policy.weights_digest
 
 
 def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
-    """The policy that ``take_snapshot`` settled on; raises StorageError where it has not."""
+    """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
     note = store.read_note(round_number, note_of(SNAPSHOT, name))
     if note is None:
         raise StorageError(
@@ -112,22 +112,22 @@ def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = No
 
 
 def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
-    """Make the engine serve exactly ``policy``; after a weight change compare it with the trainer's log-probs.
+    """Make the engine serve exactly ``policy``; after a weight change, compare it with the trainer's log-probs.
 
-    Returns the mean |delta log-prob| of the canary in nats, or None where nothing changed or no canary is known.
-    Raises WeightMismatchError where the engine computes something else than the trainer did with these weights, and
-    DamagedError where the files it read are not those that were published; it then goes on serving what it served.
+    Returns the canary's mean |delta log-prob| in nats, or None if nothing changed or no canary is known. Raises
+    WeightMismatchError if the engine's log-probs differ from the trainer's for these weights, and DamagedError if the
+    files it read are not the published ones. The engine then keeps serving its previous weights.
     """
     before = engine.status()
     same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
-    if same and not before.paused:  # paused: whoever did that ended before the check did, so it is made again
+    if same and not before.paused:  # a paused engine was left before its check ended, so repeat it
         return None
     difference = None
     if policy.canary is None:
         engine.update_weights(Path(policy.folder), policy.policy_version)
     else:
         difference = update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
-    read = engine.status().weights_digest  # of the bytes that it loaded: no second reading is needed
+    read = engine.status().weights_digest  # digest of the loaded bytes: no second read is needed
     if read != policy.weights_digest:
         engine.update_weights(Path(before.weights_path), before.policy_version)
         raise DamagedError(

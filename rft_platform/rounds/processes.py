@@ -1,4 +1,4 @@
-"""How a project reaches its engine, its trainer group and its registry: found where they run, else started."""
+"""Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry
     from rft_platform.training.group import TrainerClient
 
-#: Requests that bring no seed count up from their engine's own: replicas must not walk the same numbers.
+#: Distance between the seed ranges of replicas. Requests without a seed count up from their engine's own seed.
 SEEDS_A_REPLICA = 2**20
-#: Files of a model of the hub that are fetched.
+#: Patterns of the files downloaded for a model of the hub.
 _OF_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 def start_all(project: Project) -> None:
-    """Start engine, trainer and registry side by side: each takes seconds, most of them imports."""
+    """Start engines, trainer and registry in parallel: each takes seconds, mostly for imports."""
     with ThreadPoolExecutor(3) as pool:
         starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
         started = [pool.submit(start, project) for start in starts]
@@ -40,9 +40,9 @@ def start_all(project: Project) -> None:
 
 
 def connect_engine(project: Project) -> PolicyEngine:
-    """A healthy policy engine for the project's base model; which version it serves is up to ``deploy``.
+    """Return a healthy policy engine for the project's base model; ``deploy`` sets the version it serves.
 
-    With ``engine_num`` above 1 it is a pool of so many; replicas beyond that number are ended.
+    With ``engine_num`` above 1 it is a pool of that many replicas; replicas beyond that number are stopped.
     """
     from rft_platform.inference.pool_start import end_surplus, find_or_start_pool
 
@@ -54,7 +54,7 @@ def connect_engine(project: Project) -> PolicyEngine:
 
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
-    """One engine process of the project, for the base model in ``folder``."""
+    """Find or start one engine process of the project, for the base model in ``folder``."""
     from rft_platform.inference.launcher import find_or_start_engine
     from rft_platform.inference.pool_start import replica_gpus
 
@@ -74,7 +74,7 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
 
 
 def connect_policies(project: Project) -> dict[str, "EngineClient"]:
-    """A healthy engine for each policy of section ``policies``, by name; started side by side."""
+    """A healthy engine for each policy of section ``policies``, by name; started in parallel."""
     entries = project.config.policies
     with ThreadPoolExecutor(len(entries) or 1) as pool:
         clients = list(pool.map(partial(_connect_policy, project), range(len(entries))))
@@ -82,7 +82,7 @@ def connect_policies(project: Project) -> dict[str, "EngineClient"]:
 
 
 def _connect_policy(project: Project, index: int) -> "EngineClient":
-    """The engine of a further policy; on GPUs after those of the first policy and of auxiliary models."""
+    """The engine of a further policy. Its GPUs come after those of the first policy and the auxiliary models."""
     from rft_platform.inference.launcher import GPU_FILES, find_or_start_engine
     from rft_platform.inference.pool_start import replica_gpus
 
@@ -115,7 +115,7 @@ def engine_spec(
     chat_template: str | None = None,
     lora_rank: int = 0,
 ) -> "EngineSpec":
-    """How ``serving`` (the policy's model, or an auxiliary one) is served."""
+    """Engine settings for ``serving``, the policy's model or an auxiliary one."""
     from rft_platform.inference.launcher import EngineSpec
 
     engine = config.engine
@@ -138,7 +138,7 @@ def engine_spec(
 
 
 def policy_spec(config: "RftConfig", replica: int = 0, lora_rank: int = 0) -> "EngineSpec":
-    """How a trained policy is served."""
+    """Engine settings for a trained policy."""
     model = config.model
     return engine_spec(
         config,
@@ -151,7 +151,7 @@ def policy_spec(config: "RftConfig", replica: int = 0, lora_rank: int = 0) -> "E
 
 
 def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> "VllmOptions":
-    """What a vLLM engine that serves ``serving`` is told beyond what every engine is."""
+    """The settings for ``serving`` that only a vLLM engine has."""
     from rft_platform.inference.vllm_engine.settings import VllmOptions
 
     return VllmOptions(
@@ -167,7 +167,7 @@ def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> 
 
 
 def check_engines(config: "RftConfig") -> None:
-    """Raise UserError where the engine of the policy or of an auxiliary model could not start here."""
+    """Raise UserError if the engine of the policy or of an auxiliary model could not start on this machine."""
     from rft_platform.inference.launcher import check_engine
 
     check_engine(policy_spec(config))
@@ -177,14 +177,14 @@ def check_engines(config: "RftConfig") -> None:
 
 
 def connect_trainer(project: Project) -> "TrainerClient":
-    """A trainer group that takes commands."""
+    """Return a client of a running trainer group; start the group if necessary."""
     client = trainer_client(project)
     client.ensure_running()
     return client
 
 
 def trainer_client(project: Project) -> "TrainerClient":
-    """A client of the project's trainer group, which may run or not."""
+    """A client of the project's trainer group, whether the group is running or not."""
     from rft_platform.training.group import TrainerClient
     from rft_platform.training.launch import TrainerSpec
     from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
@@ -207,10 +207,10 @@ def trainer_client(project: Project) -> "TrainerClient":
 
 
 def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
-    """The model registry: at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, as configured, or in SQLite below the home.
+    """The model registry at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, the configured address, or SQLite in the home.
 
-    Its first call raises RegistryLostError where MLflow does not know the newest version that the project has noted,
-    unless ``check`` is False.
+    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes, unless ``check``
+    is False.
     """
     home, given = project.home, tracking_uri or configured_uri(project)
     artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
@@ -219,7 +219,7 @@ def connect_registry(project: Project, tracking_uri: str | None = None, *, check
 
 @lru_cache(maxsize=8)
 def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None) -> "ModelRegistry":
-    """One registry a process: opening MLflow's store costs seconds, and it may be shared."""
+    """One shared registry per process and address, because opening MLflow's store takes seconds."""
     from rft_platform.registry.models import ModelRegistry
 
     noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
@@ -227,15 +227,15 @@ def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, r
 
 
 def base_model_folder(project: Project) -> Path:
-    """The folder of the base model: as named, downloaded from the hub, or looked up in the registry."""
-    unread = published(project.store, 0) is None  # later everything starts from the policy that came of it
+    """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
+    unread = published(project.store, 0) is None  # once version 0 is published, everything starts from that policy
     return model_folder(project, project.config.model.model_path, "model.model_path", verify=unread)
 
 
 def model_folder(project: Project, name: str, key: str, *, verify: bool = True) -> Path:
-    """The folder of the model that ``key`` of the configuration names; ``verify`` reads a registered one's files.
+    """The folder of the model that the configuration key ``key`` names; ``verify`` reads a registered model's files.
 
-    Raises UserError for a name that is no folder and no model of hub or registry.
+    Raises UserError for a name that is neither a folder nor a model of the hub or the registry.
     """
     if name.startswith("models:/"):
         return connect_registry(project).resolve(name, verify=verify).folder
@@ -246,18 +246,18 @@ def model_folder(project: Project, name: str, key: str, *, verify: bool = True) 
 
 
 def check_model(name: str, key: str) -> None:
-    """Raise UserError for a model that is no folder and that the hub has not, or cannot be asked for; quick."""
+    """Raise UserError if a model is not a folder and not available from the hub. Fetches only its ``config.json``."""
     if is_hub_name(name):
         _from_hub(name, key, ["config.json"])
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a model is named as one of the Hugging Face hub: neither a folder nor one of the registry."""
+    """Whether a name refers to the Hugging Face hub, i.e. is neither a folder nor a name of the registry."""
     return not name.startswith("models:/") and not Path(name).is_dir()
 
 
 def was_fetched(name: str) -> bool:
-    """Whether a model of the hub is in the local cache; asks no network."""
+    """Whether a hub model is in the local cache; uses no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -1,4 +1,4 @@
-"""A project opened for work: its folder, its configuration, its store and its tasks."""
+"""An opened project: its folder, configuration, store and tasks."""
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Project:
-    """What every phase of a round starts from."""
+    """The argument that every phase of a round starts from."""
 
     home: Home
     config: RftConfig
 
     @classmethod
     def open(cls, home: Home) -> "Project":
-        """The project that was started in ``home``; raises UserError where there is none."""
+        """The project that was started in ``home``. Raises UserError if there is none."""
         if not home.config_file.exists():
             raise UserError(
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
@@ -46,7 +46,7 @@ class Project:
         return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
 
     def checkpoints_of(self, policy: str | None) -> Path:
-        """Where the checkpoints of a policy of section ``policies`` are published; None: those of the first."""
+        """Folder of the checkpoints of a policy of section ``policies``; None: the first policy."""
         return self.checkpoints if policy is None else self.checkpoints / policy
 
     @property
@@ -56,7 +56,7 @@ class Project:
 
     @property
     def taskset(self) -> Taskset:
-        """The taskset to explore; raises UserError where the configuration names none."""
+        """The taskset to explore. Raises UserError if the configuration names none."""
         taskset = self.config.buffer.explorer_input.taskset
         if taskset is None:
             raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
@@ -69,29 +69,29 @@ class Project:
 
     @cached_property
     def eval_tasks(self) -> list[tuple[Taskset, "TaskDataset"]]:
-        """The held-out tasks, each with the taskset that says how they are run and judged."""
+        """The held-out tasks, each with the taskset that defines how they are run and judged."""
         return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
 
     @cached_property
     def settings(self) -> RunSettings:
-        """Everything that follows from the configuration."""
+        """All settings derived from the configuration."""
         return resolve(self.config)
 
     @property
     def batches(self) -> Batches:
-        """How tasks become experiences, and experiences become optimiser steps."""
+        """Batch sizes from tasks to experiences to optimiser steps."""
         return self.settings.batches
 
     @cached_property
     def length(self) -> RunLength:
-        """Rounds and optimiser steps of the whole run; reads the tasks where it depends on their number."""
+        """Rounds and optimiser steps of the whole run; reads the tasks if it depends on their number."""
         length = self.settings.length() or self.settings.length(len(self.tasks.tasks))
-        assert length is not None  # the number of tasks is all it can lack
+        assert length is not None  # the number of tasks is the only thing that can be missing
         return length
 
     @property
     def rounds_budget(self) -> int:
-        """Rounds of the whole run; an offline training is one."""
+        """Rounds of the whole run; 1 for an offline training."""
         return 1 if self.settings.offline is not None else self.length.rounds
 
 
@@ -101,7 +101,7 @@ def _load_config_once(file: Path, _changed_ns: int) -> RftConfig:
 
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":
-    """Read the dataset that a taskset names; a dataset that did not change is read once a process."""
+    """Read the dataset of a taskset; an unchanged dataset is read once per process."""
     return _load_once(taskset.model_dump_json(), stamps(Path(taskset.path)))
 
 
@@ -122,6 +122,6 @@ def _load_once(taskset_json: str, _stamps: tuple[tuple[str, int, int], ...]) -> 
 
 
 def stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of change of the files behind a path; empty for a name of the hub."""
+    """Name, size and modification time of the files behind a path; empty for a name of the hub."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
     return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)

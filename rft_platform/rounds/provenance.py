@@ -1,4 +1,4 @@
-"""Which code ran: the answer that lineage needs beside rows and weights."""
+"""The version of the running code, for lineage."""
 
 import subprocess
 from functools import cache
@@ -11,9 +11,9 @@ _SOURCE = Path(rft_platform.__file__).resolve()
 
 @cache
 def code_version() -> str:
-    """Git commit of the package's own repository, ``-dirty`` with local changes; else the package version.
+    """Git commit of the package's own repository, ``-dirty`` with local changes; otherwise the package version.
 
-    It is the same from every working folder, and a repository that merely contains an installed copy is not asked.
+    The result does not depend on the working directory. A repository that only contains an installed copy is ignored.
     """
     try:
         _git("ls-files", "--error-unmatch", _SOURCE.name)

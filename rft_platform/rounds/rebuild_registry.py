@@ -1,7 +1,7 @@
-"""Rebuild a lost MLflow registry from what the project keeps itself: checkpoints' manifests and the rounds' notes.
+"""Rebuild a lost MLflow registry from the project's own records: checkpoint manifests and round notes.
 
-Versions get the numbers that the notes name wherever MLflow can still give them; otherwise the notes are changed to the
-new ones. Rebuilding again changes nothing. What only MLflow knew is lost: aliases, tags and runs made by hand.
+Versions keep the numbers in the notes if MLflow can still assign them; otherwise the notes are changed to the new
+numbers. A second rebuild changes nothing. Data that only MLflow had is lost: manual aliases, tags and runs.
 """
 
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ from rft_platform.training.protocol import StepEvent
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry
 
-_OPEN = "rft.rebuilding"  # tag of a model whose rebuilding has begun and not ended
+_OPEN = "rft.rebuilding"  # tag of a model while its rebuild is incomplete
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What was rebuilt of one model."""
+    """What was rebuilt for one model."""
 
     model: str
     registered: list[int] = field(default_factory=list)  # versions that MLflow lacked
@@ -45,7 +45,7 @@ class Rebuilt:
 
 
 def rebuild_registry(project: Project, registry: "ModelRegistry") -> list[Rebuilt]:
-    """Register what MLflow lacks of each policy's model, then its metrics and aliases; a report for each model.
+    """Register the versions that MLflow lacks for each policy's model, then metrics and aliases; one report per model.
 
     ``registry`` must be connected without the check for lost versions. Raises StorageError for a damaged manifest.
     """
@@ -76,10 +76,10 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | N
     unnoted = [manifest for folder, manifest in manifests.items() if folder not in noted_folders]
     if not missing:
         return report
-    registry.set_model_tag(_OPEN, "yes")  # a later call completes what this one leaves
+    registry.set_model_tag(_OPEN, "yes")  # lets a later call complete an interrupted rebuild
     run_id = registry.training_run(run_name(project, name)).run_id
     free = max(known, default=0) + 1
-    # What can have its own number comes first; a number that is taken is replaced by one behind all others.
+    # First the versions that can keep their number; a number that is taken is replaced by a new one at the end.
     for one in sorted(missing, key=lambda one: (one.version < free, one.version)):
         policy, manifest = one.policy, manifests.get(Path(one.policy.folder))
         found = registry.find(Path(policy.folder), policy.weights_digest)
@@ -98,7 +98,7 @@ def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | N
 
 
 def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Manifest], run_id: str) -> None:
-    """Use up a number that no note names: by a checkpoint without a note, else by a version that is deleted at once."""
+    """Use up a number that no note names: register a checkpoint without a note, or create and delete a version."""
     older = [manifest for manifest in unnoted if manifest.policy_version < before.policy.policy_version]
     if not older:
         registry.skip_version()
@@ -110,7 +110,7 @@ def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Man
 
 
 def _manifests(project: Project, name: str | None) -> list[Manifest]:
-    """Of the published checkpoints; those of a warm start's legs and what was set aside lie deeper."""
+    """Manifests of the published checkpoints. Those of warm-start legs and quarantined ones are in deeper folders."""
     folder = project.checkpoints_of(name)
     return [manifest for manifest in all_manifests(folder) if manifest.folder.parent == folder]
 
@@ -124,7 +124,7 @@ def _renumber(project: Project, one: RegisteredPolicy, version: int) -> None:
 
 
 def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
-    """The metrics of judgements and evaluations, with the evaluations' reports."""
+    """Log the metrics of judgements and evaluations, and the evaluation reports."""
     run = registry.training_run(run_name(project, None))
     for number in project.store.rounds():
         policy = published(project.store, number)
@@ -144,7 +144,7 @@ def _log_steps(project: Project, registry: "ModelRegistry", name: str | None) ->
 
 
 def _restore_champion(project: Project, registry: "ModelRegistry", reset: bool) -> None:
-    """The version that the newest promotion in the notes names, and which one was champion before each."""
+    """Set the champion to the newest promotion in the notes, and tag each version with its predecessor."""
     champion = registry.champion()
     versions = list(_promoted(project))
     if not versions or (champion is not None and not reset):
@@ -155,7 +155,7 @@ def _restore_champion(project: Project, registry: "ModelRegistry", reset: bool) 
 
 
 def _promoted(project: Project) -> Iterator[int]:
-    """Versions that evaluations promoted and no rollback replaced, oldest first; each once in a row."""
+    """Versions promoted by evaluations and not rolled back, oldest first, without repeating the last one."""
     last = None
     for number in project.store.rounds():
         policy = published(project.store, number)

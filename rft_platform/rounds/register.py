@@ -1,4 +1,4 @@
-"""Registration of a round's checkpoint: step metrics and a model version in MLflow, tagged with what made it."""
+"""Register a round's checkpoint in MLflow: step metrics, and a model version tagged with its lineage."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def run_name(project: Project, name: str | None) -> str:
-    """What the MLflow run of a policy's training is called; ``name``: which of several policies."""
+    """The name of the MLflow run of a policy's training; ``name`` None is the first policy."""
     return project.config.name if name is None else f"{project.config.name}-{name}"
 
 
@@ -39,9 +39,8 @@ def register(
 ) -> Policy:
     """Log the round's steps and register its checkpoint; returns the published policy with its model version.
 
-    ``made_of`` is the training's lineage, and becomes the version's tags. A no-op round registers nothing: its policy
-    is its parent's, version and all. ``name``: which of several policies; each has a model and an MLflow run of its
-    own.
+    ``made_of`` is the training's lineage; it becomes the version's tags. A no-op round registers nothing: its policy
+    keeps the parent's model version. ``name`` selects the policy; each policy has its own model and MLflow run.
     """
     policy = published(project.store, round_number, name)
     assert policy is not None, "train publishes the policy"

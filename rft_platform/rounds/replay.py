@@ -1,6 +1,6 @@
-"""Replay: groups that trained before and may again, and which of all go first.
+"""Replay: which groups may be trained on again, and their order of priority.
 
-How often a group was used is counted in what the trainings settled: there is no second store to keep in step.
+The use count of a group follows from the row selections of past trainings, so no second store has to stay in sync.
 """
 
 import time
@@ -18,12 +18,12 @@ from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 from rft_platform.user_code import load_object
 
-#: Of the version that sampled a group, how often it was used, and ``priority_fn_args.decay``.
+#: Arguments: the policy version that sampled a group, its number of uses, and ``priority_fn_args.decay``.
 Priority = Callable[..., float]
 
 
 def linear_decay(model_version: int, use_count: int, decay: float) -> float:
-    """``model_version - decay * use_count``: newer weights first, and each use costs ``decay`` versions."""
+    """``model_version - decay * use_count``: newer weights first; each use costs ``decay`` versions."""
     return model_version - decay * use_count
 
 
@@ -31,7 +31,7 @@ _BUILT_IN: dict[str, Priority] = {"linear_decay": linear_decay}
 
 
 def priority_of(settings: ReplayBuffer) -> Callable[[Group], float]:
-    """The priority of a group as configured. Raises UserError for a function that is not there."""
+    """The configured priority function of a group. Raises UserError if it does not exist."""
     name = settings.priority_fn
     if name not in _BUILT_IN and ":" not in name:
         raise UserError(
@@ -44,14 +44,14 @@ def priority_of(settings: ReplayBuffer) -> Callable[[Group], float]:
 
 
 def in_order(groups: list[Group], priority: Callable[[Group], float]) -> list[Group]:
-    """The highest priority first; of equal ones the least used, then the oldest."""
+    """Sort by descending priority; ties by fewest uses, then by oldest round."""
     return sorted(groups, key=lambda group: (-priority(group), group.uses, group.round))
 
 
 def used_groups(project: Project, number: int) -> list[Group]:
-    """Groups that trainings before ``number`` trained on and that may be used again now.
+    """Groups that were trained on before training ``number`` and may be used again now.
 
-    Those of retired rounds are gone; those used less than ``reuse_cooldown_time`` seconds ago rest.
+    Excludes groups of retired rounds and groups used less than ``reuse_cooldown_time`` seconds ago.
     """
     settings, store = project.config.buffer.trainer_input.experience_buffer.replay_buffer, project.store
     uses: Counter[tuple[int, str]] = Counter()
@@ -69,7 +69,7 @@ def used_groups(project: Project, number: int) -> list[Group]:
 
 
 def replayable_rows(project: Project, number: int) -> int:
-    """Rows that training ``number`` may use again now: none that would be too old then; 0 where replay is off."""
+    """Rows that training ``number`` may use again now, without those too old for it; 0 if replay is off."""
     if not project.config.buffer.trainer_input.experience_buffer.replay_buffer.enable:
         return 0
     limit = project.config.synchronizer.max_staleness
@@ -78,7 +78,7 @@ def replayable_rows(project: Project, number: int) -> int:
 
 
 def _version_before(project: Project, number: int) -> int:
-    """The policy version that training ``number`` starts from, also while the one before it is under way."""
+    """The policy version that training ``number`` starts from, also while the training before it is running."""
     before = published(project.store, number - 1)
     if before is not None:
         return before.policy_version
@@ -87,7 +87,7 @@ def _version_before(project: Project, number: int) -> int:
 
 
 def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
-    """The trainings before one that have settled their rows, and when."""
+    """The trainings before ``before`` that have settled their rows, each with the time."""
     for number in range(1, min(before, newest(project.store) + 1)):
         note = selection_note(project.store, number)
         if note is not None:

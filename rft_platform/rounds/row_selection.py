@@ -1,4 +1,4 @@
-"""Which rows a training takes: settled in a file and a note before it begins, so that a repeated one takes the same."""
+"""Select the rows of a training. File and note are written before it starts, so that a retry takes the same rows."""
 
 import math
 import time
@@ -26,7 +26,7 @@ from rft_platform.rounds.replay import in_order, priority_of, used_groups
 
 @dataclass(slots=True)
 class Choice:
-    """Groups by what becomes of them."""
+    """The groups of a selection by their use."""
 
     fresh: list[Group] = field(default_factory=list)
     replay: list[Group] = field(default_factory=list)
@@ -35,11 +35,11 @@ class Choice:
 
     @property
     def rows(self) -> int:
-        """Experiences that are trained on."""
+        """Number of experiences that are trained on."""
         return sum(len(group.kept) for group in (*self.fresh, *self.replay))
 
     def uses(self) -> Iterator[tuple[Group, str, tuple[str, ...]]]:
-        """Groups with what becomes of which of their rows."""
+        """Each group with a use and the row ids it applies to."""
         for use, groups in ((FRESH, self.fresh), (REPLAY, self.replay), (STALE, self.stale)):
             for group in groups:
                 yield group, use, group.kept
@@ -48,9 +48,9 @@ class Choice:
 
 
 def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
-    """What a round's training of ``parent`` takes; the note about it. What was settled before stands.
+    """Select the rows for a round's training of ``parent``; returns the note. An earlier selection is kept.
 
-    Only where its file or rows that it would use again are gone, and the round was not trained yet, others are taken.
+    Rows are selected anew only if the selection file or the rows to reuse are gone and the round is not trained yet.
     """
     store, name = project.store, parent.name
     note = selection_note(store, number, name)
@@ -77,11 +77,11 @@ def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
 
 
 def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
-    """Decide what the training of a round takes, and the last round that was looked at.
+    """Decide which groups a round's training takes; also returns the last round considered.
 
-    All rows of rounds up to ``number`` are taken, and in the style ``dynamic_by_explorer`` all that landed. Whatever
-    else fits into whole optimiser steps is taken by priority: fresh groups left for later in ``dynamic_by_trainer``,
-    and groups that trained before where replay is on.
+    All rows of rounds up to ``number`` are taken; in the style ``dynamic_by_explorer``, all rows that landed. What else
+    fits into whole optimiser steps is taken by priority: fresh groups of later rounds in ``dynamic_by_trainer``, and
+    groups that were trained on before if replay is on.
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
@@ -101,12 +101,12 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
 
 
 def rounds_of(note: Mapping[str, Any]) -> list[int]:
-    """The rounds of which a settled training reads files, ascending."""
+    """The rounds whose files a settled training reads, ascending."""
     return sorted(int(number) for number in note["judge_versions"])
 
 
 def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
-    """Groups that no training before ``number`` took, in order, and the last round that was looked at."""
+    """Groups that no training before ``number`` took, in order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
         several, store = bool(project.config.policies), project.store
         own = OfPolicy(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
@@ -119,7 +119,7 @@ def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], 
 
 
 def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, str]]:
-    """Groups of some rounds that trainings before ``number`` took."""
+    """Groups of ``rounds`` that trainings before ``number`` took."""
     taken: set[tuple[int, str]] = set()
     for training in range(number - 1, 0, -1):
         note = selection_note(project.store, training)
@@ -133,7 +133,7 @@ def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, st
 def _describe(
     project: Project, chosen: Choice, rows: list[dict[str, Any]], parent: Policy, landed: int
 ) -> dict[str, Any]:
-    """The note, as people read it and as the plan does."""
+    """The content of the note, for readers and for the plan."""
     left: dict[int, int] = {}
     for group in chosen.left:
         left[group.round] = left.get(group.round, 0) + len(group.kept)
@@ -155,7 +155,7 @@ def _describe(
 
 
 def _is_there(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
-    """Whether the file is as it was settled, and no round that is used again was retired meanwhile."""
+    """Whether the file is unchanged since it was settled and no round to be reused was retired since."""
     file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
     if not file.is_file() or digest_file(file) != note["sha256"]:
         return False

@@ -1,4 +1,4 @@
-"""A training request run to its end: steps watched, weights compared, the policy published, its note left."""
+"""Run a training request: report its steps, compute the canary, write the train note, and publish the policy."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 NOTE = "train"
 
-#: Metrics worth watching while a round trains.
+#: Metrics shown in the progress line.
 _WATCHED = ("loss", "grad_norm", "entropy")
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What is trained, as the control plane knows it."""
+    """A training request with what the control plane knows about it."""
 
     request: TrainRequest
     parent: Policy
     round: int
-    total_steps: int  # optimiser steps that are expected, for the progress line
-    reads: tuple[Policy, ...]  # policies whose weights the trainer reads: a damaged one among them is mended
-    canary_sequences: Callable[[], list[list[int]]]  # token ids that the new weights are asked about
-    selection: Mapping[str, Any] | None = None  # what was settled of its rows, where they are chosen row by row
+    total_steps: int  # expected optimiser steps, for the progress line
+    reads: tuple[Policy, ...]  # policies whose weights the trainer reads; damaged ones are repaired on failure
+    canary_sequences: Callable[[], list[list[int]]]  # token ids on which the new weights are compared
+    selection: Mapping[str, Any] | None = None  # the settled row selection, if rows are selected one by one
 
 
 def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
-    """Run the optimiser steps and publish the policy they lead to; its parent's where no row has a gradient."""
+    """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
     store, parent = project.store, training.parent
     key = round_key(training.round) if parent.name is None else f"{round_key(training.round)} {parent.name}"
     steps: list[StepEvent] = []
@@ -83,7 +83,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
 
 
 def refuse_with_successor(store: ExperienceStore, round_number: int) -> None:
-    """Raise UserError where the next round was trained from this one's weights."""
+    """Raise UserError if the next round was trained from this round's weights."""
     if published(store, round_number + 1) is not None:
         raise UserError(
             f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
@@ -92,14 +92,14 @@ def refuse_with_successor(store: ExperienceStore, round_number: int) -> None:
 
 
 def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
-    """Mean |delta log-prob| in nats between the engine that sampled and the trainer, for the very same weights.
+    """Mean |delta log-prob| in nats between the sampling engine and the trainer, for exactly the same weights.
 
-    Only the first step tells, and only where the round explored with its parent: later the policy has moved on.
+    Only the first step shows it, and only if the round explored with its parent; later steps have changed the policy.
     """
     first = steps[0].metrics if steps else {}
     return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None
 
 
 def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | None:
-    """What the weights that the trainer now holds answer; None where there is nothing to ask."""
+    """Log-probs of the weights that the trainer now holds; None without sequences."""
     return Canary(sequences, trainer.score(sequences)) if sequences else None

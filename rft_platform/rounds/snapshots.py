@@ -1,4 +1,4 @@
-"""Which weights a round explores with, in each sync style; settled once, by ``take_snapshot``."""
+"""Which weights a round explores with, in each sync style; ``take_snapshot`` records them once."""
 
 from rft_platform.rounds.dynamic import versions_ahead
 from rft_platform.rounds.observe import Launches, observe
@@ -7,10 +7,10 @@ from rft_platform.rounds.project import Project
 
 
 def snapshot_for(project: Project, number: int) -> Policy:
-    """The policy that a round explores with, noted; so are those of section ``policies``. Returns the first.
+    """Record the policies that a round explores with, including those of section ``policies``; returns the first.
 
-    ``fixed``: the newest of round ``number - 1 - sync_offset`` or later. ``dynamic_by_trainer``: the newest there is.
-    ``dynamic_by_explorer``: the newest there is after every ``sync_interval`` batches, between these the same one.
+    ``fixed``: the newest of round ``number - 1 - sync_offset`` or later. ``dynamic_by_trainer``: the newest.
+    ``dynamic_by_explorer``: the newest, chosen again after every ``sync_interval`` batches.
     """
     sync, store = project.config.synchronizer, project.store
     for entry in project.config.policies:
@@ -24,7 +24,7 @@ def snapshot_for(project: Project, number: int) -> Policy:
 
 
 def _going_on(project: Project, number: int) -> Policy | None:
-    """The policy of the batch before; None where it is gone, or its rows would be too old when they train."""
+    """The policy of the previous batch; None if it is gone, or if its rows would be too old for their training."""
     store, limit = project.store, project.config.synchronizer.max_staleness
     if not store.has_note(number - 1, SNAPSHOT):
         return None

@@ -1,4 +1,4 @@
-"""What a project's rounds have reached so far, and what may run next: the input and the output of ``plan_next``."""
+"""Input and output of ``plan_next``: what a project's rounds have reached, and what may run next."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,15 +15,15 @@ LONGEST_RETRY_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PhaseState:
-    """One launchable piece of work (the warm start, a round's exploration, a round's training)."""
+    """One unit of work to launch: the warm start, a round's exploration or a round's training."""
 
     done: bool = False
     running: bool = False
-    failures: int = 0  # launches that ended in failure since the last one that succeeded
-    launches: int = 0  # all that have ended, however they did
+    failures: int = 0  # failed launches since the last success
+    launches: int = 0  # all that have ended, failed or not
     cause: str = ""  # of the last failure, in one line
-    retryable: bool = True  # whether launching it again may help, as the last failure has it
-    failed_at: float | None = None  # when it ended, on the clock of ``ProjectState.now``; None: unknown
+    retryable: bool = True  # whether a retry may help, according to the last failure
+    failed_at: float | None = None  # end of the last failure on the clock of ``ProjectState.now``; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,14 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """Dynamic styles: what was explored and judged and no training has taken yet, and the newest training settled."""
+    """Dynamic styles: rows explored and judged but not taken by a training yet, and the newest settled training."""
 
-    rounds: int = 0  # explored batches of which rows are left
+    rounds: int = 0  # explored batches with rows left
     rows: int = 0  # their rows that no filter dropped
-    replayable: int = 0  # rows that trained before and may again (replay)
+    replayable: int = 0  # rows trained on before that may be used again (replay)
     settled: int = 0  # the newest training whose rows are settled; 0: none
-    taken: tuple[int, ...] = ()  # batches of which it takes rows for the first time, while its policy is not published
-    training_steps: int = 0  # its optimiser steps, while its policy is not published
+    taken: tuple[int, ...] = ()  # batches with rows it uses for the first time, until its policy is published
+    training_steps: int = 0  # its optimiser steps, until its policy is published
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +54,20 @@ class ProjectState:
 
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1
-    experiences_needed: int = 1  # rows that let a round train before its exploration has ended: those of a whole one
-    sync_offset: int = 0  # rounds that exploration may run ahead of training; dynamic styles: 0 is no bound
+    experiences_needed: int = 1  # rows that let a round train before its exploration has ended: those of a whole round
+    sync_offset: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
     sync_style: SyncStyle = "fixed"
-    rows_a_step: int = 1  # dynamic styles: experiences an optimiser step
-    rows_wanted: int = 1  # dynamic styles: experiences that let a training begin
-    max_staleness: int | None = None  # dynamic styles: policy versions a row may be old when its training begins
+    rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
+    rows_wanted: int = 1  # dynamic styles: experiences that let a training start
+    max_staleness: int | None = None  # dynamic styles: largest age of a row at the start of its training, in versions
     landed: Landed = Landed()
     warm_start: PhaseState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train", "bench"] = "both"
-    unmeasured: tuple[tuple[int, PhaseState], ...] = ()  # mode bench: rounds whose policy is still to be evaluated
+    unmeasured: tuple[tuple[int, PhaseState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
     offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
     max_failures: int = 4  # the first launch and three retries
     first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
-    now: float = 0.0  # seconds on the clock that the ends of failed launches were taken from
+    now: float = 0.0  # seconds on the clock of the failed launches' end times
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +80,21 @@ class Action:
 
     @property
     def run_key(self) -> str:
-        """Identity of the launch: asked for twice, launched once. The attempt lets a failed launch be repeated."""
+        """Identity of the launch: the same key launches once. The attempt number allows a retry after a failure."""
         return f"{self.kind}:{round_key(self.round)}:{self.attempt}"
 
     @property
     def partition(self) -> str | None:
-        """The Dagster partition it is launched for; None for the warm start, which has none."""
+        """The Dagster partition of the launch; None for the warm start, which has none."""
         return None if self.kind == "warm_start" else round_key(self.round)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to launch now, and in words what is waited for."""
+    """What to launch now, and the reasons for waiting as text."""
 
     actions: tuple[Action, ...] = ()
     waiting: tuple[str, ...] = ()
     finished: bool = False
     failed: str | None = None
-    retry_in: float | None = None  # seconds until the next retry may be launched, where that is what is waited for
+    retry_in: float | None = None  # seconds until the next retry may be launched, if the plan waits for one

@@ -1,4 +1,4 @@
-"""What an exploration that was broken off has stored already, so that its repetition goes on from there."""
+"""Rollouts that an interrupted exploration has already stored, so that a retry continues from them."""
 
 import logging
 from collections import Counter
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class StoredRollouts:
-    """The stored batches of a round whose exploration, or the judgement after it, has not ended.
+    """The stored batches of a round whose exploration or judgement has not finished.
 
-    A round that was explored and judged to its end is explored anew when it is repeated; so are batches of other
-    weights or tasks than the repetition would take.
+    A round that was explored and judged completely is explored from scratch when repeated. So are batches sampled from
+    other weights or tasks than the retry would use.
     """
 
     def __init__(self, project: Project, round_number: int, policies: Mapping[str | None, Policy]) -> None:
-        """``policies`` explore, by the names that rows have; None: the first."""
+        """``policies`` are those that explore, by the name in the rows; None is the first."""
         self._project, self._round = project, round_number
         self._versions = {name: policy.policy_version for name, policy in policies.items()}
         store = project.store
@@ -39,7 +39,7 @@ class StoredRollouts:
             self._groups.setdefault(row.group_id, []).append(row)
 
     def batch(self, number: int, tasks: Sequence[Task]) -> RolloutBatch | None:
-        """The rollouts of a batch of tasks; None where they are not there, or would not be made so now."""
+        """The stored rollouts of a task batch; None if they are missing or do not match the current policy or tasks."""
         groups = {group_id(self._round, number, index): task for index, task in enumerate(tasks)}
         rows = [row for name in groups for row in self._groups.get(name, ())]
         fits = all(
@@ -54,11 +54,11 @@ class StoredRollouts:
 
     @property
     def explored(self) -> dict[str, Any] | None:
-        """The report of an exploration that had ended, where all batches that were asked for are its own."""
+        """The report of a finished exploration, if all requested batches were stored; otherwise None."""
         return None if self._anew else self._note
 
     def _report(self, rows: Sequence[RolloutRow], tasks: int) -> RolloutReport:
-        """What the rows still say; errors and times of their making are not known any more."""
+        """The report as far as the rows show it; errors and timings are no longer known."""
         wanted = self._project.batches.repeat_times
         runs = Counter(row.group_id for row in {row.run_id: row for row in rows}.values())
         lost = tasks - len(runs)
@@ -78,7 +78,7 @@ class StoredRollouts:
 
 
 def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]:
-    """Rows of a round that lacks a note; none where they cannot be read: then all are made anew."""
+    """Rows of a round that lacks a note; none if they cannot be read, so that all are sampled again."""
     if project.store.has_note(round_number, NOTE) and project.store.has_note(round_number, JUDGED):
         return []
     try:

@@ -1,4 +1,4 @@
-"""Which tasks a round takes: one batch after the other, as the taskset's selector chooses them."""
+"""Select the tasks of a round, one batch after the other, with the taskset's selector."""
 
 from functools import lru_cache
 from typing import Any
@@ -13,10 +13,10 @@ from rft_platform.tasks.task import Task
 
 
 class TaskSelection:
-    """The batches of tasks of one round.
+    """The task batches of one round.
 
-    They follow from the seed, the rounds before, and the round of the policy that explores: a round that is repeated
-    takes the same tasks, whatever was stored since.
+    They depend on the seed, the earlier rounds, and the round of the exploring policy. A repeated round takes the same
+    tasks, whatever has been stored since.
     """
 
     def __init__(self, project: Project, round_number: int, policy_round: int) -> None:
@@ -43,7 +43,7 @@ class TaskSelection:
         return [tasks[index] for index in chosen.indices]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the note: the selector, how many batches were taken before and now, the tasks by batch, statistics."""
+        """For the note: the selector, the number of batches before and now, the tasks per batch, statistics."""
         names = dict.fromkeys(name for found in self._statistics for name in found)
         means = {name: sum(s[name] for s in self._statistics) / len(self._statistics) for name in names}
         return {
@@ -56,12 +56,12 @@ class TaskSelection:
 
 
 def batches_before(project: Project, round_number: int) -> int:
-    """Batches of tasks that were taken before a round: dynamic sampling may have taken several for one."""
+    """Number of task batches taken before a round; dynamic sampling may take several per round."""
     own, last = (
         (project.store.read_note(number, "explore") or {}).get("task_selection")
         for number in (round_number, round_number - 1)
     )
-    if own is not None:  # explored before: what happened to the round before it since changes nothing
+    if own is not None:  # explored before: later changes of the round before it have no effect
         return int(own["first_batch"])
     if last is None:
         return (round_number - 1) * project.config.synchronizer.batches_a_round
@@ -69,7 +69,7 @@ def batches_before(project: Project, round_number: int) -> int:
 
 
 def check_selector(project: Project) -> None:
-    """Raise UserError where the selector does not exist, or its options or columns do not fit the tasks."""
+    """Raise UserError if the selector does not exist, or if its options or columns do not fit the tasks."""
     chooser, tasks = project.taskset.task_selector, project.tasks.tasks
     find_selector(chooser.selector_type, chooser.args)
     moment = Moment(1, 0, 1, 0, 0, tuple(chooser.feature_keys))
@@ -77,14 +77,14 @@ def check_selector(project: Project) -> None:
 
 
 class _NoHistory:
-    """As before the first round."""
+    """The history before the first round."""
 
     def outcomes(self, step: int, pass_reward: float) -> Outcomes:
         return Outcomes.of([], [])
 
 
 class _StoredHistory:
-    """What the store says of the rounds that stood behind the policy which explored at a step."""
+    """The stored outcomes of the rounds known to the policy that explored at a step."""
 
     def __init__(self, project: Project, round_number: int, first: int, policy_round: int) -> None:
         self._project, self._round, self._first, self._policy_round = project, round_number, first, policy_round
@@ -95,7 +95,7 @@ class _StoredHistory:
         return self._asked(self._known_at(step), pass_reward)
 
     def _known_at(self, step: int) -> int:
-        """The newest round that counted when batch ``step`` was chosen."""
+        """The newest round that counted when batch ``step`` was selected."""
         if step >= self._first:
             return min(self._policy_round, self._round - 1)
         number = self._round - 1

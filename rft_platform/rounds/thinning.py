@@ -1,9 +1,8 @@
-"""Old checkpoints reduced to what lineage needs, where ``trainer.max_checkpoints_to_keep`` says how many stay whole.
+"""Remove the weights of old checkpoints beyond ``trainer.max_checkpoints_to_keep``; their lineage is kept.
 
-The manifest, the measurements of each step and a note of what was removed stay, so that later weights can be traced
-through them. Kept whole are the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and
-the one a rollback would bring back, the policy the project started from, and those that a round which is not trained
-yet explores with.
+The manifest, the metrics of each step and a note on the removed files stay, so that the ancestry of later weights can
+be traced. Kept complete: the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and its
+predecessor (for a rollback), the starting policy, and the policies that untrained rounds explore with.
 """
 
 import logging
@@ -27,7 +26,7 @@ _STEPS = "steps.json"
 
 
 def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
-    """Remove the weights of policies beyond the limit; their folders. Without a limit nothing is removed."""
+    """Remove the weights of policies beyond the limit; returns their folders. Without a limit nothing is removed."""
     if project.config.trainer.max_checkpoints_to_keep is None:
         return []
     champions = _champions(registry)
@@ -36,7 +35,7 @@ def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
 
 
 def _thin_policy(project: Project, champions: set[Path], name: str | None) -> list[Path]:
-    """The same for one of the project's policies; champions are versions of the first."""
+    """``thin_checkpoints`` for one of the project's policies; champions are versions of the first policy."""
     limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
     store = project.store
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
@@ -57,10 +56,10 @@ def _champions(registry: "ModelRegistry") -> set[Path]:
 
 
 def in_use(project: Project, name: str | None = None) -> set[Path]:
-    """The starting policy, and what untrained rounds explore with."""
+    """The folders of the starting policy and of the policies that untrained rounds explore with."""
     store, start = project.store, published(project.store, 0, name)
     exploring = [n for n in store.rounds() if store.has_note(n, note_of(SNAPSHOT, name))]
-    if project.config.synchronizer.dynamic:  # the newest may be what the next batch goes on with
+    if project.config.synchronizer.dynamic:  # the next batch may continue with the newest
         through = trained_through(project)
         exploring = [n for n in exploring if n > through or n == exploring[-1]]
     else:
@@ -70,7 +69,7 @@ def in_use(project: Project, name: str | None = None) -> set[Path]:
 
 
 def _thin(folder: Path) -> bool:
-    """Reduce one folder; False where nothing was left to remove. One that was interrupted is completed."""
+    """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction."""
     if not (folder / MANIFEST).is_file():
         return False
     gone = [path for path in folder.iterdir() if path.name not in (MANIFEST, _STEPS, THINNED)]

@@ -1,4 +1,4 @@
-"""Where a round's time went, from the notes of its phases."""
+"""Breakdown of a round's time, from the notes of its phases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,15 +13,15 @@ def time_split(
     evaluated: Mapping[str, Any],
     wall_s: float | None = None,
 ) -> dict[str, float]:
-    """Seconds by part; ``overhead`` is what the round's launches took beyond that, where ``wall_s`` (of all) is known.
+    """Seconds per part; ``overhead`` is the rest of the launches' total time ``wall_s``, if that is known.
 
-    A note that is missing is an empty mapping; its part is then left out, as is that of a note without ``seconds``.
+    Pass an empty mapping for a missing note; its part is left out, as is the part of a note without ``seconds``.
     """
     scores = evaluated.get("metrics", {})
     measured = {
         "rollout": explored.get("seconds"),
         "judge": judged.get("seconds"),
-        # Handing the weights to the engine is part of training them.
+        # Loading the weights into the engine counts as training.
         "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained.get("seconds") else None,
         "evaluation": scores.get("evaluation_s"),
     }

@@ -44,10 +44,10 @@ _CANARY_ROWS = 8
 def train(
     project: Project, trainer: "TrainerClient", round_number: int, run_id: str, policy: str | None = None
 ) -> tuple[TrainResult, list[StepEvent]]:
-    """Run the optimiser steps of a round and publish the policy they lead to.
+    """Run the optimiser steps of a round and publish the resulting policy.
 
-    A round whose rewards are all equal is a recorded no-op: its policy is its parent's. ``run_id`` is the
-    orchestrator's name for this run, kept in the lineage. ``policy``: which of several; None: the first.
+    A round in which no row has a gradient is recorded as a no-op: its policy is its parent's. ``run_id`` is the
+    orchestrator's run id, kept in the lineage. ``policy`` selects a further policy; None is the first.
     """
     store = project.store
     refuse_with_successor(store, round_number)
@@ -69,9 +69,9 @@ def train(
 
 
 def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:
-    """What the trainer is asked for: the same for the same round, rows and configuration.
+    """The request for the trainer; equal for the same round, rows and configuration.
 
-    Raises StorageError where no judgement is in force.
+    Raises StorageError if there is no active judgement.
     """
     config, store, policy = project.config, project.store, parent.name
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
@@ -104,7 +104,7 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
 
 
 def rounds_read(round_number: int, selection: Mapping[str, Any] | None) -> list[int]:
-    """The rounds whose files a training reads: its own, or those of which rows were settled."""
+    """The rounds whose files a training reads: its own, or those of its row selection."""
     return (selection and rounds_of(selection)) or [round_number]
 
 
@@ -118,14 +118,14 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
 
 
 def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
-    """The starting policy's folder where the algorithm measures a distance to it; None where it does not."""
+    """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
     always = project.settings.algorithm.reference == "always"
     needed = always or algorithm.beta or algorithm.kl_penalty is not None
     return required(project.store, 0, policy).folder if needed else None
 
 
 def teacher_folder(project: Project) -> str | None:
-    """The teacher's folder where the algorithm learns from one; UserError where the configuration names none."""
+    """The teacher's folder; None if the algorithm has no teacher. Raises UserError if none is configured."""
     settings = project.config.algorithm
     if not project.settings.algorithm.teacher:
         return None
@@ -135,9 +135,9 @@ def teacher_folder(project: Project) -> str | None:
 
 
 def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
-    """The demonstrations that are mixed in among the rollouts; None where the algorithm takes none.
+    """The file of demonstrations mixed into the rollouts; None if the algorithm uses none.
 
-    The same file for every round; a round's part of it follows from its data position.
+    All rounds share the file; a round's part of it follows from its data position.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:
@@ -154,7 +154,7 @@ def lora_spec(project: Project) -> LoraSpec | None:
 
 
 def lineage(project: Project, round_number: int, run_id: str, policy: str | None = None) -> dict[str, Any]:
-    """What made a round's weights: kept in the checkpoint's manifest and in the tags of its model version."""
+    """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
     config, store = project.config, project.store
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
     bases: dict[str | None, str] = {entry.name: entry.model_path for entry in config.policies}
@@ -176,7 +176,7 @@ def lineage(project: Project, round_number: int, run_id: str, policy: str | None
 
 
 def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Which rows made the weights: those of a round, or where they were settled row by row, that file's."""
+    """The rows behind the weights: those of the round, or those of its row selection file."""
     if selection is None:
         return {"data_digest": store.digest(number), "judge_version": store.judge_version(number)}
     versions = {int(n): version for n, version in selection["judge_versions"].items()}
@@ -196,19 +196,19 @@ def _data_lineage(store: ExperienceStore, number: int, selection: Mapping[str, A
 
 
 def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
-    """The version of the operators behind the judgement of a round; empty where there were none."""
+    """The version of the operators behind the judgement of a round; empty if there were none."""
     version = (store.read_note(round_number, "judge") or {}).get("operators_version")
     return {"operators_version": version} if version else {}
 
 
 def spec_with_critic(project: Project) -> AlgorithmSpec:
-    """The algorithm in force, with the critic as configured where it has one."""
+    """The configured algorithm, with its critic settings if it has a critic."""
     spec = algorithm_spec(project.settings)
     return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
 
 
 def critic_spec(project: Project) -> CriticSpec:
-    """The critic as configured; its schedule counts its own updates, as many as the run has steps."""
+    """The configured critic. Its schedule counts the critic's own updates, as many as the run has steps."""
     settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
     return CriticSpec(
         folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
@@ -219,9 +219,9 @@ def critic_spec(project: Project) -> CriticSpec:
 
 
 def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
-    """AdamW as configured; a decay ends with the run where the configuration names no other end.
+    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
 
-    A run that ends before its warm-up has no decay: its rates are those that a longer run begins with.
+    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
     """
     return OptimizerSpec(
         lr=settings.lr,
@@ -236,14 +236,14 @@ def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None 
 
 
 def steps_expected(project: Project, round_number: int) -> int:
-    """Optimiser steps that a round's rows come to; those without any gradient are left out yet."""
+    """Expected optimiser steps for a round's rows; rows without a gradient are still counted."""
     judged = project.store.read_note(round_number, JUDGED) or {}
     rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if not project.config.policies else 0
     return math.ceil((rows or project.batches.experiences_a_round) / project.batches.train_batch_size)
 
 
 def _canary_sequences(project: Project, round_number: int, policy: str | None = None) -> list[list[int]]:
-    """A few whole sequences of the round, of the policy's own calls."""
+    """A few whole sequences of the round, from the policy's own calls."""
     rows = project.store.read_rollouts(round_number, columns=["prompt_ids", "response_ids", "policy"])
     called = [index for index, name in enumerate(rows["policy"].to_pylist()) if name == policy][:_CANARY_ROWS]
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]

@@ -1,4 +1,4 @@
-"""Check that every file of a project still is what was written: rows, judgements, notes and checkpoints."""
+"""Verify that every file of a project is unchanged since it was written: rows, judgements, notes and checkpoints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -21,14 +21,14 @@ from rft_platform.rounds.warm_start import LEGS
 
 @dataclass(slots=True)
 class Verification:
-    """What a check of the project found."""
+    """Result of a project check."""
 
     rounds: int = 0
-    files: int = 0  # of the rounds, archives not counted
+    files: int = 0  # of the rounds, without archives
     checkpoints: int = 0
     bytes: int = 0  # of files and checkpoints
     notes: int = 0
-    notes_without_digest: int = 0  # written by a version of the platform that gave notes none
+    notes_without_digest: int = 0  # from older versions of the platform, which wrote no digest
     damaged: list[DamagedFile] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ class Verification:
 def verify(project: Project, *, digest: bool = True) -> Verification:
     """Check rows, archives, judgements, notes and checkpoints against their digests, and notes against manifests.
 
-    Without ``digest`` the sizes and footers of large files are compared, not every byte.
+    Without ``digest`` only the sizes and footers of large files are compared, not every byte.
     """
     store, found = project.store, Verification()
     for number in store.rounds():
@@ -59,7 +59,7 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
 
 
 def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:
-    """What is wrong with the document that puts a judgement of the round in force."""
+    """Faults of the file that names the round's active judgement."""
     path = store.current_file(number)
     try:
         version, note = store.judge_version(number), store.read_note(number, JUDGED) or {}
@@ -76,7 +76,7 @@ def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFil
 
 
 def check_judgements(store: ExperienceStore) -> None:
-    """Raise DamagedError where a round's judgement in force is not told, or not the one that its note names."""
+    """Raise DamagedError if a round's active judgement is missing, or is not the one that its note names."""
     faults = [fault for number in store.rounds() for fault in judgement_faults(store, number)]
     if faults:
         raise DamagedError("\n".join(f"{fault.path}: {fault.why}" for fault in faults[:NAMED]))
@@ -95,7 +95,7 @@ def _verify_notes(store: ExperienceStore, number: int, found: Verification) -> N
 
 
 def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> None:
-    """Every checkpoint, those that nothing reads any more too; and every policy's note against its checkpoint."""
+    """Check every checkpoint, also unused ones, and every policy's note against its checkpoint."""
     policies = list(_policies(project))
     named = {Path(policy.folder) for policy in policies if project.checkpoints in Path(policy.folder).parents}
     for folder in sorted({*_checkpoint_folders(project), *named}):
@@ -110,7 +110,7 @@ def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> 
 def _checkpoint_fault(folder: Path, digest: bool, optional: bool) -> str | None:
     thinned, legs = (folder / THINNED).exists(), folder.parent.name == LEGS
     if (thinned or (optional and legs)) and not list(folder.glob("*.safetensors")):
-        return None if (folder / MANIFEST).is_file() else f"{MANIFEST} is missing"  # reduced to it on purpose
+        return None if (folder / MANIFEST).is_file() else f"{MANIFEST} is missing"  # reduced to its manifest on purpose
     return checkpoint_damage(folder, digest_file if digest else None)
 
 
@@ -121,7 +121,7 @@ def _checkpoint_folders(project: Project) -> Iterator[Path]:
 
 
 def _policies(project: Project) -> Iterator[Policy]:
-    """Every policy whose note can be read; damage of the others is found with the notes."""
+    """Every policy whose note can be read; the check of the notes reports the others."""
     names = [None, *(entry.name for entry in project.config.policies)]
     for number in project.store.rounds():
         for name in names:

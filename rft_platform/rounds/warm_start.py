@@ -1,4 +1,4 @@
-"""The starting policy (round 0): the base model, taught by demonstrations first where the configuration says so."""
+"""The starting policy (round 0): the base model, first fine-tuned on demonstrations if configured."""
 
 import logging
 import shutil
@@ -38,7 +38,7 @@ def make_starting_policy(
     connect_trainer: Callable[[], "TrainerClient"],
     run_id: str,
 ) -> Policy:
-    """Publish policy version 0, which round 1 explores with; one that was published before is kept."""
+    """Publish policy version 0, which round 1 explores with; one that is already published is kept."""
     start_all(project)
     publish_starts(project)
     known = published(project.store, 0)
@@ -56,10 +56,10 @@ def make_starting_policy(
 
 @dataclass(slots=True)
 class WarmStartCourse:
-    """Supervised fine-tuning in legs of ``eval_every`` steps until the mark is reached, then a cool-down to rate 0.
+    """Supervised fine-tuning in legs of ``eval_every`` steps until a target score, then a cool-down to learning rate 0.
 
-    A small model learns such a task in a jump that comes at another step with every seed: a mark on held-out tasks
-    stops at the same skill, a step number does not.
+    A small model learns such a task in a sudden jump, at a different step for every seed. A target score on held-out
+    tasks stops at the same skill; a fixed number of steps does not.
     """
 
     project: Project
@@ -72,9 +72,9 @@ class WarmStartCourse:
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def run(self) -> Policy:
-        """Run the course from the base model; returns the policy it ends with, as version 0."""
+        """Train from the base model; returns the resulting policy as version 0."""
         settings, legs = self.settings, self.project.checkpoints / LEGS
-        if legs.exists():  # of a course that was interrupted: this one comes to the same weights from the start
+        if legs.exists():  # left by an interrupted run; starting over gives the same weights
             shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
         demonstrations = self.project.store.round_folder(0) / "demonstrations.parquet"
@@ -97,7 +97,7 @@ class WarmStartCourse:
 
     @property
     def goal(self) -> str:
-        """What ends the course before its last step, in words; empty where nothing does."""
+        """The condition that ends training before its last step, as text; empty if there is none."""
         mark = self.settings.stop_at
         return "" if mark is None else f"sampled_pass reaches {mark:g}"
 
@@ -106,7 +106,7 @@ class WarmStartCourse:
         return bool(mark is not None and self.curve and self.curve[-1]["sampled_pass"] >= mark)
 
     def _leg(self, demonstrations: Path, digest: str, steps: int, optimizer: OptimizerSpec) -> None:
-        """Train ``steps`` more steps from where the course stands, and look at the held-out tasks."""
+        """Train ``steps`` more steps from the current state, then evaluate on the held-out tasks."""
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
         too_long = int(result.metrics.get("rows_too_long", 0))
         if too_long and not self.step:
@@ -120,12 +120,12 @@ class WarmStartCourse:
             self.engine.update_weights(Path(self.folder), 0)
             point["sampled_pass"] = sampled_pass(self.project, self.engine)
         self.curve.append(point)
-        if self.step < self.settings.steps:  # the end is reported by ``run``
+        if self.step < self.settings.steps:  # ``run`` reports the end
             numbers = {name: value for name, value in point.items() if name != "step"}
             report("warm start", self.step, self.settings.steps, self.goal, **numbers)
 
     def _on_step(self, event: StepEvent) -> None:
-        if event.step < self.settings.steps:  # the end of a leg is told with what it reached
+        if event.step < self.settings.steps:  # the end of a leg is reported with its evaluation
             known = (self.curve[-1] if self.curve else {}) | event.metrics
             numbers = {name: known[name] for name in ("loss", "sampled_pass") if name in known}
             report("warm start", event.step, self.settings.steps, self.goal, **numbers)
@@ -157,14 +157,14 @@ class WarmStartCourse:
         )
 
     def _canary(self) -> Canary:
-        """What the trainer's weights answer on a few prompts."""
+        """The trainer's log-probs on a few prompts."""
         tasks = self.project.tasks.tasks[:_CANARY_TASKS]
         sequences = self.engine.render([[{"role": "user", "content": task.prompt}] for task in tasks])
         return Canary(sequences, self.trainer.score(sequences))
 
 
 def _keep_manifest_only(checkpoint: Path) -> None:
-    """The leg before has served its purpose; what made it is still part of the lineage."""
+    """Remove the previous leg's weights; keep its manifest, which is part of the lineage."""
     for item in checkpoint.iterdir():
         if item.is_dir():
             shutil.rmtree(item)

@@ -1,17 +1,17 @@
-"""The workflow of a taskset as the configuration asks for it: in this process, or in workers."""
+"""Resolve the workflow of a taskset as configured: in this process, or in worker processes."""
 
 from rft_platform.config.buffer import Taskset
 from rft_platform.rollout.class_style import FormatArgs
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.rounds.project import Project
 
-_BATCHED = "single_turn"  # one call of the engine for the whole batch: there is no user code to keep apart
+_BATCHED = "single_turn"  # one engine call for the whole batch: no user code to isolate
 
 
 def workflow_of(project: Project, taskset: Taskset) -> Workflow:
-    """The workflow of ``taskset``. One for workers is not imported here: this environment may not have what it needs.
+    """The workflow of ``taskset``. A worker workflow is not imported here: this environment may lack its packages.
 
-    Raises UserError where one for this process cannot be loaded.
+    Raises UserError if a workflow for this process cannot be loaded.
     """
     workers = project.config.explorer.workers
     if workers.kind == "inprocess" or taskset.workflow == _BATCHED:
@@ -28,7 +28,7 @@ def workflow_of(project: Project, taskset: Taskset) -> Workflow:
 
 
 def check_workflow(project: Project, taskset: Taskset) -> None:
-    """Raise UserError where the workflow cannot be loaded; one of another environment is loaded there, at its start."""
+    """Raise UserError if the workflow cannot be loaded. One of another environment is only loaded at its start."""
     workers = project.config.explorer.workers
     if workers.kind == "inprocess" or workers.python is None:
         _resolved(taskset)
