@@ -1,8 +1,8 @@
-"""Telling people that a run failed: a webhook, a command, or both. The daemon's sensor and the driver both call here.
+"""Alerts about failed runs, through a webhook, a command or both; used by the daemon's sensor and the driver.
 
-``RFT_ALERT_URL`` takes the alert as a JSON POST (its field ``text`` is what Slack and its kin show),
-``RFT_ALERT_COMMAND`` takes it on standard input. Neither set: nothing is sent. An alert that cannot be delivered is
-logged and never fails a run. One alert a run, whoever sees the failure first.
+``RFT_ALERT_URL`` receives the alert as a JSON POST (Slack and similar services show its field ``text``);
+``RFT_ALERT_COMMAND`` receives it on standard input. If neither is set, nothing is sent. A failed delivery is logged and
+never fails a run. Each run gets one alert, from whichever process sees the failure first.
 """
 
 import json
@@ -33,13 +33,13 @@ LOG = logging.getLogger(__name__)
 URL, COMMAND, UI_URL = "RFT_ALERT_URL", "RFT_ALERT_COMMAND", "RFT_UI_URL"
 TIMEOUT_S = 10.0  # for each of webhook and command
 _DEFAULT_UI = "http://127.0.0.1:3000"
-_KEPT_S = 30 * 24 * 3600.0  # how long it is remembered that a run was told of
+_KEPT_S = 30 * 24 * 3600.0  # how long an alert is remembered as sent
 _UNKNOWN = "the run ended without naming a cause: its process died, or it never started"
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """What is sent, field by field; secrets are masked in it."""
+    """The fields of an alert; secrets are masked."""
 
     project: str
     round: str  # partition key; empty outside the rounds
@@ -53,9 +53,9 @@ class Alert:
 
 
 def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
-    """Tell of a failed run, unless that was done before; returns whether this call delivered an alert.
+    """Send an alert for a failed run unless one was sent before; returns whether this call delivered one.
 
-    ``cause`` stands in for the run's own tag ``rft/cause`` where that is missing. Raises nothing.
+    ``cause`` is used if the run has no tag ``rft/cause``. Raises nothing.
     """
     ways, claim = _ways(), home.alerts / f"{run.run_id}.json"
     try:
@@ -64,7 +64,7 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
         alert = build_alert(_project_name(home), run, cause)
         delivered = [_deliver(way, alert) for way in ways]
         if not any(delivered):
-            claim.unlink()  # whoever else sees the failure may have more luck
+            claim.unlink()  # another process may still be able to deliver it
     except Exception as error:  # an alert must not turn one failure into two
         LOG.warning("no alert was sent for run %s: %s", run.run_id, described(error))
         return False
@@ -72,7 +72,7 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
 
 def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
-    """The alert of a failed run, from its tags."""
+    """Build the alert of a failed run from its tags."""
     tags = fault_of(run)
     place = run.tags.get("dagster/partition", "")
     fault, said = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
@@ -96,10 +96,10 @@ def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     description=f"Tells of every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=sensor_interval_s(),
-    monitor_all_code_locations=True,  # an instance holds one project
+    monitor_all_code_locations=True,  # an instance has one project
 )
 def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
-    """Alert of a run that failed under the daemon, or whose driver died."""
+    """Send an alert for a run that failed under the daemon, or whose driver died."""
     run, said = context.dagster_run, context.failure_event.message or ""
     if alert_run_failed(Home(Path(project.home).absolute()), run, said):
         context.log.info(f"told of failed run {run.run_id}")
@@ -112,7 +112,7 @@ def _ways() -> list[Callable[[bytes], None]]:
 def _deliver(way: Callable[[bytes], None], alert: Alert) -> bool:
     try:
         way(json.dumps(asdict(alert), ensure_ascii=False).encode())
-    except Exception as error:  # whatever a network or a stranger's program comes up with
+    except Exception as error:  # any error of the network or of the user's command
         LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, described(error))
         return False
     LOG.info("told of failed run %s", alert.run_id)
@@ -135,7 +135,7 @@ def _pipe(payload: bytes) -> None:
 
 
 def _claim(file: Path) -> bool:
-    """Whether this caller is the first to tell of the run that ``file`` is named after."""
+    """Whether this caller is the first to send an alert for the run that ``file`` is named after."""
     with locked(file.with_name("alerts")):
         if file.exists():
             return False

@@ -1,4 +1,4 @@
-"""A code server that died is replaced at once: Dagster's daemon alone would reload up to a minute later."""
+"""Replace a dead code server at once; Dagster's daemon alone would reload up to a minute later."""
 
 import time
 from typing import Any
@@ -9,9 +9,9 @@ _CHECK, _INTERVAL = "check_workspace_freshness", "RELOAD_WORKSPACE_INTERVAL"
 
 
 def replace_dead_code_servers() -> None:
-    """Let Dagster's daemon reload the workspace when it looks after its threads and finds a code server dead.
+    """Make Dagster's daemon reload the workspace in its thread check if a code server is dead.
 
-    Raises RftError where this version of Dagster does this elsewhere.
+    Raises RftError if this Dagster version implements the check elsewhere.
     """
     from dagster._daemon import controller
 
@@ -31,7 +31,7 @@ def replace_dead_code_servers() -> None:
 
 
 def any_is_dead(registry: Any) -> bool:
-    """Whether one of the code servers that a daemon's registry hands out has ended."""
+    """Whether one of the code servers in a daemon's registry has ended."""
     entries = list(registry._active_entries.values()) if registry is not None else []
     processes = [entry.process for entry in entries if hasattr(entry, "process")]
     return any(process.server_process.poll() is not None for process in processes)

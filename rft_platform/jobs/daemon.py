@@ -1,8 +1,8 @@
-"""The daemon of a project: Dagster's own, with sensors that are looked at as often as they want to be.
+"""Run Dagster's daemon with a sensor polling interval below Dagster's default of 5 seconds.
 
-``python -m rft_platform.jobs.daemon run -w workspace.yaml`` takes the options of ``dagster-daemon``. It refuses to be
-the second one of a home. A ``dagster-daemon`` that is started by itself works too: its sensors tick every 5 seconds at
-best, and wait where the clock was set back until it has caught up.
+``python -m rft_platform.jobs.daemon run -w workspace.yaml`` takes the options of ``dagster-daemon``. Only one can run
+per home. A plain ``dagster-daemon`` works too, but its sensors tick every 5 seconds at best, and after the clock was
+set back they wait until it has caught up.
 """
 
 import sys
@@ -20,7 +20,7 @@ _LOOP, _ELAPSED = "MIN_INTERVAL_LOOP_TIME", "get_elapsed"
 
 
 def main() -> None:
-    """Run the daemon until it is interrupted; exit code 2 where another one serves this home."""
+    """Run the daemon until it is interrupted; exit code 2 if another one serves this home."""
     from dagster._daemon import sensor
     from dagster._daemon.cli import main as dagster_daemon
 
@@ -39,9 +39,9 @@ def main() -> None:
 
 
 def hasten(sensor_daemon: ModuleType, interval_s: int) -> None:
-    """Let Dagster's sensor loop look as often as the sensors' interval says, and bear a clock that was set back.
+    """Lower the interval of Dagster's sensor loop to ``interval_s``, and make it tolerate a clock that was set back.
 
-    Raises RftError where this version of Dagster keeps these settings elsewhere.
+    Raises RftError if this Dagster version has these settings elsewhere.
     """
     missing = [name for name in (_LOOP, _ELAPSED) if not hasattr(sensor_daemon, name)]
     if missing:
@@ -53,7 +53,7 @@ def hasten(sensor_daemon: ModuleType, interval_s: int) -> None:
 
     def elapsed_however_the_clock_was_set(state: object) -> float | None:
         seconds: float | None = elapsed(state)
-        return None if seconds is None or seconds < 0 else seconds  # a tick of the future: tick now
+        return None if seconds is None or seconds < 0 else seconds  # the last tick is in the future: tick now
 
     setattr(sensor_daemon, _LOOP, min(getattr(sensor_daemon, _LOOP), interval_s))
     setattr(sensor_daemon, _ELAPSED, elapsed_however_the_clock_was_set)

@@ -1,6 +1,6 @@
-"""The in-process driver: asks the plan what is next and runs those jobs here, against the persistent instance.
+"""In-process driver: runs the jobs that the plan returns in this process, on the persistent Dagster instance.
 
-The daemon and its sensors do the same from outside; both leave the same runs, assets and lineage behind.
+The daemon and its sensors do the same in other processes. Both leave the same runs, assets and lineage.
 """
 
 import gc
@@ -30,19 +30,19 @@ from rft_platform.rounds.state import Action, Plan
 
 LOG = logging.getLogger(__name__)
 
-#: Events go to the instance; the caller's terminal belongs to progress.
+#: Events go to the instance; the terminal is reserved for progress.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
-_LOOK_AGAIN_S = 0.5  # while a retry is waited for
+_LOOK_AGAIN_S = 0.5  # while waiting for a retry
 
-#: Launches between full garbage collections. A Dagster run leaves about half a megabyte of reference cycles, and Python
-#: searches old objects for cycles only after their number has grown by a quarter: with all libraries loaded, 30 rounds.
+#: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python searches
+#: old objects for them only after their number grew by a quarter: with all libraries loaded, 30 rounds.
 _COLLECT_EVERY = 10
 
 
 @dataclass(slots=True)
 class Launched:
-    """One job that the driver ran: wall and processor seconds of the driver's own process."""
+    """One job that the driver ran, with wall and CPU seconds of the driver's process."""
 
     kind: str
     round: int
@@ -54,7 +54,7 @@ class Launched:
 
 @dataclass(slots=True)
 class DriveResult:
-    """What a drive did and why it ended."""
+    """The launches of a drive and the reason why it ended."""
 
     launched: list[Launched] = field(default_factory=list)
     finished: bool = False
@@ -63,9 +63,9 @@ class DriveResult:
 
 
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
-    """Launch what the plan says until nothing is left to do, a phase has failed for good, or a limit is reached.
+    """Launch what the plan returns until everything is done, a phase has failed permanently, or a limit is reached.
 
-    Failures of earlier drives do not count: whoever drives again has mended their cause.
+    Failures of earlier drives are not counted: starting the driver again implies that their cause is fixed.
     """
     result, attempts = DriveResult(), _Attempts()
     with driver_lock(project.home), open_instance(project.home, capture_output=False) as instance:
@@ -96,17 +96,17 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
 
 def _alert(project: Project, instance: dg.DagsterInstance, run_ids: list[str], cause: str) -> None:
     for run_id in run_ids:
-        run = instance.get_run_by_id(run_id)  # with the tags that its end has left
+        run = instance.get_run_by_id(run_id)  # includes the tags set at its end
         if run is not None:
             alert_run_failed(project.home, run, cause)
 
 
 @dataclass(slots=True)
 class _Attempts:
-    """The launches of this drive, as the plan wants to know of them; times are those of the monotonic clock."""
+    """The launches of this drive as input for the plan; times are those of the monotonic clock."""
 
     failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)  # waits that were told
+    said: set[str] = field(default_factory=set)  # waits that were logged
 
     def note(self, launched: Launched) -> None:
         key, error = (launched.kind, launched.round), launched.error
@@ -119,12 +119,12 @@ class _Attempts:
 
 
 def _wait(plan: Plan, attempts: _Attempts) -> None:
-    """Wait a moment for the next retry; it is told once."""
+    """Sleep for a short part of the wait for the next retry; log each wait once."""
     told = str(sorted(attempts.failures.items()))
     if told not in attempts.said:
         attempts.said.add(told)
         for line in plan.waiting:
-            if ": retry " in line:  # not what else is waited for meanwhile
+            if ": retry " in line:  # only the retry, not other reasons for waiting
                 LOG.warning("%s", line)
     time.sleep(min(plan.retry_in or 0.0, _LOOK_AGAIN_S))
 
@@ -149,7 +149,7 @@ def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: A
 
 
 def _fault_of(raised: Exception) -> RftError:
-    """What a run ended with, as its asset said it; what comes from Dagster itself is classified here."""
+    """The error that the asset raised; an error of Dagster itself is classified here."""
     if isinstance(raised, dg.Failure) and isinstance(raised.__cause__, RftError):
         return raised.__cause__
     if isinstance(raised, DagsterAssetCheckFailedError):

@@ -17,20 +17,20 @@ CODE_LOCATION, MODULE = "rft_platform", "rft_platform.definitions"  # as in work
 
 
 class DriverInstance(MaskedInstance):
-    """Gives every run that is made here the origin of its job.
+    """Adds the origin of its job to every run created here.
 
-    ``execute_in_process`` leaves it out. Dagster's interface then shows the run neither in the timeline nor on the
-    page of its job, and cannot execute it again.
+    ``execute_in_process`` omits the origin. Dagster's interface then shows the run neither in the timeline nor on the
+    page of its job, and cannot re-execute it.
     """
 
     def create_run_for_job(self, job_def: dg.JobDefinition, *arguments: Any, **options: Any) -> dg.DagsterRun:
-        """Make the run, with its origin."""
+        """Create the run with its origin."""
         return super().create_run_for_job(
             job_def, *arguments, **{"remote_job_origin": job_origin(job_def.name), **options}
         )
 
 
 def job_origin(job: str) -> RemoteJobOrigin:
-    """Where webserver and daemon find the job of this name."""
+    """The origin by which webserver and daemon find the job of this name."""
     location = ManagedGrpcPythonEnvCodeLocationOrigin(LoadableTargetOrigin(module_name=MODULE), CODE_LOCATION)
     return RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME).get_job_origin(job)

@@ -1,4 +1,4 @@
-"""Whether somebody drives a project now: the in-process driver holds a lock for as long as it lives."""
+"""Lock of the in-process driver, held while its process lives; tells whether a project is being driven now."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from rft_platform.files import naming
 from rft_platform.processes.lease import locked
 
 _LOCK = "driver.lock.lock"  # the lock file beside `leases/driver.lock`, see processes.lease.locked
-_WAIT_S = 5.0  # another driver may be about to end; one that drives does so for hours
+_WAIT_S = 5.0  # another driver may be about to end; a working one takes hours
 
 
 @contextmanager
 def driver_lock(home: Home) -> Iterator[None]:
-    """Be the project's only driver for the block; raises UserError where there is another."""
+    """Be the project's only driver within the block. Raises UserError if there is another one."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(home.leases / "driver.lock", _WAIT_S))
@@ -25,7 +25,7 @@ def driver_lock(home: Home) -> Iterator[None]:
 
 
 def driver_is_running(home: Home) -> bool:
-    """Whether an `rft run` or `rft demo` is at work on this project."""
+    """Whether an `rft run` or `rft demo` is driving this project."""
     file = home.leases / _LOCK
     if not file.exists():
         return False
@@ -38,7 +38,7 @@ def driver_is_running(home: Home) -> bool:
 
 
 def refuse_second_driver(home: Home) -> None:
-    """Raise UserError where another driver is at work: two would wait for each other without a word."""
+    """Raise UserError if another driver is running, because the two would wait for each other silently."""
     if driver_is_running(home):
         raise _second_driver(home)
 

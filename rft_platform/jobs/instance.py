@@ -1,4 +1,4 @@
-"""The project's Dagster instance: made on first use, tidied after a driver that died."""
+"""The project's Dagster instance: created on first use, cleaned up after a dead driver or daemon."""
 
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef
@@ -12,7 +12,7 @@ from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers
 from rft_platform.processes.lease import locked
 
-#: A driver's output is its caller's: capturing it a second time for the UI costs every round a sixth of a second.
+#: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
 _OF_A_DRIVER = {
     "instance_class": {"module": "rft_platform.jobs.driver_instance", "class": "DriverInstance"},
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
@@ -20,12 +20,13 @@ _OF_A_DRIVER = {
 
 
 def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:
-    """The instance in ``RFT_HOME/dagster``, with the platform's settings on first use.
+    """The instance in ``RFT_HOME/dagster``, created with the platform's settings on first use.
 
-    With ``capture_output`` false it is a driver's: what runs in this process print is left on its standard output.
+    With ``capture_output=False`` it is a driver's instance: the output of the runs in this process stays on its
+    standard output.
     """
     overrides = None if capture_output else _OF_A_DRIVER
-    with locked(home.dagster / "instance"):  # two processes that make Dagster's tables at once spoil them for good
+    with locked(home.dagster / "instance"):  # two processes that create Dagster's tables at once corrupt them
         ensure_settings(settings := home.dagster / "dagster.yaml")
         ensure_storage(settings)
         try:
@@ -36,10 +37,10 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
 
 
 def end_orphaned_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs as failed whose driver process is gone, and free their pool slots; returns their ids.
+    """Mark runs whose driver process is gone as failed, and free their pool slots; returns their ids.
 
-    Run monitoring does this for runs the daemon launched; nobody watches a run that lived in a driver's process. Slots
-    of runs that have failed already are freed too: a process that is killed between the two steps leaves them.
+    Dagster's run monitoring does this for runs launched by the daemon, but does not watch runs in a driver's process.
+    The slots of runs that are marked already are freed too: a process that is killed between the two steps leaves them.
     """
     open_runs = instance.get_runs(
         dg.RunsFilter(
@@ -63,16 +64,16 @@ def _free_slots_of_orphans(instance: dg.DagsterInstance) -> None:
 
 
 def is_orphaned(run: dg.DagsterRun) -> bool:
-    """Whether a driver's process ran it and is gone."""
+    """Whether the run was executed by a driver process that is gone."""
     driver = driver_of(run)
     return driver is not None and not driver_is_alive(driver)
 
 
 def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
-    """Mark runs as failed whose launch a daemon that died has left unfinished; returns their ids.
+    """Mark runs as failed whose launch was interrupted by the death of a daemon; returns their ids.
 
-    For a daemon that begins, and is the only one: until the start time-out nobody else would give those runs up. A
-    worker that is on its way nonetheless does not begin: Dagster lets none work on a run that has ended.
+    Call it when a daemon starts as the only one: until the start time-out nothing else would fail those runs. A worker
+    that starts late nevertheless does no harm, because Dagster does not execute a run that has ended.
     """
     starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), Workers()
     stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]

@@ -1,4 +1,4 @@
-"""The jobs a project is made of: the warm start, the two halves of a round, and evaluation alone."""
+"""The jobs of a project: the warm start, the two halves of a round, offline trainings, evaluation and judging."""
 
 import dagster as dg
 
@@ -13,7 +13,7 @@ JOB_OF_KIND = {
 }
 KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
 
-#: Of an evaluation that the plan launches: it measures whatever was measured before, and moves no champion.
+#: Run configuration of an evaluation in mode bench: evaluate in any case, and leave the champion unchanged.
 BENCH = {"ops": {"evaluation_report": {"config": {"force": True, "promote": False}}}}
 
 warm_start_job = dg.define_asset_job(

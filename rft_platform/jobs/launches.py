@@ -1,4 +1,4 @@
-"""What Dagster knows of the launches: which phases run now, how each has failed, and how many have ended."""
+"""Dagster's record of the launches: which phases are running, how each has failed, and how many have ended."""
 
 from collections import Counter, defaultdict
 
@@ -17,13 +17,13 @@ _RUNNING = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
-#: A cancelled run has used up its run key as a failed one has.
+#: A cancelled run uses up its run key, as a failed run does.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 _PARTITION_TAG = "dagster/partition"
-# Newest successes looked at, of each job: only the last rounds can have to be repeated, for no round is trained again
-# that has a successor. Explorations ahead of training are that many rounds more, each perhaps repeated.
+# Number of newest successes read per job. Only the last rounds may need a repeat, because a round with a successor is
+# never trained again. Explorations ahead of training add that many rounds, each possibly repeated.
 _RECENT = 16
-#: What is said of a run that ended without a word of its own.
+#: Causes of runs that ended without a recorded cause.
 _SILENT = {
     dg.DagsterRunStatus.CANCELED: "the run was cancelled",
     dg.DagsterRunStatus.FAILURE: "the run ended without naming a cause: its process died, or it never started",
@@ -33,9 +33,10 @@ _Key = tuple[str, int]
 
 
 def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
-    """Phases under way and the failures of each, from the run records of the plan's own jobs.
+    """Running phases and the failures of each, from the run records of the plan's jobs.
 
-    ``sync_offset``: rounds that exploration may run ahead of training. Whoever launches by run key has to say it.
+    ``sync_offset`` is the number of rounds by which exploration may lead training. Callers that launch by run key must
+    pass it.
     """
     recent = max(_RECENT, 2 * sync_offset + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
@@ -77,7 +78,7 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
 
 
 def _is_phase(run: dg.DagsterRun) -> bool:
-    """Whether the run is one of a phase that the plan knows; one of a mistyped partition concerns no round."""
+    """Whether the run belongs to a phase of the plan; a run of a mistyped partition belongs to no round."""
     return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
 
 

@@ -1,4 +1,4 @@
-"""Jobs that keep the store in shape: compaction and retention, for the UI, a schedule or `dagster job launch`."""
+"""Store maintenance jobs (compaction and retention) for the UI, a schedule or `dagster job launch`."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +21,7 @@ class CompactionConfig(dg.Config):
 
 
 class RetentionConfig(dg.Config):
-    """Which rounds' rollouts to keep, and what becomes of the others."""
+    """Which rounds keep their rollouts, and what happens to the others."""
 
     keep_last: int | None = Field(default=None, description="Newest closed rounds to keep.")
     older_than_days: float | None = Field(default=None, description="Keep rounds younger than this.")
@@ -32,7 +32,7 @@ class RetentionConfig(dg.Config):
 
 
 class HistoryConfig(dg.Config):
-    """Which runs of Dagster keep their event log."""
+    """Which Dagster runs keep their event log."""
 
     keep_rounds: int = Field(default=200, ge=1, description="Newest rounds whose runs keep event log and output.")
     dry_run: bool = Field(default=True, description="Only say what would be done; set it to false to do it.")
@@ -40,7 +40,7 @@ class HistoryConfig(dg.Config):
 
 @dg.op(description="Merge the rollout files of closed rounds.", out=dg.Out(dg.Nothing))
 def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
-    """Compact the store and report it; fails, after all rounds were seen to, if one could not be compacted."""
+    """Compact the store and report it. If a round could not be compacted, fails after processing all rounds."""
     from rft_platform.rounds.maintenance import compact
 
     report = compact(project.open(), keep_last=config.keep_last, grace_s=config.grace_s, dry_run=config.dry_run)
@@ -57,7 +57,7 @@ def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, proj
 def retire_rounds(
     context: dg.OpExecutionContext, config: RetentionConfig, project: ProjectResource, registry: RegistryResource
 ) -> None:
-    """Apply the retention and report it; fails, after all rounds were seen to, if one could not be retired."""
+    """Apply the retention and report it. If a round could not be retired, fails after processing all rounds."""
     from rft_platform.rounds.maintenance import retain
 
     report = retain(

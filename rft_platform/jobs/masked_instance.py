@@ -1,4 +1,4 @@
-"""Dagster's instance with secrets masked in everything it stores, whoever raised the error that carries them.
+"""Dagster's instance with secrets masked in everything it stores, whatever raised the error that contains them.
 
 ``dagster.yaml`` names it, so every process of Dagster uses it: webserver, daemon, code servers and run workers.
 """
@@ -23,14 +23,15 @@ Stored = TypeVar("Stored", bound=Any)
 
 
 class MaskedInstance(dg.DagsterInstance):
-    """Masks events (messages, stack traces, causes, metadata), run tags and sensor ticks on their way to storage."""
+    """Masks events (messages, stack traces, causes, metadata), run tags and sensor ticks before they are stored."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         storage = kwargs.get("run_storage")
-        if type(storage) is SqliteRunStorage:  # not one that somebody has chosen in dagster.yaml
+        if type(storage) is SqliteRunStorage:  # keeps another storage chosen in dagster.yaml
             kwargs["run_storage"] = OneEngineRunStorage.like(storage)
         super().__init__(*args, **kwargs)
-        # Dagster's own programs have no entry of ours. What they print is captured into files below the home.
+        # Dagster's own programs do not run the platform's start-up code. Their output is captured into files below the
+        # home.
         mask_output()
         os.umask(PRIVATE_UMASK)
 
@@ -45,7 +46,7 @@ class MaskedInstance(dg.DagsterInstance):
         return InstanceRef.config_defaults(base_dir)
 
     def handle_new_event(self, event: dg.EventLogEntry, **options: Any) -> None:
-        """Store the event, masked, and hand it to those that listen."""
+        """Store the event, masked, and pass it to its subscribers."""
         super().handle_new_event(without_secrets(event), **options)
 
     def store_event(self, event: dg.EventLogEntry) -> None:
@@ -57,12 +58,12 @@ class MaskedInstance(dg.DagsterInstance):
         super().add_run_tags(run_id, {name: redact(value) for name, value in new_tags.items()})
 
     def update_tick(self, tick: InstigatorTick) -> Any:
-        """Store how a sensor's or schedule's evaluation ended, masked."""
+        """Store the outcome of a sensor's or schedule's evaluation, masked."""
         return super().update_tick(tick._replace(tick_data=without_secrets(tick.tick_data)))
 
 
 def without_secrets(stored: Stored) -> Stored:
-    """A copy of one of Dagster's records with the secrets in its texts masked; the record itself where it has none."""
+    """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
     content = json.loads(serialize_value(stored))
     clean = _masked(content)
     return stored if clean == content else deserialize_value(json.dumps(clean), type(stored))

@@ -1,4 +1,4 @@
-"""The partitions of the rounds in Dagster: the next one is there before anybody has to type it, others are found."""
+"""Round partitions in Dagster: add the next one in advance, and find partitions that name no round."""
 
 import dagster as dg
 
@@ -10,7 +10,7 @@ _NAME = str(rft_rounds.name)
 
 
 def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
-    """Add the partition after the newest round, so that it can be chosen in the launchpad."""
+    """Add the partition after the newest round, so that it can be selected in the launchpad."""
     newest = max(project.store.rounds(), default=0)
     key = round_key(1 if project.settings.offline is not None else newest + 1)
     if not instance.has_dynamic_partition(_NAME, key):
@@ -18,5 +18,5 @@ def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
 
 
 def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:
-    """Partitions that name no round: somebody has mistyped one."""
+    """Partitions that name no round, i.e. mistyped ones."""
     return [key for key in instance.get_dynamic_partitions(_NAME) if not is_round_key(key)]

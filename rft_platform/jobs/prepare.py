@@ -1,6 +1,6 @@
-"""``python -m rft_platform.jobs.prepare``: make DAGSTER_HOME and its tables before webserver and daemon start.
+"""``python -m rft_platform.jobs.prepare``: create DAGSTER_HOME and its tables before webserver and daemon start.
 
-For installations in which those are services of their own; ``rft ui`` does it by itself.
+For installations in which those are separate services; ``rft ui`` does it itself.
 """
 
 from rft_platform.config.home import Home
@@ -8,7 +8,7 @@ from rft_platform.jobs.instance import open_instance
 
 
 def prepare(home: Home) -> None:
-    """Write the settings where there are none, and create the tables of runs, events and schedules."""
+    """Write the settings if they do not exist, and create the tables of runs, events and schedules."""
     for folder in (home.logs, home.mlflow / "artifacts"):
         folder.mkdir(parents=True, exist_ok=True)
     with open_instance(home) as instance:

@@ -1,4 +1,4 @@
-"""Judging rounds again from a command: the runs that a backfill of ``judge_job`` makes, one a round, in order."""
+"""Judge rounds again from a command: one run of ``judge_job`` per round, in order, as a backfill would make."""
 
 import uuid
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ def rejudge(
 ) -> list[dict[str, Any]]:
     """Run ``judge_job`` for each round with the asset configuration ``judge``; returns each round's note.
 
-    Raises UserError for rounds without rollouts, before anything is judged, and what the first round that fails ended
-    with; judgements of rounds before it stand.
+    Raises UserError for rounds without rollouts, before anything is judged. Raises the error of the first round that
+    fails; judgements of the rounds before it are kept.
     """
     absent = [number for number in rounds if not project.store.count_rollouts(number)]
     if absent:
         raise UserError(f"no rollouts to judge in {', '.join(map(round_key, absent))}; see `rft rounds`")
     notes, together = [], uuid.uuid4().hex[:8]
     config = {
-        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error, in one line
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},  # the caller reports an error in one line
         "ops": {"judged_experiences": {"config": judge}},
     }
     with driver_lock(project.home), open_instance(project.home, capture_output=False) as instance:

@@ -1,8 +1,8 @@
-"""Prune Dagster's run history: event logs and captured output of old rounds, and failed runs that a later run repeated.
+"""Prune Dagster's run history: event logs and captured output of old rounds, and failed runs that were repeated.
 
-What stays for every round: the run record, its materializations and its asset checks. They lie in Dagster's index, and
-the interface, the lineage and the plan need them. What goes: the database of a run's event log (SQLite keeps one file a
-run, a third of a megabyte each) and its captured output.
+For every round the run record, its materializations and its asset checks stay. They are in Dagster's index, and the
+interface, the lineage and the plan need them. Removed are the database of a run's event log (SQLite keeps one file of
+about a third of a megabyte per run) and its captured output.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ _PAGE = 500  # run records read at once
 
 @dataclass(slots=True)
 class Pruned:
-    """What was removed, or would be."""
+    """What was removed; in a dry run, what would be removed."""
 
-    event_logs: int = 0  # of runs that stay known
-    runs: int = 0  # failed ones that a later run of the same round and job repeated
+    event_logs: int = 0  # of runs whose record stays
+    runs: int = 0  # failed runs repeated by a later run of the same round and job
     freed_bytes: int = 0
 
 
 def prune_run_history(instance: dg.DagsterInstance, *, keep_rounds: int, dry_run: bool) -> Pruned:
-    """Prune the runs of all rounds but the newest ``keep_rounds``; runs without a round and open runs stay."""
+    """Prune the runs of all rounds except the newest ``keep_rounds``; runs without a round and open runs stay."""
     runs = [(number, run) for run in _ended_runs(instance) if (number := _round_of(run)) is not None]
     newest = max((number for number, _ in runs), default=0)
     succeeded = {(run.job_name, number) for number, run in runs if run.status == dg.DagsterRunStatus.SUCCESS}
@@ -59,7 +59,7 @@ def _remove(instance: dg.DagsterInstance, run: dg.DagsterRun, log: Path | None, 
 
 
 def _event_log(instance: dg.DagsterInstance, run_id: str) -> Path | None:
-    """The database of a run's event log; None where one database holds them all (Postgres)."""
+    """The database of a run's event log; None if one database holds all of them (Postgres)."""
     storage = instance.event_log_storage
     return Path(storage.path_for_shard(run_id)) if isinstance(storage, SqliteEventLogStorage) else None
 
@@ -73,7 +73,7 @@ def _ended_runs(instance: dg.DagsterInstance) -> Iterator[dg.DagsterRun]:
 
 
 def _round_of(run: dg.DagsterRun) -> int | None:
-    """The round of a run of the plan; None for any other run, and for a partition that names no round."""
+    """The round of a run launched by the plan; None for any other run and for a partition that names no round."""
     partition = run.tags.get(_PARTITION_TAG)
     if run.job_name not in KIND_OF_JOB or partition is None:
         return None

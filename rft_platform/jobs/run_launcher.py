@@ -1,4 +1,4 @@
-"""The run launcher of a project: Dagster's own, made safe against two daemons, dead workers and dead code servers."""
+"""Dagster's run launcher, made safe against two daemons, dead workers and dead code servers."""
 
 from pathlib import Path
 
@@ -14,21 +14,21 @@ from rft_platform.processes.lease import locked
 
 _PARTITION_TAG = "dagster/partition"
 _UNDER_WAY = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-_MANY = 100  # claims, from which on those of ended runs are removed
+_MANY = 100  # number of claims above which those of ended runs are removed
 
 
 class WatchedRunLauncher(DefaultRunLauncher):
-    """Launches a run once and a phase of a round once at a time, and watches the workers."""
+    """Launches each run once, allows one run per phase and round at a time, and monitors the workers."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(inst_data)
         self._workers = Workers()
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Start the run's worker, unless it has been started already or its phase is under way in another run.
+        """Start the run's worker, unless it was started already or another run of the same phase is active.
 
-        Two daemons that dequeue the same run start one worker; of two runs of one job and round the later is refused
-        and ends as failed, naming the other.
+        If two daemons dequeue the same run, one worker starts. Of two runs of the same job and round, the later one is
+        refused and fails with an error that names the other.
         """
         run = context.dagster_run
         with locked(self._claims / ".launch"):
@@ -46,11 +46,11 @@ class WatchedRunLauncher(DefaultRunLauncher):
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Run monitoring asks for the workers' health."""
+        """Run monitoring checks the workers' health."""
         return True
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether the process that the run works in lives. One that is on its way, or unknown, is taken to."""
+        """Whether the process that executes the run is alive. A starting or unknown process counts as alive."""
         driver = driver_of(run)
         if driver is not None:
             return _health(driver_is_alive(driver), "the process that drove this run")
@@ -62,14 +62,14 @@ class WatchedRunLauncher(DefaultRunLauncher):
         return _health(alive, f"the run's worker, process {reported[0]},")
 
     def terminate(self, run_id: str) -> bool:
-        """Cancel a run through its code server; where that is gone, interrupt the worker itself.
+        """Cancel a run through its code server; if the server is gone, interrupt the worker directly.
 
-        A run whose worker is gone as well ends as cancelled at once.
+        If the worker is gone as well, the run ends as cancelled at once.
         """
         try:
             if super().terminate(run_id):
                 return True
-        except Exception as error:  # whatever the way to a dead code server fails with
+        except Exception as error:  # any error of a call to a dead code server
             self._say(run_id, f"The code server did not take the cancellation ({type(error).__name__}).")
         return self._terminate_worker(run_id)
 
@@ -115,7 +115,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
         self._instance.report_run_failed(run, f"Refused: {cause}.")
 
     def _clear_inherited_fault(self, run: dg.DagsterRun) -> None:
-        """A run that is executed again has the tags of the failed one; tags can be emptied, not removed."""
+        """Empty the fault tags that a re-executed run copied from the failed run; Dagster cannot remove tags."""
         inherited = dict.fromkeys(FAULT_TAGS & run.tags.keys(), "")
         if inherited:
             self._instance.add_run_tags(run.run_id, inherited)

@@ -1,6 +1,7 @@
 """Dagster's SQLite run storage with one SQLAlchemy engine for all queries.
 
-Dagster makes an engine for each query, and every engine compiles its statements anew: half of a sensor tick's time.
+Dagster creates an engine for each query, and each engine compiles its statements anew, which takes half of a sensor
+tick.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 
 class OneEngineRunStorage(SqliteRunStorage):
-    """Opens a connection for each query, as Dagster does, so that a database that was replaced is noticed."""
+    """Opens a connection for each query, as Dagster does, so that it notices a replaced database."""
 
     @classmethod
     def like(cls, storage: SqliteRunStorage) -> "OneEngineRunStorage":
@@ -30,12 +31,12 @@ class OneEngineRunStorage(SqliteRunStorage):
 
     @contextmanager
     def connect(self) -> Iterator[sa.Connection]:
-        """A connection with a transaction of its own."""
+        """A connection with its own transaction."""
         with self._engine.connect() as connection, connection.begin():
             yield connection
 
     def has_run_stats_index_cols(self) -> bool:
-        """Whether the runs' table has the columns of start and end; asked of the database once."""
+        """Whether the runs' table has the columns of start and end; queried once."""
         return self._has_run_times
 
     def upgrade(self) -> None:

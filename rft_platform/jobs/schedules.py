@@ -1,4 +1,4 @@
-"""The nightly evaluation: the newest policy, measured again on the held-out tasks."""
+"""The nightly evaluation: evaluate the newest policy again on the held-out tasks."""
 
 import dagster as dg
 

@@ -1,4 +1,4 @@
-"""The sensors that keep a project going: both ask the plan, and launch what it says."""
+"""The sensors that advance a project: both ask the plan and launch what it returns."""
 
 from collections.abc import Iterator
 from typing import get_args

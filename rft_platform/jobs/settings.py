@@ -1,4 +1,4 @@
-"""``dagster.yaml`` of a project: written on first use, brought up to date where an older version of ours stands."""
+"""Create a project's ``dagster.yaml`` on first use, and update one that an older version of the platform wrote."""
 
 import hashlib
 from importlib import resources
@@ -11,7 +11,7 @@ from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.storage import BLOCK
 
-#: SHA-256 of the files that earlier versions wrote: those may be replaced, for nobody has edited them.
+#: SHA-256 of the files that earlier versions wrote. These files may be replaced, because nobody has edited them.
 _EARLIER = frozenset(
     {
         "b64f0fa4b012a23f1df8c63f6f354cf2883f981055d484ef028b21e7f7ad9cc8",
@@ -19,11 +19,11 @@ _EARLIER = frozenset(
         "e693c0c5064a9646cd8d9b89a003dac46983b5109defbd2c0ad42658706ed662",
     }
 )
-#: Sections that the platform cannot do without, each with the section that would take its place.
+#: Sections that the platform needs, each with the section that would replace it.
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
 
-#: What to do about a broken file.
+#: Advice for a broken file.
 REPAIR_SETTINGS = "set it right, or delete it, and the platform's own settings are written anew"
 
 
@@ -33,7 +33,7 @@ def shipped_settings() -> str:
 
 
 def ensure_settings(file: Path) -> None:
-    """Write the file, or bring it up to date; what somebody has edited in it stays as it is."""
+    """Create the file or update it; a user's changes in it are kept."""
     shipped = shipped_settings()
     if not file.exists():
         write_text(file, shipped)

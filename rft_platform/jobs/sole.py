@@ -1,4 +1,4 @@
-"""Being the only one: a lock that is held for as long as a process lives, and says who holds it."""
+"""A process-lifetime singleton lock that records its holder."""
 
 import fcntl
 import json
@@ -12,9 +12,9 @@ from rft_platform.errors import UserError
 
 @contextmanager
 def sole_holder(path: Path, what: str, **details: object) -> Iterator[None]:
-    """Hold the lock at ``path`` for the block; ``details`` are told to whoever wants it meanwhile.
+    """Hold the lock at ``path`` for the block; ``details`` are shown to other processes that try to take it.
 
-    Raises UserError naming the holder where there is one. The kernel releases the lock when its holder ends.
+    Raises UserError that names the holder if there is one. The kernel releases the lock when its holder ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as stream:

@@ -1,7 +1,7 @@
-"""Where Dagster keeps runs, events and schedules: SQLite below the project's folder, or Postgres.
+"""Storage of Dagster's runs, events and schedules: SQLite in the project's folder, or Postgres.
 
-``RFT_DAGSTER_POSTGRES_URL`` decides. ``dagster.yaml`` names the variable and never its value, so that the password
-stays in the environment.
+``RFT_DAGSTER_POSTGRES_URL`` selects Postgres. ``dagster.yaml`` contains the variable's name and not its value, so that
+the password stays in the environment.
 """
 
 import os
@@ -15,7 +15,7 @@ from rft_platform.errors import UserError
 from rft_platform.files import write_text
 
 URL = "RFT_DAGSTER_POSTGRES_URL"
-#: What is appended to ``dagster.yaml``.
+#: Text appended to ``dagster.yaml``.
 BLOCK = f"""
 # Added by the platform: runs, events and schedules are kept in Postgres. Its URL stays in the environment.
 storage:
@@ -23,18 +23,18 @@ storage:
     postgres_url:
       env: {URL}
 """
-#: Sections by which somebody has settled the storage by hand.
+#: Sections that mean a user has configured the storage.
 _SETTLED = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
-#: With the driver: SQLAlchemy 2.1 takes a plain ``postgresql:`` for psycopg 3, and dagster-postgres brings psycopg2.
+#: With the driver: SQLAlchemy 2.1 uses psycopg 3 for a plain ``postgresql:``, dagster-postgres installs psycopg2.
 _SCHEME = "postgresql+psycopg2"
 _FORM = f"{_SCHEME}://USER:PASSWORD@HOST:PORT/NAME"
 
 
 def ensure_storage(file: Path) -> None:
-    """Bring ``dagster.yaml`` in line with the environment; a storage that was settled by hand stays as it is.
+    """Update ``dagster.yaml`` to match the environment; a storage configured by the user is kept.
 
-    Raises UserError for a URL that cannot be one, where the extra ``postgres`` is not installed, and where a project
-    whose runs are in Postgres is opened without the URL: going on in SQLite would forget them.
+    Raises UserError for an invalid URL, if the extra ``postgres`` is not installed, and if a project whose runs are in
+    Postgres is opened without the URL: continuing in SQLite would lose them.
     """
     text, url = file.read_text(encoding="utf-8"), os.environ.get(URL, "")
     if not url:
@@ -56,7 +56,7 @@ def _check(url: str) -> None:
         sound = parts.scheme == _SCHEME and bool(parts.hostname) and parts.port != 0 and len(parts.path) > 1
     except ValueError:
         sound = False
-    if not sound:  # the value is not repeated: it holds a password
+    if not sound:  # do not repeat the value: it contains a password
         raise UserError(f"{URL} is not a Postgres URL with its driver: expected {_FORM}")
     if find_spec("dagster_postgres") is None:
         raise UserError(f"{URL} is set, and dagster-postgres is not installed: pip install 'rft-platform[postgres]'")

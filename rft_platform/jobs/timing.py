@@ -1,4 +1,4 @@
-"""How often the sensors look: often enough that a round does not wait, seldom enough that looking costs nothing."""
+"""Sensor interval: short enough that a round does not wait, long enough that ticks cost next to nothing."""
 
 import os
 
@@ -9,7 +9,7 @@ _DEFAULT_S = 10
 
 
 def sensor_interval_s() -> int:
-    """Seconds between two ticks of a sensor: ``RFT_SENSOR_INTERVAL_S``, else 10."""
+    """Seconds between two ticks of a sensor: ``RFT_SENSOR_INTERVAL_S``, or 10 by default."""
     value = os.environ.get(INTERVAL, "").strip()
     if not value:
         return _DEFAULT_S

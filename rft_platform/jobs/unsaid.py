@@ -1,7 +1,7 @@
-"""Phases that are complete on disk, but whose process ended before Dagster was told: told here, from their notes.
+"""Reconcile Dagster with the disk: report assets of phases that finished but were killed before reporting them.
 
-Between a phase's last note and Dagster's record of the asset lie milliseconds. Who is killed there has done the work,
-and the plan goes on from it, but the lineage would miss a link.
+Milliseconds pass between a phase's last note and Dagster's record of the asset. A process killed in that time has done
+its work and the plan continues from it, but the lineage would lack a link.
 """
 
 from collections.abc import Iterable
@@ -16,19 +16,20 @@ from rft_platform.rounds.judge import NOTE as JUDGE
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 
-#: By kind of phase: the asset that it ends with, and that asset's note. Kinds without an entry end in an evaluation.
+#: The last asset of each kind of phase, and that asset's note. Kinds without an entry end in an evaluation.
 _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
 _EVALUATED = ("evaluation_report", EVALUATION)
 
 
 def record_unsaid(project: Project, instance: dg.DagsterInstance, phases: Iterable[tuple[str, int]]) -> list[str]:
-    """Record the last asset of each of ``phases`` (kind, round) that is complete on disk and unknown to Dagster.
+    """Report the last asset of each of ``phases`` (kind, round) that is complete on disk and unknown to Dagster.
 
-    Meant for phases whose newest run failed: those of a run that succeeded are known. Returns what was recorded.
+    Intended for phases whose newest run failed, because Dagster knows those of successful runs. Returns what was
+    reported.
     """
     recorded = []
     for kind, number in phases:
-        if kind == "evaluate":  # the note that stands is of an evaluation before the one that failed
+        if kind == "evaluate":  # the existing note is from an evaluation before the failed one
             continue
         asset, name = _ENDS.get(kind, _EVALUATED)
         note = project.store.read_note(number, name)

@@ -1,4 +1,4 @@
-"""Run workers, the processes that runs work in: which one is a run's, whether it lives, and how it is interrupted."""
+"""Run workers, the processes that execute runs: find a run's worker, check that it is alive, and interrupt it."""
 
 import os
 import re
@@ -17,33 +17,33 @@ from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S
 
 STOPPED_LIMIT_S = 120.0
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
-#: What Dagster's run workers are started with: a pid that was given to some other program is told by it.
+#: Words in the command line of Dagster's run workers; a reused pid of another program lacks them.
 _WORKER_COMMANDS = ("multiprocessing", "dagster")
 
 
 @dataclass(slots=True)
 class Workers:
-    """The run workers of this machine; remembers when those it has seen were started."""
+    """The run workers of this machine; remembers the start times of those it has seen."""
 
-    births: dict[str, float] = field(default_factory=dict)  # run id -> birth of its worker
-    stopped: dict[str, float] = field(default_factory=dict)  # run id -> since when its worker is stopped (monotonic)
+    births: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
+    stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
 
     def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
-        """Process id that the run's worker has reported; None where it has not (yet)."""
+        """Process id that the run's worker reported; None if it has not reported one yet."""
         reported = self.reported(instance, run_id)
         return None if reported is None else reported[0]
 
     def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
-        """Process id that the run's worker has reported, and when (seconds since the epoch); the newest counts."""
+        """Newest process id that the run's worker reported, and the time of the report (seconds since the epoch)."""
         events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
         found = [(pid, event.timestamp) for event in events if (pid := pid_in(event.message)) is not None]
         return found[-1] if found else None
 
     def find(self, run_id: str, pid: int, reported_at: float) -> psutil.Process | None:
-        """The run's living worker, or None where it has ended (and its pid perhaps serves another).
+        """The run's live worker; None if it has ended, even if its pid was reused.
 
-        A process that began after the worker had reported its pid, at ``reported_at``, is another one: a container
-        that is made anew hands out the same small pids again. Of a worker that was seen before, its birth tells.
+        A process that started after ``reported_at``, the time at which the worker reported its pid, is a different one:
+        a recreated container assigns the same small pids again. A worker seen before is identified by its start time.
         """
         born = birth(pid)
         known = self.births.get(run_id)
@@ -60,7 +60,7 @@ class Workers:
         return None
 
     def end_if_stopped(self, run_id: str, worker: psutil.Process) -> bool:
-        """Kill a worker that has been stopped (SIGSTOP) for ``STOPPED_LIMIT_S``; whether it was killed."""
+        """Kill a worker that has been stopped (SIGSTOP) for ``STOPPED_LIMIT_S``; returns whether it was killed."""
         with suppress(psutil.NoSuchProcess):
             if worker.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
                 self.stopped.pop(run_id, None)
@@ -71,15 +71,15 @@ class Workers:
 
 
 def pid_in(message: str | None) -> int | None:
-    """The pid that Dagster's message about a started run worker names; None for any other message."""
+    """The pid in Dagster's message about a started run worker; None for any other message."""
     found = _STARTED.search(message or "")
     return int(found[1]) if found else None
 
 
 def birth(pid: int) -> float | None:
-    """When a process began, on a clock that setting the time of day does not move; None where there is none.
+    """Start time of a process on a clock that changes of the system time do not affect; None if it does not exist.
 
-    On Linux ticks since the boot; elsewhere seconds since the epoch, as psutil gives them.
+    On Linux in ticks since boot; elsewhere in seconds since the epoch, from psutil.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -94,13 +94,13 @@ def birth(pid: int) -> float | None:
 
 
 def interrupt(process: psutil.Process) -> None:
-    """Interrupt a run worker as Dagster's own cancellation does: its run ends as cancelled."""
+    """Interrupt a run worker as Dagster's own cancellation does; the run ends as cancelled."""
     with suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGINT)
 
 
 def claim(folder: Path, run_id: str) -> bool:
-    """Claim the launch of a run for this machine; False where somebody did before. Atomic."""
+    """Claim the launch of a run for this machine; False if it is claimed already. Atomic."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         handle = os.open(folder / run_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -112,7 +112,7 @@ def claim(folder: Path, run_id: str) -> bool:
 
 
 def is_elsewhere(folder: Path, run_id: str) -> bool:
-    """Whether the run's worker was started on another machine (or in another container): its pid says nothing here."""
+    """Whether the run's worker was started on another machine or container, so that its pid is not valid here."""
     try:
         return (folder / run_id).read_text(encoding="utf-8") not in ("", socket.gethostname())
     except FileNotFoundError:
@@ -120,12 +120,12 @@ def is_elsewhere(folder: Path, run_id: str) -> bool:
 
 
 def is_claimed(folder: Path, run_id: str) -> bool:
-    """Whether somebody has claimed the launch of a run."""
+    """Whether the launch of a run is claimed."""
     return (folder / run_id).exists()
 
 
 def drop_claims(folder: Path, keep: Iterable[str]) -> None:
-    """Remove the claims of all runs but ``keep``: a run that has ended is never launched again."""
+    """Remove the claims of all runs except ``keep``; a run that has ended is never launched again."""
     kept = set(keep)
     for file in folder.iterdir():
         if file.name not in kept and not file.name.startswith("."):
