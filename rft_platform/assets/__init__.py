@@ -1,0 +1,10 @@
+"""The Dagster assets of a project. Each one calls a function of ``rounds`` and turns its result into metadata.
+
+Read in this order:
+- ``common``: round partitions, pools and metadata builders.
+- ``faults`` (``@reports_faults``, the decorator of every asset), with ``phases`` (log context) and ``alone`` (one run
+  per round).
+- A round: ``tasks``, ``policy``, ``rollouts``, ``experiences``, ``checkpoints``, ``evaluation``.
+- Offline training: ``offline_data``, ``offline``.
+- ``checks``: the asset checks.
+"""

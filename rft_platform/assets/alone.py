@@ -1,7 +1,7 @@
-"""One run at a time works on a round, and an interrupted run leaves nothing running in engine and trainer.
+"""Let only one run work on a round, and stop the engine and trainer work of an interrupted run.
 
-Dagster locks no partition, and pools order steps but not runs: a round that is explored a second time while it is being
-trained would change under the trainer's feet.
+Dagster locks no partitions, and its pools limit steps but not runs. Without this lock, a second exploration of a round
+could change its data during training.
 """
 
 import fcntl
@@ -23,18 +23,18 @@ from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.trainer import TrainerResource
 
-#: Assets that write what others of the same round read.
+#: Assets that write data which other assets of the same round read.
 _EXCLUSIVE = frozenset(
     {"warm_start_checkpoint", "policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint"}
     | {"sft_dataset", "preference_pairs", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint"}
 )
 _WARM_START = "r0000"
-_PATIENCE_S = 20.0  # the run before may be about to end: its rows are complete some moments earlier
+_PATIENCE_S = 20.0  # the previous run may be about to end: its rows are complete shortly before it ends
 _POLL_S = 0.2
 
 
 class RoundBusyError(TransientError):
-    """Another run works on the round."""
+    """Another run is working on the round."""
 
     hint = "wait for that run, or cancel it; then launch the job again"
 
@@ -44,19 +44,19 @@ class _Held:
     stream: IO[str]
     run_id: str
     former: str | None = None  # the run that held the round before
-    tidied: set[type] = field(default_factory=set)  # kinds of resources that what it left there was given up in
+    tidied: set[type] = field(default_factory=set)  # resource types in which the former run's work was stopped
 
 
-_held: dict[Path, _Held] = {}  # by this process, until it ends or its next run takes over
+_held: dict[Path, _Held] = {}  # by this process, until it ends or its next run starts
 
 
 @contextmanager
 def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
-    """Run an asset's body as the only run that works on its round; ``resources`` are those of the body.
+    """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
-    Raises RoundBusyError naming the other run where there is one. The round stays this run's until the run's process
-    ends, or works on another run. Where the body is interrupted, what it asked of engine and trainer is given up; so is
-    what a run before left there when its process was killed.
+    Raises RoundBusyError that names the other run if there is one. The run holds the round until its process ends or
+    works on another run. If the body is interrupted, its work in engine and trainer is stopped. Work that a killed
+    earlier run left there is stopped too.
     """
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     if project is None:
@@ -75,9 +75,9 @@ def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequenc
 
 
 def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_S) -> str | None:
-    """Make the round this run's; returns the id of the run that held it before, if that was another one.
+    """Lock the round for this run; returns the id of the run that held it before, if it was a different one.
 
-    Raises RoundBusyError where another run holds it still after ``patience_s`` seconds.
+    Raises RoundBusyError if another run still holds it after ``patience_s`` seconds.
     """
     file = home.leases / "rounds" / f"{key}.lock"
     for other, held in list(_held.items()):  # a process works on one run after another
@@ -106,7 +106,7 @@ def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_
 
 
 def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
-    """End the training and the requests that run now, where the asset works with trainer or engine."""
+    """Cancel the running training and requests, if the asset uses the trainer or the engine."""
     from rft_platform.inference.client import EngineClient
     from rft_platform.processes.lease import is_alive, read_lease
 
@@ -127,7 +127,7 @@ def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
 
 
 def _break_off(engine: PolicyEngine) -> None:
-    in_a_check = engine.status().paused  # weights that nobody has compared yet: `deploy` resumes it
+    in_a_check = engine.status().paused  # the new weights are not checked yet: `deploy` resumes the engine
     engine.pause("abort")
     if not in_a_check:
         engine.resume()
@@ -141,7 +141,7 @@ def _lives(lease_file: Path) -> bool:
 
 
 def _left_by_former(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
-    """Engine or trainer among ``resources`` where a run that was cut short may have left work; each is named once."""
+    """The engine and trainer resources in which an interrupted former run may have left work; each is returned once."""
     held = next((each for file, each in _held.items() if file.stem == _round_key(context)), None)
     if held is None or held.former is None:
         return []

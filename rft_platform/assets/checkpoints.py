@@ -1,4 +1,4 @@
-"""Asset of training: a round's optimiser steps and the checkpoint they lead to, registered in MLflow."""
+"""Training asset: a round's optimiser steps and the resulting checkpoint, registered in MLflow."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
-    """Which rows were settled for a training, where they are chosen row by row."""
+    """Metadata of a training's row selection; empty if rows are not selected one by one."""
     if note is None:
         return {}
     versions = note["policy_versions"]
@@ -33,7 +33,7 @@ def selection_metadata(note: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def further_metadata(trained: "Mapping[str, tuple[Policy, TrainResult | None]]") -> dict[str, Any]:
-    """What became of the policies beside the first."""
+    """Metadata of the further policies of a training."""
     found: dict[str, Any] = {}
     for name, (policy, result) in trained.items():
         found |= {
@@ -63,7 +63,7 @@ def policy_checkpoint(
     trainer: TrainerResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """Weights after this round: HF safetensors, resumable state, a manifest of what made them, a model version."""
+    """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
     from rft_platform.rounds.landing import selection_note
     from rft_platform.rounds.policies import train_further
     from rft_platform.rounds.register import register

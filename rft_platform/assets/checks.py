@@ -1,4 +1,4 @@
-"""Asset checks: what blocks a round from training, and what a person should look at."""
+"""Asset checks: conditions that block a round from training, and conditions to be reviewed by a person."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -50,7 +50,7 @@ CHECKPOINT_CHECKS = [
 
 
 def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:
-    """Checks of the weights that an offline training has made; ``offline_results`` gives their results."""
+    """Checks of the weights of an offline training; ``offline_results`` builds their results."""
     return [
         dg.AssetCheckSpec("weights_changed", asset=asset, description="The training made at least one optimiser step."),
         dg.AssetCheckSpec(
@@ -67,7 +67,7 @@ EVALUATION_CHECKS = [
     ),
 ]
 
-#: Mean |delta log-prob| in nats above which a person should look: far above rounding, below what misleads training.
+#: Mean |delta log-prob| in nats that needs review: far above rounding errors, below values that harm training.
 MISMATCH_WARNING = 0.05
 
 
@@ -99,7 +99,7 @@ def experience_results(rollouts: RolloutQuality, judged: JudgedQuality) -> list[
 
 
 def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheckResult]:
-    """Results of ``CHECKPOINT_CHECKS``; ``mismatch`` in nats, None where the round cannot tell."""
+    """Results of ``CHECKPOINT_CHECKS``. ``mismatch`` is in nats, None if the round does not allow a measurement."""
     return [
         _result(
             "engine_agrees_with_trainer",
@@ -112,7 +112,7 @@ def checkpoint_results(steps: int, mismatch: float | None) -> list[dg.AssetCheck
 
 
 def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
-    """Results of ``checkpoint_specs``; of a single step nothing can be said about the loss."""
+    """Results of ``checkpoint_specs``. The loss check passes for a single step, which has nothing to compare."""
     losses = [step.metrics["loss"] for step in steps]
     part = max(1, len(losses) // 10)
     first, last = (sum(losses[:part]) / part, sum(losses[-part:]) / part) if losses else (0.0, 0.0)

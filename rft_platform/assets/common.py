@@ -1,4 +1,4 @@
-"""What the asset definitions share: the round partitions, groups, owner, and small metadata builders."""
+"""Shared parts of the asset definitions: the round partitions, pools, owner, and small metadata builders."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ import dagster as dg
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import is_round_key, round_number
 
-#: One partition a sync round, added as rounds begin: r0001, r0002, ...
+#: One partition per sync round, added when the round begins: r0001, r0002, ...
 rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")
 
 OWNERS = ["team:rft"]
@@ -19,7 +19,7 @@ TRAINER_POOL = "trainer"
 
 
 def round_of(context: dg.AssetExecutionContext) -> int:
-    """Number of the round this run works on. Raises UserError for a partition that names no round."""
+    """Number of this run's round. Raises UserError for a partition that names no round."""
     key = context.partition_key
     if is_round_key(key):
         return round_number(key)
@@ -30,7 +30,7 @@ def round_of(context: dg.AssetExecutionContext) -> int:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
-    """The plain numbers of a report: Dagster draws each as a plot over the rounds."""
+    """The plain numbers of a report; Dagster plots each of them over the rounds."""
     return {
         name: float(value)
         for name, value in values.items()
@@ -44,13 +44,13 @@ def columns_of(schema: Any) -> dg.TableSchema:
 
 
 def report_table(reports: Sequence[Any]) -> dg.TableMetadataValue:
-    """One row a small dataclass, its fields as columns; none where there is no report."""
+    """A table with one row per dataclass instance and its fields as columns; empty without reports."""
     records = [dg.TableRecord({key: _cell(value) for key, value in asdict(report).items()}) for report in reports]
     return dg.MetadataValue.table(records, schema=None if records else dg.TableSchema(columns=[]))
 
 
 def path(folder_or_file: str | Path) -> dg.PathMetadataValue:
-    """A path that the UI can copy."""
+    """A path that can be copied in the UI."""
     return dg.MetadataValue.path(str(folder_or_file))
 
 

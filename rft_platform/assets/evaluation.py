@@ -1,4 +1,4 @@
-"""Asset of evaluation: held-out pass rates, the gate, promotion, and a report that a person can read."""
+"""Evaluation asset: held-out pass rates, the gate, promotion, and a readable report."""
 
 import dagster as dg
 from pydantic import Field
@@ -12,7 +12,7 @@ from rft_platform.resources.registry import RegistryResource
 
 
 class EvaluationConfig(dg.Config):
-    """How to evaluate in this run."""
+    """Evaluation options of this run."""
 
     force: bool = Field(default=False, description="Evaluate even where the configured interval says not yet.")
     promote: bool = Field(default=True, description="Let the policy become champion if the gate passes.")
@@ -35,7 +35,7 @@ def evaluation_report(
     engine: EngineResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """The round's policy on held-out tasks, against the champion; the engine serves it from here on."""
+    """Held-out results of the round's policy, compared with the champion; the engine serves the policy from here on."""
     from rft_platform.rounds.bench import write_bench
     from rft_platform.rounds.evaluate import evaluate_round
     from rft_platform.rounds.offline_evaluation import evaluate_offline

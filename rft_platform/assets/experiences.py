@@ -1,4 +1,4 @@
-"""Asset of judgement: reward and advantage of every row. Re-runnable with another judge on stored rollouts."""
+"""Judgement asset: reward and advantage of every row. Can be repeated with another judge on stored rollouts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class JudgeConfig(dg.Config):
-    """Which judge to use for this run."""
+    """The judge of this run."""
 
     judge: str = Field(
         default="",
@@ -67,7 +67,7 @@ def judged_experiences(
 
 
 def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
-    """What each operator of the experience pipeline kept, and its own figures."""
+    """A table of what each operator of the experience pipeline kept, with its own figures."""
     facts = [", ".join(f"{name} {value:g}" for name, value in report["facts"].items()) for report in reports]
     records = [
         dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": told})
@@ -86,7 +86,7 @@ _OPERATORS = dg.TableSchema(
 
 
 def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
-    """Every judgement of the round that is kept, the one in force (which trains) marked."""
+    """A table of every stored judgement of the round; the active one, which training uses, is marked as in_force."""
     in_force = store.judge_version(number)
     return dg.MetadataValue.table(
         [
@@ -104,7 +104,7 @@ def _judgements(store: "ExperienceStore", number: int) -> dg.TableMetadataValue:
 
 
 def _mean_reward(store: "ExperienceStore", number: int, version: str) -> float:
-    """Mean over the rows that were judged, those that a filter keeps from training too."""
+    """Mean over all judged rows, including those that a filter keeps from training."""
     judged = store.read_judged(number, version, columns=["reward"])
     rewards = [reward for reward in judged["reward"].to_pylist() if reward is not None]
     return sum(rewards) / len(rewards) if rewards else 0.0

@@ -1,6 +1,6 @@
-"""How a fault ends a Dagster run: one line with the cause, metadata, tags to find it by, no retry that cannot help.
+"""Ends a Dagster run after a fault: one line with the cause, metadata, searchable tags, and no useless retry.
 
-Whoever launched the run (the daemon, the in-process driver, a person) reads the same tags.
+Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,12 +18,12 @@ FAULT_TAG = "rft/fault"
 RETRYABLE_TAG = "rft/retryable"
 CAUSE_TAG = "rft/cause"
 FAULT_TAGS = frozenset({FAULT_TAG, RETRYABLE_TAG, CAUSE_TAG})
-#: Id of the run that these tags speak of: a run that is executed again inherits those of the failed one.
+#: Id of the run that the tags describe; a re-executed run inherits the tags of the failed one.
 FAULT_OF_TAG = "rft/fault_of"
 
 
 def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[..., dg.MaterializeResult[Any]]:
-    """Decorator of every asset body whose first parameter is its context: errors end the run as the taxonomy says."""
+    """Decorate an asset body whose first parameter is its context: errors end the run according to the taxonomy."""
 
     @wraps(body)
     def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
@@ -46,7 +46,7 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
 
 
 def failure(error: RftError) -> dg.Failure:
-    """The error as Dagster's failure of a step."""
+    """Convert the error to a Dagster step failure."""
     return dg.Failure(
         description=f"{error.fault}: {cause_line(error)}",
         metadata={
@@ -71,19 +71,19 @@ def fault_tags(error: RftError, run_id: str) -> dict[str, str]:
 
 
 def fault_of(run: dg.DagsterRun) -> dict[str, str]:
-    """Those of ``FAULT_TAGS`` that the run itself has left; what it inherited from another run is not its own."""
+    """The ``FAULT_TAGS`` that the run itself set, without those inherited from another run."""
     if run.tags.get(FAULT_OF_TAG, run.run_id) != run.run_id:
         return {}
     return {name: run.tags[name] for name in FAULT_TAGS if run.tags.get(name)}
 
 
 def check_failure(names: list[str]) -> CheckFailedError:
-    """What a run fails with after its asset: Dagster ends it because blocking checks refuse the rows."""
+    """The error of a run whose rows are refused by blocking checks; Dagster ends the run after its asset."""
     return CheckFailedError(f"blocking check {', '.join(names)} failed: the rows are kept, but no training reads them")
 
 
 def refusing_checks(result: dg.MaterializeResult[Any]) -> list[str]:
-    """Names of the failed checks of severity ERROR: all of those block."""
+    """Names of the failed checks of severity ERROR, all of which block."""
     found = result.check_results or []
     return [
         str(check.check_name) for check in found if not check.passed and check.severity is dg.AssetCheckSeverity.ERROR
@@ -93,5 +93,5 @@ def refusing_checks(result: dg.MaterializeResult[Any]) -> list[str]:
 def _tag(context: dg.AssetExecutionContext, tags: Mapping[str, str]) -> None:
     try:
         context.instance.add_run_tags(context.run.run_id, dict(tags))
-    except Exception as error:  # the run store may share the disk that is full: the fault itself is what must be said
+    except Exception as error:  # the run store may be on the same full disk, and the fault itself must be reported
         context.log.warning(f"the run's tags could not be written: {error}")

@@ -1,4 +1,4 @@
-"""Assets of offline training: weights taught by demonstrations, by preferences, or by a teacher."""
+"""Assets of offline training: weights trained on demonstrations, preferences or a teacher's distribution."""
 
 from typing import TYPE_CHECKING
 

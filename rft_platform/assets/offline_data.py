@@ -27,7 +27,7 @@ def _unleaked(asset: str) -> dg.AssetCheckSpec:
 )
 @reports_faults
 def sft_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Demonstrations to imitate, or to learn a teacher's distribution on: conversations, one a row."""
+    """Conversations, one per row: demonstrations to imitate, or the data of a distillation from a teacher."""
     return _dataset(context, project)
 
 

@@ -1,4 +1,4 @@
-"""Where the phase of an asset begins: its log lines get round, run and name, and log files are kept small."""
+"""Start of an asset's phase: log lines get round, run and name, and the size of log files is limited."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from rft_platform.resources.project import ProjectResource
 
 @contextmanager
 def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
-    """The body of asset ``name``, which has those ``resources``, as a phase of their project."""
+    """Run the body of asset ``name``, which has the given resources, as a phase of their project."""
     project = next((each for each in resources if isinstance(each, ProjectResource)), None)
     home = Home.from_environment() if project is None else Home(Path(project.home).absolute())
     bound_logs_now_and_then(home.logs)

@@ -1,4 +1,4 @@
-"""Assets of the policy: the weights the project starts from, and those that a round explores with."""
+"""Assets of the policy: the starting weights, and the weights that a round explores with."""
 
 import dagster as dg
 
@@ -33,7 +33,7 @@ def warm_start_checkpoint(
     trainer: TrainerResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """The starting policy: the base model, fine-tuned on demonstrations where configured; then measured as it is."""
+    """The starting policy: the base model, fine-tuned on demonstrations if configured, then evaluated."""
     from rft_platform.rounds.evaluate import evaluate_round
     from rft_platform.rounds.warm_start import make_starting_policy
 
@@ -60,9 +60,9 @@ def warm_start_checkpoint(
 )
 @reports_faults
 def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    """Which weights this round explores with: the newest policy that the sync style permits, read at run time.
+    """The weights this round explores with: the newest policy that the sync style permits, read at run time.
 
-    The edge back from ``policy_checkpoint`` is not declared: an asset graph has no circles, a training loop is one.
+    The edge back from ``policy_checkpoint`` is not declared, because an asset graph must not contain cycles.
     """
     from rft_platform.rounds.policies import explored_with
     from rft_platform.rounds.snapshots import snapshot_for

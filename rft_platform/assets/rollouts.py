@@ -1,4 +1,4 @@
-"""Asset of exploration: what the policy did on a round's tasks, one row a model call."""
+"""Exploration asset: the policy's rollouts on a round's tasks, one row per model call."""
 
 import dagster as dg
 
@@ -20,7 +20,7 @@ from rft_platform.resources.project import ProjectResource
 def rollout_batches(
     context: dg.AssetExecutionContext, project: ProjectResource, engine: EngineResource
 ) -> dg.MaterializeResult:
-    """Runs of the workflow on this round's tasks: token ids, behaviour log-probs, messages. Written once."""
+    """Runs of the workflow on this round's tasks: token ids, rollout log-probs, messages. Written once."""
     from rft_platform.experience.schema import ROLLOUT_SCHEMA
     from rft_platform.rounds.explore import explore
     from rft_platform.rounds.policy import snapshot_of

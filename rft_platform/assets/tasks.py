@@ -1,4 +1,4 @@
-"""Assets of the tasks: what is explored, and what is held out."""
+"""Assets of the tasks: the tasks to explore, and the held-out tasks."""
 
 import dagster as dg
 
