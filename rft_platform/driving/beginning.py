@@ -1,4 +1,4 @@
-"""Beginning a project, or going on with it: checked, its notices said, then put in force."""
+"""Start or continue a project: check its configuration, print the notices, then write the configuration."""
 
 from rft_platform.config.home import Home
 from rft_platform.config.plan import RunPlan
@@ -9,7 +9,10 @@ from rft_platform.driving.starting import put_in_force
 
 
 def begin(home: Home, config: RftConfig) -> RunPlan:
-    """Put a configuration in force; UserError, with nothing written, where it cannot be run. Returns its plan."""
+    """Check a configuration and write it to the project's folder; returns its plan.
+
+    Raises UserError, with nothing written, if it cannot be run.
+    """
     plan = check_run(home, config)
     for notice in plan.notices:
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from rft_platform.observability.masked_output import masked, unmasked
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PLAIN_WIDTH = 160  # a pipe has no width; tables are not to be cut for the lack of one
+_PLAIN_WIDTH = 160  # a pipe has no width, and tables must not be cut
 
 
 def output() -> "Console":
@@ -17,12 +17,12 @@ def output() -> "Console":
 
 
 def notes() -> "Console":
-    """The console of progress and remarks: standard error, so that results can be piped."""
+    """The console of progress and notes: standard error, so that results can be piped."""
     return _console(stderr=True)
 
 
 def print_link(name: str, link: str) -> None:
-    """Print the link of a server with its access token, which the person who opens it needs."""
+    """Print the link of a server with its access token, unmasked, because the user needs it to open the link."""
     print(f"{name:<10} {link}", file=unmasked(sys.stdout), flush=True)
 
 
@@ -38,10 +38,10 @@ def print_json(value: Any) -> None:
 def _console(stderr: bool) -> "Console":
     from rich.console import Console
 
-    # The stream of now: a drive sends everything else that is printed to a log.
+    # Use the current stream: a drive redirects all other output to a log.
     file = masked(sys.stderr if stderr else sys.stdout)
     console = Console(file=file, highlight=False)
     if console.is_terminal and not console.is_jupyter:
         return console
-    # A notebook gets plain lines: a live table needs ipywidgets there, and warns at each refresh without them.
+    # A notebook gets plain lines: a live table needs ipywidgets there and warns at each refresh without them.
     return Console(file=file, highlight=False, width=_PLAIN_WIDTH, force_terminal=False, force_jupyter=False)

@@ -1,4 +1,4 @@
-"""Driving a project to the end of its plan from the command line: progress, interruption, and tidying up."""
+"""Drive a project to the end of its plan from the command line, with progress, interruption and clean-up."""
 
 import os
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
-    """Run what the plan says until it is finished; raises what made it fail.
+    """Run the plan until it is finished; raises the error that made it fail.
 
-    Engine and trainer that were started on the way end with it, unless ``detach``; those that ran before stay.
-    The definitions take the home from the environment: call ``use_home`` first.
+    Stops the engine and trainer that it started, unless ``detach``; those that ran before keep running. The definitions
+    read the home from the environment, so call ``use_home`` first.
     """
     refuse_second_driver(project.home)
     with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
@@ -40,7 +40,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
             from rft_platform.definitions import defs
             from rft_platform.jobs.driver import drive
-        keep_imports()  # no user code is loaded yet; what is collected later is then a part of all objects
+        keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
             log = project.home.logs / "driver.log"
             with (
@@ -50,7 +50,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 logs_bounded(log.parent),
             ):
                 result = drive(project, defs)
-                if result.failed:  # which is raised below
+                if result.failed:  # that failure is raised below
                     screen.take_back_failure()
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             _cancel_training(project)
@@ -65,7 +65,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
 
 
 def use_home(home: Home) -> None:
-    """Point everything that is imported or started from here on at ``home``, and find user code in this folder."""
+    """Use ``home`` in everything imported or started from here on, and find user code in the current folder."""
     os.environ["RFT_HOME"] = str(home.root)
     os.environ["DAGSTER_HOME"] = str(home.dagster)
     find_working_folder()
@@ -73,7 +73,7 @@ def use_home(home: Home) -> None:
 
 @contextmanager
 def started_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
-    """End the engine and the trainer that were started in the block; what ran before it goes on."""
+    """Stop the engine and the trainer that were started in the block; those that ran before it keep running."""
     before = {held.identity for held in leases_of(home) if held.alive}
     try:
         yield
@@ -89,7 +89,7 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
 
 @contextmanager
 def prints_go_to(log: Path) -> Iterator[None]:
-    """Append what the block prints (Dagster's account of every event, above all) to ``log``, secrets masked."""
+    """Append what the block prints (mainly Dagster's log of every event) to ``log``, with secrets masked."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8", buffering=1) as stream:
         quiet = masked(stream)
@@ -98,9 +98,9 @@ def prints_go_to(log: Path) -> Iterator[None]:
 
 
 def _cancel_training(project: "Project") -> None:
-    """Cancel the training that the interrupted drive asked for; a trainer that stays holds its parent's state again.
+    """Cancel the training that the interrupted drive requested; a trainer that stays reloads its parent's state.
 
-    A trainer that does not answer within seconds is left to ``started_processes_end``.
+    If the trainer does not answer within seconds, ``started_processes_end`` stops it.
     """
     from rft_platform.rounds.processes import trainer_client
 

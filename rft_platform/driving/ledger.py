@@ -1,4 +1,4 @@
-"""What every drive of a project cost: wall clock, processor time, and the time each launch took."""
+"""Cost of every drive of a project: wall time, CPU time, and the time of each launch."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class DriveCost:
-    """One drive, from its start to its end, however it ended."""
+    """The cost of one drive, from its start to its end, successful or not."""
 
     started_at: float  # seconds since the epoch
     wall_s: float = 0.0
@@ -28,7 +28,7 @@ class DriveCost:
 
 @contextmanager
 def recorded_cost(home: Home) -> Iterator[DriveCost]:
-    """Measure the block and add it to the project's ledger; the engine and the trainer must still run at its end."""
+    """Measure the block and add its cost to the project's ledger; engine and trainer must still run at its end."""
     cost = DriveCost(time.time())
     wall, cpu = time.perf_counter(), time.process_time()
     before = {held.identity: processor_seconds(held) for held in leases_of(home)}
@@ -41,12 +41,12 @@ def recorded_cost(home: Home) -> Iterator[DriveCost]:
             cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
         try:
             write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
-        except (OSError, RftError) as error:  # bookkeeping: it must neither fail a run nor hide what failed it
+        except (OSError, RftError) as error:  # bookkeeping must neither fail a run nor hide its error
             LOG.warning("the cost of this run was not recorded: %s", error)
 
 
 def drive_costs(home: Home) -> list[DriveCost]:
-    """All drives so far, oldest first. A ledger that cannot be read is moved aside: it is no reason to stop."""
+    """All drives so far, oldest first. An unreadable ledger is renamed to ``.damaged`` and does not stop the run."""
     file = _file(home)
     try:
         return [DriveCost(**item) for item in read_json(file)]
@@ -60,7 +60,7 @@ def drive_costs(home: Home) -> list[DriveCost]:
 
 
 def launch_seconds(home: Home) -> dict[int, float]:
-    """Wall seconds of all launches of each round; rounds that the daemon drove are not in it."""
+    """Wall seconds of all launches of each round, without rounds driven by the daemon."""
     seconds: dict[int, float] = {}
     for cost in drive_costs(home):
         for launch in cost.launches:

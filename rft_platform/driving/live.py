@@ -1,4 +1,4 @@
-"""Progress on the terminal: a live table of what is under way, or plain lines with the time where nobody watches."""
+"""Progress on the terminal: a live table of running work, or time-stamped plain lines if it is not a terminal."""
 
 import logging
 import time
@@ -18,15 +18,15 @@ _PACKAGE = logging.getLogger("rft_platform")
 _DRIVER = "rft_platform.jobs.driver"
 _PLAIN_EVERY_S = 5.0
 
-#: Gives the lines that have become worth printing since it was asked last.
+#: Returns the lines that became ready for printing since its last call.
 News = Callable[[], Iterable[str]]
 
 
 @contextmanager
 def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen"]:
-    """Show what is reported to ``rft_platform.progress`` while the block runs, news, and the package's warnings.
+    """Show the progress reported to ``rft_platform.progress`` in the block, news, and the package's warnings.
 
-    Yields the screen: a caller that tells the last failure itself takes it back there.
+    Yields the screen. A caller that prints the last failure itself withdraws it there with ``take_back_failure``.
     """
     with _live(console) if console.is_terminal else _plain(console) as view:
         screen = Screen(view, news)
@@ -45,7 +45,7 @@ def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen
 
 
 class PlainLines:
-    """A line when a piece of work ends, and every few seconds while it lasts."""
+    """Prints a line when a piece of work ends, and every few seconds while it runs."""
 
     def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S) -> None:
         self._console = console
@@ -53,7 +53,7 @@ class PlainLines:
         self._last: dict[str, float] = {}
 
     def update(self, progress: Progress) -> None:
-        """Take a report in; print it if it is time."""
+        """Record a progress report; print it if its time has come."""
         done = progress.done >= progress.total
         now = time.monotonic()
         if not done and now - self._last.setdefault(progress.what, now) < self._every_s:
@@ -64,19 +64,19 @@ class PlainLines:
         self.say(str(progress))
 
     def announce(self, line: str) -> None:
-        """Print the line of a round that is complete."""
+        """Print the line of a completed round."""
         self.say(line)
 
     def say(self, line: str) -> None:
-        """Print a line with the time before it."""
+        """Print a line with a time stamp."""
         self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
 
 
 class Screen:
-    """What the handlers share: a view, the news, and the failure of a phase that is held back.
+    """Shared by the handlers: a view, the news, and the pending message about a failed phase.
 
-    The failure is printed when something else happens. The driver's line about a retry names its cause, and so does
-    the error that ends a command: those take it back, so that each failure is told once.
+    The pending failure is printed when something else happens. The driver's line about a retry and the error that ends
+    a command name the same cause. They withdraw the pending failure, so that each failure is printed once.
     """
 
     def __init__(self, view: "PlainLines | LiveTable", news: News) -> None:
@@ -85,7 +85,7 @@ class Screen:
         self._failure: str | None = None
 
     def catch_up(self) -> None:
-        """Print what has happened so far: completed rounds, then the failure that is held."""
+        """Print everything so far: completed rounds, then the pending failure."""
         for line in self._news():
             self.view.announce(line)
         if self._failure is not None:
@@ -93,24 +93,24 @@ class Screen:
             self._failure = None
 
     def hold_failure(self, line: str) -> None:
-        """Keep the line of a failed phase for later."""
+        """Store the line of a failed phase as the pending failure."""
         self.catch_up()
         self._failure = line
 
     def take_back_failure(self) -> None:
-        """The failure that is held is told elsewhere."""
+        """Discard the pending failure, because it is printed elsewhere."""
         self._failure = None
 
 
 class ProgressHandler(logging.Handler):
-    """Shows reports and remarks, after what has happened before them."""
+    """Shows progress reports and notes, after the pending output before them."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the report that ``record`` carries."""
+        """Show the report in ``record``."""
         progress: Progress | None = getattr(record, "progress", None)
         if progress is not None:
             self._screen.catch_up()
@@ -121,14 +121,14 @@ class ProgressHandler(logging.Handler):
 
 
 class WarningHandler(logging.Handler):
-    """A line for each warning of the platform's own parts."""
+    """Prints a line for each warning of the platform's own modules."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__(logging.WARNING)
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the warning, or hold the failure of a phase."""
+        """Print the warning, or hold back the failure of a phase."""
         line = f"{record.levelname.lower()}: {record.getMessage()}"
         if record.name == PHASES.name and record.levelno >= logging.ERROR:
             self._screen.hold_failure(line)

@@ -1,4 +1,4 @@
-"""The live table: a spinner, and a row with a bar for each piece of work under way."""
+"""The live table: a spinner, and a row with a progress bar for each running piece of work."""
 
 from collections.abc import Iterable
 
@@ -21,7 +21,7 @@ from rft_platform import progress as reports
 
 
 class LiveTable:
-    """Rows for what is under way; what is done scrolls up as a line. Use it inside ``with table.bars``."""
+    """Rows for running work; finished work scrolls up as a line. Use it inside ``with table.bars``."""
 
     def __init__(self, console: Console) -> None:
         self.bars = _Bars(
@@ -37,7 +37,7 @@ class LiveTable:
         self._tasks: dict[str, TaskID] = {}
 
     def update(self, progress: reports.Progress) -> None:
-        """Bring the table up to a report."""
+        """Update the table from a progress report."""
         task = self._tasks.get(progress.what)
         if task is None:
             task = self.bars.add_task(progress.what, total=progress.total, numbers="", until="")
@@ -51,7 +51,7 @@ class LiveTable:
             self._finish(progress)
 
     def announce(self, line: str) -> None:
-        """Print the line of a round that is complete; work of it that ended short of its total is over."""
+        """Print the line of a completed round and clear the table; work still in it ended before its total."""
         for task in self._tasks.values():
             self.bars.remove_task(task)
         self._tasks.clear()
@@ -72,22 +72,22 @@ class LiveTable:
 
 
 def _one_line() -> Column:
-    """A column that is never broken: a narrow terminal cuts the numbers at the end of the row."""
+    """A column without line breaks; a narrow terminal cuts the numbers at the end of the row."""
     return Column(no_wrap=True)
 
 
 class _Remaining(TimeRemainingColumn):
-    """The estimated time to the end; an upper bound for work that may end earlier."""
+    """The estimated remaining time; an upper bound for work that may end earlier."""
 
     def render(self, task: Task) -> Text:
-        """``0:01:20 left``, ``at most 0:01:20 left``, or nothing while there is no estimate."""
+        """``0:01:20 left``, ``at most 0:01:20 left``, or nothing without an estimate."""
         if task.time_remaining is None:
             return Text("")
         return Text.assemble("at most " if task.fields["until"] else "", super().render(task), " left")
 
 
 class _Bars(Progress):
-    """The rows below a spinner, which moves even where nobody reports, as while processes start."""
+    """The rows below a spinner, which also moves without progress reports, e.g. while processes start."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The spinner, then the rows."""

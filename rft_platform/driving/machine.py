@@ -1,4 +1,4 @@
-"""What this machine is, without importing torch."""
+"""Properties of this machine, found without importing torch."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def gpu_count() -> int:
-    """CUDA devices that a process started here would see."""
+    """Number of CUDA devices that a process started here would see."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
@@ -17,12 +17,12 @@ def gpu_count() -> int:
 
 
 def cpu_count() -> int:
-    """Processors that this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine_facts() -> dict[str, Any]:
-    """Processor, memory, GPUs and the versions that a result depends on."""
+    """Processor, memory, GPUs and the package versions that a result depends on."""
     import psutil
 
     return {

@@ -1,7 +1,7 @@
-"""Check in a process of its own whether the trainer accepts a run's models.
+"""Check in a separate process whether the trainer accepts a run's models.
 
-Building a model imports transformers: seconds, 500 MB, and in a notebook warnings about missing widgets. The process
-runs beside the other checks of a run. A model that was accepted once is not built again.
+Building a model imports transformers, which costs seconds, 500 MB, and in a notebook warnings about missing widgets.
+The process runs in parallel with the other checks of a run. An accepted model is not built again.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ _TRAINING_MODES = ("both", "train", "colocate")
 _PROGRAM = "rft_platform.training.trainable"
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("rft_platform", "torch", "transformers")
-_LIMIT_S = 300.0  # minutes on a network file system, where transformers is read for the first time
+_LIMIT_S = 300.0  # minutes on a network file system that reads transformers for the first time
 
 
 class ModelCheck:
-    """A check that runs: what it asks about, and the process that builds the models."""
+    """A running check: the models, and the process that builds them."""
 
     def __init__(self, models: Mapping[str, Path], longest: int | None) -> None:
         """Start to check ``models`` (by the key of rft.yaml that names them) for rows of ``longest`` tokens."""
@@ -35,7 +35,7 @@ class ModelCheck:
         self._process = _start([str(folder) for folder in self._models.values()], longest) if self._models else None
 
     def problems(self) -> Iterator[str]:
-        """Wait for the result; yields a line for each model that the trainer would refuse."""
+        """Wait for the result; yield a line for each model that the trainer would refuse."""
         if self._process is None:
             return
         try:
@@ -60,14 +60,14 @@ class ModelCheck:
 
 @contextmanager
 def model_check(config: RftConfig) -> Iterator[ModelCheck]:
-    """Check the policies in local folders that ``config`` trains, beside the block."""
+    """Check the policies in local folders that ``config`` trains, in parallel with the block."""
     from rft_platform.inference.launcher import check_model_folder
 
     models = {"model.model_path": config.model.model_path}
     models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
     local: dict[str, Path] = {}
     for key, name in models.items() if config.mode in _TRAINING_MODES else ():
-        with suppress(UserError):  # which the check of the run's other settings reports
+        with suppress(UserError):  # the check of the run's other settings reports it
             folder = Path(name)
             if folder.is_dir():
                 check_model_folder(folder)
@@ -85,12 +85,12 @@ def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, "-P", "-m", _PROGRAM, json.dumps({"folders": folders, "longest": longest})],
         env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True,  # Ctrl-C on the terminal is for the run, which ends this process
+        start_new_session=True,  # Ctrl-C on the terminal goes to the run, which ends this process
     )  # fmt: skip
 
 
 def _accepted(folder: Path, longest: int | None) -> Path:
-    """The file in the user's cache that exists once this model was accepted by this version of the check."""
+    """The file in the user's cache that marks this model as accepted by this version of the check."""
     digest = hashlib.sha256(json.dumps([longest, *(version(package) for package in _PACKAGES)]).encode())
     training = Path(__file__).parents[1] / "training"
     for file in (folder / "config.json", *(training / f"{name}.py" for name in ("trainable", "packable", "logprobs"))):
@@ -100,7 +100,7 @@ def _accepted(folder: Path, longest: int | None) -> Path:
 
 
 def _remember(accepted: Path) -> None:
-    with suppress(OSError):  # a home that cannot be written: the model is built again next time
+    with suppress(OSError):  # the cache is not writable: build the model again next time
         accepted.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(accepted) as path:
             path.touch()

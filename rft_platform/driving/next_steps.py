@@ -1,4 +1,4 @@
-"""What to do after a run: where the weights are, how to use them, and commands that work as they are printed."""
+"""What to do after a run: location and use of the weights, and commands that can be copied as printed."""
 
 import os
 import shlex
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rft_command(home: Home) -> str:
-    """How to call ``rft`` for this home from this folder: also where the environment is not activated."""
+    """The command line that calls ``rft`` for this home from this folder, also without an activated environment."""
     found, beside = shutil.which("rft"), Path(sys.executable).with_name("rft")
     if found is not None and Path(found).parent.resolve() == beside.parent.resolve():
         program = "rft"
@@ -31,12 +31,12 @@ def rft_command(home: Home) -> str:
 
 
 def model_uri(project: "Project", line: "RoundLine") -> str | None:
-    """``models:/NAME/VERSION`` of the policy that a round ended with; None where it is not registered."""
+    """``models:/NAME/VERSION`` of the policy that a round ended with; None if it is not registered."""
     return None if line.model_version is None else f"models:/{project.model_name}/{line.model_version}"
 
 
 def print_next_steps(project: "Project", console: "Console", model: str | None, checkpoint: str | None) -> None:
-    """Print the commands to look at the results, and those to use the weights in ``checkpoint``."""
+    """Print the commands for looking at the results, and those for using the weights in ``checkpoint``."""
     rft = rft_command(project.home)
     steps = {"look at every row, checkpoint and score": f"{rft} ui", "all rounds in a table": f"{rft} rounds"}
     if model is not None:
@@ -51,6 +51,6 @@ def print_next_steps(project: "Project", console: "Console", model: str | None, 
 
 
 def _from_here(path: Path) -> str:
-    """The path as it is shortest to type: relative where it lies below this folder. Links are kept as they are."""
+    """The shortest form of the path: relative if it is below this folder. Symbolic links are kept."""
     here = Path.cwd()
     return os.fspath(path.relative_to(here)) if path.is_relative_to(here) else os.fspath(path)

@@ -1,4 +1,4 @@
-"""What can be found wrong with an offline training before it starts: its dataset, its models, a length that changed."""
+"""Checks of an offline training before it starts: its dataset, its models, a changed length."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ _TOKENIZER = "tokenizer_config.json"
 
 
 def offline_problems(project: "Project") -> Iterator[str]:
-    """A line for each thing that the training would stumble over. Reads the whole dataset."""
+    """One line per problem that would make the training fail. Reads the whole dataset."""
     from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rounds.offline_data import load_dataset
 
@@ -36,7 +36,7 @@ def offline_problems(project: "Project") -> Iterator[str]:
 
 
 def offline_notices(project: "Project") -> Iterator[str]:
-    """Lines on rows that were left out, and on held-out tasks that the dataset asks."""
+    """Lines about the dataset's size, rows left out, and held-out tasks that also occur in the dataset."""
     from rft_platform.rounds.offline import offline_steps
     from rft_platform.rounds.offline_data import load_dataset
     from rft_platform.rounds.offline_leaks import leaked_tasks
@@ -54,7 +54,7 @@ def offline_notices(project: "Project") -> Iterator[str]:
 
 
 def has_chat_template(model: Path) -> bool:
-    """Whether the tokenizer in a model folder brings a chat template."""
+    """Whether the tokenizer in a model folder has a chat template."""
     if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
         return True
     file = model / _TOKENIZER
@@ -62,7 +62,7 @@ def has_chat_template(model: Path) -> bool:
 
 
 def _too_long(project: "Project", source: str) -> Iterator[str]:
-    """A line on the rows that the training left out for their length; before it they have not been counted."""
+    """A line on rows left out as too long; they are counted by the training, so there is none before it."""
     from rft_platform.rounds.offline import ROUND
     from rft_platform.rounds.run_training import NOTE
 
@@ -72,7 +72,7 @@ def _too_long(project: "Project", source: str) -> Iterator[str]:
 
 
 def _length_problems(project: "Project") -> Iterator[str]:
-    """A training that is complete is not made longer: another one starts from its weights."""
+    """A finished training cannot be extended; a new one has to start from its weights."""
     from rft_platform.rounds.offline import ROUND, offline_steps
     from rft_platform.rounds.offline_data import read_dataset
     from rft_platform.rounds.run_training import NOTE

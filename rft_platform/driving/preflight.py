@@ -1,4 +1,4 @@
-"""Everything that can be found wrong before a run starts: settings, files, data, judge, workflow, room on the disk."""
+"""All checks before a run starts: settings, files, data, judge, workflow, models, disk space."""
 
 import os
 import shutil
@@ -33,7 +33,7 @@ _NOT_BUILT = {
 def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing.
 
-    ``dry``: also the plan of a mode that cannot be run yet, with a notice that says so.
+    With ``dry`` it also returns the plan of a mode that cannot be run yet, with a notice about that.
     """
     from rft_platform.rounds.model_versions import check_registry
     from rft_platform.rounds.project import Project
@@ -47,7 +47,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
     with model_check(config) as models:
         problems = list(_problems(project))
         problems += [] if dry else _missing_models(config)
-        problems = problems or list(models.problems())  # takes seconds: only where all else is right
+        problems = problems or list(models.problems())  # takes seconds: only if all other checks pass
     if problems:
         raise UserError("\n".join(dict.fromkeys(problems)))
     if not dry:
@@ -61,7 +61,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
 
 
 def check_writable(home: Home) -> None:
-    """Raise UserError where the project's folder cannot be made or written."""
+    """Raise UserError if the project's folder cannot be created or written."""
     folder = nearest_folder(home.root)
     if not folder.is_dir():
         raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
@@ -70,7 +70,7 @@ def check_writable(home: Home) -> None:
 
 
 def refuse_bad_target(json_file: Path | None) -> None:
-    """Raise UserError where a result could not be written to ``json_file``: better now than after minutes of work."""
+    """Raise UserError if a result could not be written to ``json_file``, before minutes of work are spent."""
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise UserError(f"--json {json_file}: its folder does not exist; make it first")
     if json_file is not None and json_file.is_dir():
@@ -78,7 +78,7 @@ def refuse_bad_target(json_file: Path | None) -> None:
 
 
 def check_room(home: Home, model: Path | None = None) -> None:
-    """Raise UserError where the disk has no room for a few checkpoints of ``model`` (None: of a small one)."""
+    """Raise UserError if the disk has no space for a few checkpoints of ``model``; None stands for a small model."""
     free = shutil.disk_usage(nearest_folder(home.root)).free
     weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
     needed = max(_LEAST_FREE, _COPIES * weights)
@@ -90,12 +90,12 @@ def check_room(home: Home, model: Path | None = None) -> None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """``path``, or the nearest of its parents that exists."""
+    """``path``, or its nearest existing parent."""
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def _problems(project: "Project") -> Iterator[str]:
-    """A line for each thing that the run would stumble over."""
+    """One line per problem that would make the run fail."""
     from rft_platform.inference.launcher import check_model_folder
     from rft_platform.rounds.algorithm import check_algorithm
     from rft_platform.rounds.auxiliary import check_keys
@@ -119,7 +119,7 @@ def _problems(project: "Project") -> Iterator[str]:
     if model.is_dir():
         yield from _attempt(check_model_folder, model)
     if inputs.taskset is not None:
-        yield from _attempt(check_selector, project)  # which reads the tasks
+        yield from _attempt(check_selector, project)  # also reads the tasks
     yield from _attempt(lambda: project.eval_tasks)
     if project.settings.offline is not None:
         yield from offline_problems(project)
@@ -142,19 +142,19 @@ def _writes_checkpoints(config: RftConfig) -> bool:
 
 
 def _serves(project: "Project") -> bool:
-    """Whether the run needs an engine: an offline training does for its evaluation."""
+    """Whether the run needs an engine; an offline training needs one for its evaluation."""
     return project.settings.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
 
 
 def _missing_models(config: RftConfig) -> list[str]:
-    """A line for each model that would not be found when its engine starts; the hub is asked for those of its names."""
+    """One line per model that its engine would not find at its start; hub names are looked up on the hub."""
     from rft_platform.rounds.processes import check_model
 
     return [line for key, name in _models(config).items() for line in _attempt(check_model, name, key)]
 
 
 def _unfetched_models(config: RftConfig) -> list[str]:
-    """A notice for each model of the hub that a run would have to fetch first; no network is asked."""
+    """One notice per hub model that a run would have to download first; uses no network."""
     from rft_platform.rounds.processes import is_hub_name, was_fetched
 
     return [
@@ -166,7 +166,7 @@ def _unfetched_models(config: RftConfig) -> list[str]:
 
 
 def _models(config: RftConfig) -> dict[str, str]:
-    """The model that each key names, for which an engine starts."""
+    """The models for which an engine starts, by configuration key."""
     models = {"model.model_path": config.model.model_path}
     for entry in config.explorer.auxiliary_models:
         if not entry.base_url:
@@ -175,7 +175,7 @@ def _models(config: RftConfig) -> dict[str, str]:
 
 
 def _data_notices(project: "Project") -> Iterator[str]:
-    """A line for each dataset with rows that were left out, and for held-out tasks that are also explored."""
+    """Lines about rows left out of datasets, and about held-out tasks that are also explored."""
     from rft_platform.tasks.leaks import find_leaks
 
     if project.settings.offline is not None:
@@ -194,7 +194,7 @@ def _data_notices(project: "Project") -> Iterator[str]:
 
 
 def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
-    """The UserError that ``check`` raises, if it does."""
+    """Yield the message of a UserError raised by ``check``."""
     try:
         check(*arguments)
     except UserError as error:

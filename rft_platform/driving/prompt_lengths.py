@@ -1,7 +1,7 @@
-"""How long the prompts of a taskset are, against the context: counted before anything starts.
+"""Compare the prompt lengths of a taskset with the context length, before anything starts.
 
-Tokens are counted with the model folder's ``tokenizer.json``, which takes milliseconds to load; the chat template adds
-some to each prompt, so the counts are lower bounds. Without that file four characters are taken for a token.
+Tokens are counted with the model folder's ``tokenizer.json``, which loads in milliseconds. The chat template adds
+tokens to each prompt, so the counts are lower bounds. Without that file, four characters count as a token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project import Project
 
 _COUNTED = 2000  # of the longest prompts: about a second
-_TRIED = 50  # of the shortest prompts, before all are taken to be too long
+_TRIED = 50  # of the shortest prompts; if these do not fit, none does
 _CHARACTERS_A_TOKEN = 4
 
 
 def check_prompt_lengths(project: "Project", taskset: "Taskset") -> None:
-    """Raise UserError where no prompt of a taskset leaves room for an answer; estimates refuse nothing.
+    """Raise UserError if no prompt of a taskset leaves space for an answer; estimated counts raise nothing.
 
-    A workflow of the user's makes prompts of its own, which are not known here.
+    Skips user workflows, because they build their own prompts.
     """
     context, tokenizer = context_of(project), _tokenizer(project)
     if context is None or tokenizer is None or ":" in taskset.workflow:
@@ -37,7 +37,7 @@ def check_prompt_lengths(project: "Project", taskset: "Taskset") -> None:
 
 
 def task_lines(project: "Project") -> Iterator[str]:
-    """For the plan, what was read of each taskset: rows, tasks, the longest prompt and how many do not fit."""
+    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts do not fit."""
     from rft_platform.rounds.project import load_taskset
 
     inputs, context, tokenizer = project.config.buffer.explorer_input, context_of(project), _tokenizer(project)
@@ -58,14 +58,14 @@ def task_lines(project: "Project") -> Iterator[str]:
 
 
 def context_of(project: "Project") -> int | None:
-    """Tokens of prompt and answer together: as configured, at most the model's own limit; None if neither is known."""
+    """Maximum tokens of prompt and answer: the configured or the model's limit, the smaller one; None if unknown."""
     model = project.config.model
     limits = [model.max_model_len, model_limit(Path(model.model_path))]
     return min((limit for limit in limits if limit), default=None)
 
 
 def model_limit(folder: Path) -> int | None:
-    """The longest sequence that a model folder says it takes; None where that is not known here."""
+    """The longest sequence that the model's ``config.json`` allows; None if it is unknown."""
     file = folder / "config.json"
     if not file.is_file():
         return None
@@ -73,7 +73,7 @@ def model_limit(folder: Path) -> int | None:
         config = read_json(file)
         own = (config.get("text_config") or config).get("max_position_embeddings")
     except (ValueError, AttributeError):
-        return None  # the check of the folder names the fault
+        return None  # the check of the folder reports the fault
     return own if isinstance(own, int) and own > 0 else None
 
 
@@ -92,7 +92,7 @@ def _shortest_first(project: "Project", taskset: "Taskset") -> list[str]:
 
 
 def _tokenizer(project: "Project") -> Any | None:
-    """The tokenizer of the model's folder; None where there is none that can be read quickly."""
+    """The tokenizer in the model's folder; None if there is no ``tokenizer.json`` that can be read."""
     file = Path(project.config.model.model_path) / "tokenizer.json"
     if not file.is_file():
         return None
@@ -100,5 +100,5 @@ def _tokenizer(project: "Project") -> Any | None:
 
     try:
         return Tokenizer.from_file(str(file))
-    except Exception:  # the library raises Exception itself; the engine names the fault
+    except Exception:  # the library raises plain Exception; the engine reports the fault
         return None

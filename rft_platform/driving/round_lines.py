@@ -1,4 +1,4 @@
-"""What each round came to, in one line a round: read from the notes that its phases left, and nothing else."""
+"""One-line result of each round, read only from the notes of its phases."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -11,31 +11,31 @@ from rft_platform.rounds.time_split import time_split
 if TYPE_CHECKING:
     from rft_platform.rounds.project import Project
 
-#: Why rows have no advantage, and what helps.
+#: Reason why rows have no advantage, and the remedy.
 EQUAL = "within each group all rewards are equal: take easier tasks, more runs of each, or a warm start"
 
 
 @dataclass(frozen=True, slots=True)
 class RoundLine:
-    """One round; None where a phase has not ended or a number was not measured. Round 0 is the starting policy."""
+    """Figures of one round; None for a phase that has not ended or a number not measured. Round 0 is the start."""
 
     round: int
-    reward: float | None = None  # mean over the runs explored
-    judged_anew: bool = False  # ``reward`` is of another judge than the one that the round was trained by
+    reward: float | None = None  # mean over the explored runs
+    judged_anew: bool = False  # ``reward`` is from another judge than the one used for the round's training
     pass_rate_sampled: float | None = None  # of the held-out tasks
     pass_rate_greedy: float | None = None
-    kl: float | None = None  # engine to trainer, k3 estimate, nats a token
-    entropy: float | None = None  # nats a token
+    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    entropy: float | None = None  # nats per token
     rows: int | None = None
     tokens_per_s: float | None = None  # completion tokens of the rollouts
     optimizer_steps: int | None = None
     policy_version: int | None = None
-    policies: dict[str, int] = field(default_factory=dict)  # versions of the policies beside the first
+    policies: dict[str, int] = field(default_factory=dict)  # versions of the further policies
     model_version: str | None = None
     champion: bool = False
     checkpoint: str | None = None
-    trained_in: int | None = None  # dynamic styles: the round whose training took its rows, where that is another
-    nothing_trained: str | None = None  # in words, of a round without an optimiser step: why
+    trained_in: int | None = None  # dynamic styles: the round whose training took its rows, if different
+    nothing_trained: str | None = None  # the reason, for a round without an optimiser step
     seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
 
     def to_json(self) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class RoundLine:
 
 
 def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
-    """A line for every round that was begun, the starting policy first; with ``last`` only for so many newest."""
+    """A line for every round begun so far, the starting policy first; ``last`` limits them to the newest ones."""
     walls = launch_seconds(project.home)
     lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()[-last:]]
     newest = max((line.round for line in lines if line.champion), default=None)
@@ -60,7 +60,7 @@ def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
 
 
 def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
-    """Which training took rows of a round, where trainings choose their rows: the first that did."""
+    """The first training that took rows of each round, for trainings that select their rows."""
     took: dict[int, int] = {}
     for number in rounds if project.config.selects_rows else ():
         note = selection_note(project.store, number)
@@ -70,7 +70,7 @@ def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
 
 
 def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
-    """The line of one round, which is champion if its evaluation promoted it; ``wall_s``: of all its launches."""
+    """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` covers all its launches."""
     store = project.store
     explored, judged, trained, evaluated, policy = (
         store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
@@ -104,7 +104,7 @@ def _further_versions(project: "Project", number: int) -> dict[str, int]:
 
 
 def nothing_trained(trained: dict[str, Any]) -> str | None:
-    """Why the training that left this note made no optimiser step, in words; None where it made one, or is to come."""
+    """The reason why a training made no optimiser step; None if it made one or has not run yet."""
     if trained.get("steps") != 0:
         return None
     metrics = trained.get("metrics", {})

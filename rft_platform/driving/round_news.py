@@ -1,4 +1,4 @@
-"""Rounds as they are completed, a line each: how the user watches the model get better."""
+"""One line per completed round, which shows the user how the model improves."""
 
 from typing import TYPE_CHECKING
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class RoundNews:
-    """Called again and again, it gives a line for each round that was completed since the last call."""
+    """Returns, at each call, a line for each round completed since the previous call."""
 
     def __init__(self, project: "Project") -> None:
         self._project = project
         self._next = 0
-        self()  # what is complete already is no news
+        self()  # skip the rounds that are complete already
 
     def __call__(self) -> list[str]:
         """The lines of newly completed rounds, in order."""
@@ -27,7 +27,7 @@ class RoundNews:
 
 
 def describe_round(line: RoundLine) -> str:
-    """A round in one line: what it earned, what it reached, what it published."""
+    """A round in one line: reward, pass rates, published versions."""
     parts = {
         "reward": _said(line.reward, ".3f"),
         "held-out sampled": _said(line.pass_rate_sampled, ".1%"),

@@ -1,4 +1,4 @@
-"""Putting a configuration in force: the project's folder gets it, or refuses it."""
+"""Write a configuration to the project's folder, or refuse it."""
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
@@ -9,7 +9,7 @@ from rft_platform.files import write_text
 
 
 def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
-    """The configuration with a budget of ``rounds`` rounds in place of its own; None leaves it as it is."""
+    """The configuration with a budget of ``rounds`` rounds; unchanged if ``rounds`` is None."""
     if rounds is None:
         return config
     if config.mode == "train":
@@ -20,7 +20,7 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
 
 
 def check_may_start(home: Home, config: RftConfig) -> None:
-    """Raise UserError where the folder holds results of another project, or of this one with other settings."""
+    """Raise UserError if the folder has results of another project, or of this one with other settings."""
     if not home.config_file.exists() or not home.holds_results:
         return
     old = load_config(home.config_file)
@@ -38,9 +38,9 @@ def check_may_start(home: Home, config: RftConfig) -> None:
 
 
 def put_in_force(home: Home, config: RftConfig) -> None:
-    """Write the configuration that every process of the project reads; UserError while another run is at work."""
+    """Write the configuration that every process of the project reads. Raises UserError while another run is active."""
     from rft_platform.jobs.driver_lock import refuse_second_driver
 
     refuse_second_driver(home)
     write_text(home.config_file, dump_config(config))
-    home.make_private()  # the folder may have been there before
+    home.make_private()  # the folder may have existed before
