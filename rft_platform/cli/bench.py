@@ -1,4 +1,4 @@
-"""What ``rft eval --all`` and a run in mode bench print: every policy of the project in one table."""
+"""Output of ``rft eval --all`` and of a run in mode bench: every policy of the project in one table."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def print_bench(project: "Project", as_json: bool = False) -> None:
-    """Print the table of all policies and leave it below the project's folder; says where."""
+    """Print the table of all policies, write it to the project's folder, and print the path."""
     from rich import box
     from rich.table import Table
 

@@ -1,7 +1,7 @@
-"""What a failure tells the user and the shell: one clear line for what is known, a traceback for what is not.
+"""Error messages and exit codes: one clear line for a known error, a traceback for an unexpected one.
 
-Exit codes: 1 an error of the platform or of user code, 2 bad input or surroundings (nothing was started),
-130 interrupted.
+Exit codes: 1 an error of the platform or of user code, 2 bad input or environment (nothing was started), 130
+interrupted.
 """
 
 import errno
@@ -52,13 +52,13 @@ def exit_codes() -> Iterator[None]:
 
 
 def complain(message: str) -> None:
-    """Print ``error: ...`` to stderr: a problem a line, what is indented (the end of a log) below it as it is."""
+    """Print ``error: ...`` to stderr, one line per problem; indented lines (the end of a log) are printed unchanged."""
     for line in error_lines(message):
         typer.echo(line, err=True)
 
 
 def error_lines(message: str) -> list[str]:
-    """The lines that ``complain`` prints; one that repeats a very long value is cut in its middle."""
+    """The lines that ``complain`` prints; a very long line is cut in its middle."""
     lines = [line for line in message.splitlines() if line.strip()]
     return [_cut(line) if line.startswith(" ") else f"error: {_cut(line)}" for line in lines]
 
@@ -69,9 +69,9 @@ def _cut(line: str) -> str:
 
 
 def disk_trouble(error: BaseException) -> str | None:
-    """What is wrong with the disk, if that is what ``error`` (or what caused it) is about."""
+    """The disk problem behind ``error`` or one of its causes; None if there is none."""
     cause: BaseException | None = error
-    seen: set[int] = set()  # Dagster's errors name each other as their causes, in a circle
+    seen: set[int] = set()  # Dagster's errors can refer to each other as causes in a cycle
     while cause is not None and id(cause) not in seen:
         seen.add(id(cause))
         if isinstance(cause, OSError) and cause.errno in _DISK:

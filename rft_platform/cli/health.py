@@ -1,4 +1,4 @@
-"""What ``rft doctor`` looks at: one function a subject, each giving findings with a fix where one is needed."""
+"""The checks of ``rft doctor``: one function per subject, which yields findings and, if needed, fixes."""
 
 import sys
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _PORTS = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at."""
+    """The result of one check."""
 
     name: str
     state: Literal["ok", "warn", "fail"]
@@ -35,7 +35,7 @@ class Finding:
 
 
 def findings(home: Home) -> Iterator[Finding]:
-    """Everything, cheapest first."""
+    """All checks, cheapest first."""
     yield from python_findings()
     yield from package_findings()
     yield from home_findings(home)
@@ -49,7 +49,7 @@ def findings(home: Home) -> Iterator[Finding]:
 
 
 def python_findings() -> Iterator[Finding]:
-    """The interpreter against the range the package asks for."""
+    """Compare the interpreter with the range that the package requires."""
     from packaging.specifiers import SpecifierSet
 
     wanted = metadata.metadata(_PACKAGE)["Requires-Python"]
@@ -61,7 +61,7 @@ def python_findings() -> Iterator[Finding]:
 
 
 def package_findings() -> Iterator[Finding]:
-    """Installed versions against the package's bounds; extras only where they are installed."""
+    """Compare installed versions with the package's bounds, without optional extras."""
     from packaging.requirements import Requirement
 
     good = 0
@@ -79,7 +79,7 @@ def package_findings() -> Iterator[Finding]:
 
 
 def home_findings(home: Home) -> Iterator[Finding]:
-    """Can the project's folder be written, and is there room."""
+    """Check that the project's folder is writable and has enough space."""
     try:
         check_writable(home)
         check_room(home)
@@ -93,7 +93,7 @@ def home_findings(home: Home) -> Iterator[Finding]:
 
 
 def config_findings(home: Home) -> Iterator[Finding]:
-    """Is the project's configuration still valid here."""
+    """Check that the project's configuration is still valid here."""
     from rft_platform.config.checks import check_config
     from rft_platform.config.load import load_config
     from rft_platform.config.resolve import resolve
@@ -112,7 +112,7 @@ def config_findings(home: Home) -> Iterator[Finding]:
 
 
 def database_findings(home: Home) -> Iterator[Finding]:
-    """Can every database of the project be read, page by page."""
+    """Check that every database of the project can be read, page by page."""
     damaged = list(damaged_databases(home.root, thorough=True))
     for database in damaged:
         yield Finding("database", "fail", f"{database.path} is damaged ({database.why})", database.remedy)
@@ -122,7 +122,7 @@ def database_findings(home: Home) -> Iterator[Finding]:
 
 
 def partition_findings(home: Home) -> Iterator[Finding]:
-    """Partitions in Dagster that name no round."""
+    """Find partitions in Dagster that name no round."""
     if not (home.dagster / "dagster.yaml").exists():
         return
     from rft_platform.jobs.instance import open_instance
@@ -131,7 +131,7 @@ def partition_findings(home: Home) -> Iterator[Finding]:
     try:
         with open_instance(home) as instance:
             unknown = unknown_partitions(instance)
-    except Exception as error:  # whatever a damaged database or settings file raises
+    except Exception as error:  # a damaged database or settings file can raise anything
         said = str(as_fault(error)).splitlines()[0]
         yield Finding("partitions", "fail", f"cannot be read: {said}", f"repair the databases in {home.dagster}")
         return
@@ -141,7 +141,7 @@ def partition_findings(home: Home) -> Iterator[Finding]:
 
 
 def process_findings(home: Home) -> Iterator[Finding]:
-    """The engine's replicas and the trainer, by their leases."""
+    """Check the engine's replicas and the trainer by their leases."""
     held = leases_of(home)
     versions: set[tuple[int, str]] = set()
     for one in held:
@@ -162,7 +162,7 @@ def process_findings(home: Home) -> Iterator[Finding]:
 
 
 def _engine_finding(held: Held, where: str, versions: set[tuple[int, str]]) -> Finding:
-    """Does the engine answer; what it serves is added to ``versions``."""
+    """Check that the engine answers; add the version it serves to ``versions``."""
     from rft_platform.inference.client import EngineClient
 
     try:
@@ -175,7 +175,7 @@ def _engine_finding(held: Held, where: str, versions: set[tuple[int, str]]) -> F
 
 
 def port_findings(home: Home) -> Iterator[Finding]:
-    """The default ports of what can be served; a server of this home may hold its own."""
+    """Check the default ports of the servers; a server of this home may use its own port."""
     for port, (what, fix) in _PORTS.items():
         if port_is_free(port):
             yield Finding("port", "ok", f"{port} is free for {what}")
@@ -186,7 +186,7 @@ def port_findings(home: Home) -> Iterator[Finding]:
 
 
 def _own_listener(home: Home, port: int) -> int | None:
-    """The process that listens on ``port`` for this home; None where it is another's, or unknown."""
+    """The process that listens on ``port`` for this home; None if it is another process, or unknown."""
     import psutil
 
     for connection in psutil.net_connections("tcp"):
@@ -200,10 +200,10 @@ def _own_listener(home: Home, port: int) -> int | None:
 
 
 def device_findings() -> Iterator[Finding]:
-    """torch, the GPUs it sees, and vLLM."""
+    """Check torch, the GPUs it sees, and vLLM."""
     try:
         import torch
-    except Exception as error:  # a broken installation raises all kinds of things
+    except Exception as error:  # a broken installation can raise anything
         yield Finding("torch", "fail", f"cannot be imported: {error}", "install torch again, from the pinned version")
         return
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -223,7 +223,7 @@ def device_findings() -> Iterator[Finding]:
 
 
 def definition_findings(home: Home) -> Iterator[Finding]:
-    """Does Dagster load what it is to serve."""
+    """Check that Dagster can load the definitions."""
     import os
 
     os.environ.setdefault("RFT_HOME", str(home.root))

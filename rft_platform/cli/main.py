@@ -1,4 +1,4 @@
-"""The ``rft`` command and its subcommands. Heavy imports stand inside the commands: ``rft --help`` is instant."""
+"""The ``rft`` command and its subcommands. Heavy imports are inside the commands, so that ``rft --help`` is fast."""
 
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from rft_platform.observability.masked_output import mask_output
 
 
 class _Commands(TyperGroup):
-    """Every subcommand ends with the exit codes of ``exits``."""
+    """The group of subcommands; each of them ends with the exit codes of ``exits``."""
 
     def invoke(self, ctx: Any) -> Any:
         with exit_codes(), private_files():

@@ -1,4 +1,4 @@
-"""The policy that a user means by the number of a round."""
+"""Find the policy of a round given by the user."""
 
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
@@ -7,7 +7,7 @@ from rft_platform.rounds.project import Project
 
 
 def round_policy(project: Project, number: int | None = None) -> Policy:
-    """The policy that round ``number`` ended with, by default the newest; UserError where there is none."""
+    """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
     have = [n for n in project.store.rounds() if project.store.has_note(n, NOTE)]
     if not have:
         raise UserError(f"{project.home.root}: no round has published a policy yet; train first")

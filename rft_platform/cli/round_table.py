@@ -1,4 +1,4 @@
-"""The table of rounds, and what comes next, for people."""
+"""Print the table of rounds and the next step."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rft_platform.rounds.state import Plan
 
 _MISSING = "–"
-_TABLE_WIDTH = 135  # a narrower terminal breaks the lines rather than hide columns
+_TABLE_WIDTH = 135  # a narrower terminal wraps the lines, and no column is hidden
 _SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
 
 
-LAST = 100  # rounds that the table shows
+LAST = 100  # rounds shown in the table
 
 
 def print_rounds(project: "Project", console: "Console", last: int = LAST) -> None:
-    """Print the table of the ``last`` rounds (0: of all), and what the plan says is next."""
+    """Print the table of the ``last`` rounds (0: all), and the plan's next step."""
     lines = round_lines(project, last)
     console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
     if (hidden := len(project.store.rounds()) - len(lines)) > 0:
@@ -38,7 +38,7 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
 
 
 def rounds_table(lines: Sequence[RoundLine]) -> "Table":
-    """One row a round; seconds are given as rollout / judge / train / evaluation / everything else."""
+    """One row per round; seconds are given as rollout / judge / train / evaluation / other."""
     from rich import box
     from rich.table import Table
 
@@ -55,7 +55,7 @@ def rounds_table(lines: Sequence[RoundLine]) -> "Table":
 
 
 def what_is_next(project: "Project") -> str:
-    """What runs now, would be launched now, is waited for, or has failed, in words."""
+    """What is running, would be launched now, is waited for, or has failed, as text."""
     from rft_platform.jobs.driver_lock import driver_is_running
     from rft_platform.rounds.observe import observe
     from rft_platform.rounds.plan import plan_next
@@ -73,7 +73,7 @@ def what_is_next(project: "Project") -> str:
 
 
 def _known_launches(project: "Project") -> "Launches":
-    """What Dagster recorded of the project's runs; nothing where none was launched yet."""
+    """Dagster's record of the project's launches; empty if none was launched yet."""
     from rft_platform.rounds.observe import Launches
 
     if not (project.home.dagster / "dagster.yaml").exists():
@@ -127,7 +127,7 @@ def _cells(line: RoundLine) -> list[str]:
 
 
 def _versions(line: RoundLine) -> str:
-    """That of the first policy, then those of further ones with their names."""
+    """The version of the first policy, then those of further policies with their names."""
     if line.policy_version is None:
         return _MISSING
     return ", ".join([f"v{line.policy_version}", *(f"{name} v{number}" for name, number in line.policies.items())])
@@ -140,4 +140,4 @@ def _percent(value: float | None) -> str:
 def _number(value: float | None, form: str) -> str:
     if value is None:
         return _MISSING
-    return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # columns keep their width
+    return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # keeps the column width

@@ -1,4 +1,4 @@
-"""What a finished run came to: the table at the end of ``rft demo``, and the same as JSON."""
+"""Summary of a finished run: the table at the end of ``rft demo``, and the same data as JSON."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run from its starting policy to its last evaluated one; None where nothing was measured."""
+    """A run from its starting policy to its last evaluated one; None for values not measured."""
 
     project: str
     seed: int
@@ -37,7 +37,7 @@ class Summary:
     picture: Path | None
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain JSON values, with what the machine is."""
+        """The summary as plain JSON values, with the properties of the machine."""
         return {
             **asdict(self),
             "picture": None if self.picture is None else str(self.picture),
@@ -46,7 +46,7 @@ class Summary:
 
 
 def summary_of(project: "Project") -> Summary:
-    """Read what the project's notes and ledger say."""
+    """Build the summary from the project's notes and ledger."""
     lines = round_lines(project)
     measured = [line for line in lines if line.pass_rate_sampled is not None or line.pass_rate_greedy is not None]
     before = next((line for line in measured if line.round == 0), RoundLine(0))
@@ -80,7 +80,7 @@ def write_summary(summary: Summary, file: Path) -> None:
 
 
 def print_summary(summary: Summary, console: "Console") -> None:
-    """Print the table, and where model, checkpoint and picture are."""
+    """Print the table, and the location of model, checkpoint and picture."""
     from rich import box
     from rich.table import Table
 

@@ -1,1 +1,8 @@
-"""The subcommands of ``rft``: options, and calls of plain functions."""
+"""The subcommands of ``rft``, one file each; ``store`` and ``models`` have subcommands of their own.
+
+Each file defines a function with Typer options, which ``cli.main`` registers; its docstring is the help text.
+- Run a project: ``demo``, ``run``, ``tune``, ``ui``, ``stop``.
+- Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``), ``metrics``.
+- Change stored results: ``judge``, ``store``, ``models``.
+- Check an installation: ``doctor``, ``chaos``.
+"""

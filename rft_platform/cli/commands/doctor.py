@@ -1,4 +1,4 @@
-"""``rft doctor``: is everything here that a run needs, and what to do where it is not."""
+"""``rft doctor``: check everything that a run needs, and print how to fix what is missing."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -9,7 +9,7 @@ _MARKS = {"ok": "[green]ok[/]  ", "warn": "[yellow]warn[/]", "fail": "[red]fail[
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check versions, devices, processes, ports and the project's folder; each trouble with its fix."""
+    """Check versions, devices, processes, ports and the project's folder; print a fix for each problem."""
     from rich.markup import escape
 
     from rft_platform.cli.health import findings

@@ -1,4 +1,4 @@
-"""``rft eval``: measure a policy on the held-out tasks."""
+"""``rft eval``: evaluate a policy on the held-out tasks."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def evaluate(
 
 
 def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
-    """Measure one policy and print it beside those it is compared with; nothing is written."""
+    """Evaluate one policy and print the results and comparisons; writes nothing to the project."""
     from rft_platform.driving.console import notes, output, print_json
     from rft_platform.driving.drive import started_processes_end
     from rft_platform.driving.live import showing_progress
@@ -72,14 +72,14 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
 
 def evaluate_all(project: "Project", as_json: bool) -> None:
-    """Measure what is not measured yet, one Dagster run a policy, and print the table of all."""
+    """Evaluate the policies not evaluated yet, one Dagster run per policy, and print the table of all policies."""
     from rft_platform.cli.bench import print_bench
     from rft_platform.cli.round_policy import round_policy
     from rft_platform.driving.console import notes
     from rft_platform.driving.drive import drive_project
 
     require_tasksets(project)
-    round_policy(project)  # UserError where there is none
+    round_policy(project)  # UserError if there is none
     check_engine_is_free(project)
     settings = project.config.model_copy(update={"mode": "bench"})
     drive_project(replace(project, config=settings), notes())
@@ -87,7 +87,7 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
-    """The policy that the options name; raises UserError where they name none, or more than one."""
+    """The policy selected by the options, by default the newest. Raises UserError for more than one option."""
     from rft_platform.cli.round_policy import round_policy
     from rft_platform.errors import UserError
     from rft_platform.rounds.policy import Policy
@@ -111,7 +111,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
 
 
 def require_tasksets(project: "Project") -> None:
-    """Raise UserError where the project has no held-out tasks."""
+    """Raise UserError if the project has no held-out tasks."""
     from rft_platform.errors import UserError
 
     if not project.config.buffer.explorer_input.eval_tasksets:
@@ -119,7 +119,7 @@ def require_tasksets(project: "Project") -> None:
 
 
 def check_engine_is_free(project: "Project") -> None:
-    """Raise UserError while a run uses the engine: swapping its weights would spoil that run."""
+    """Raise UserError while a run uses the engine, because a change of its weights would spoil that run."""
     from rft_platform.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.jobs.instance import open_instance
@@ -134,7 +134,7 @@ def check_engine_is_free(project: "Project") -> None:
 
 
 def results_table(project: "Project", results: "list[EvaluationResult]") -> "Table":
-    """One row a held-out taskset."""
+    """A table with one row per held-out taskset."""
     from rich import box
     from rich.table import Table
 
@@ -151,7 +151,7 @@ def results_table(project: "Project", results: "list[EvaluationResult]") -> "Tab
 
 
 def comparisons_table(differences: "list[Comparison]") -> "Table":
-    """One row a metric and policy: the difference with its 95 % interval, paired over tasks."""
+    """A table with one row per metric and policy: the difference with its 95 % interval, paired over tasks."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""``rft judge``: judge stored rollouts again, and write preference pairs of what was judged."""
+"""``rft judge``: judge stored rollouts again, and write preference pairs from judged runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def judge(
     margin: Annotated[float, typer.Option(min=0.0, help="With --pairs: least difference of the rewards.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Judge stored rollouts with another judge (or the configured one); earlier judgements stay beside it."""
+    """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
     from rft_platform.config.home import Home
     from rft_platform.driving.console import notes, output, print_json
     from rft_platform.driving.drive import use_home
@@ -48,7 +48,7 @@ def judge(
         if restore:
             _check_kept(project, numbers, restore, judge or args)
         else:
-            judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # refused before a run
+            judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
         from rft_platform.definitions import defs
         from rft_platform.driving.drive import started_processes_end
@@ -74,7 +74,7 @@ def judge(
 
 
 def chosen_rounds(text: str) -> list[int]:
-    """The rounds that ``1-3,7`` names, in order; UserError for what names none."""
+    """The rounds in a text such as ``1-3,7``, ascending. Raises UserError for any other text."""
     from rft_platform.errors import UserError
 
     numbers: set[int] = set()
@@ -87,7 +87,7 @@ def chosen_rounds(text: str) -> list[int]:
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """The mapping that JSON text holds; UserError for anything else."""
+    """The mapping in a JSON text. Raises UserError for anything else."""
     import json
 
     from rft_platform.errors import UserError
@@ -102,7 +102,7 @@ def arguments(text: str) -> dict[str, Any]:
 
 
 def _check_kept(project: "Project", numbers: list[int], version: str, judge: str) -> None:
-    """Raise UserError before anything changes where a round does not have the judgement, or a judge is named too."""
+    """Raise UserError, before any change, if a round lacks the judgement or if a judge is given too."""
     from rft_platform.errors import UserError
     from rft_platform.experience.rounds import round_key
 
@@ -116,7 +116,7 @@ def _check_kept(project: "Project", numbers: list[int], version: str, judge: str
 
 
 def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
-    """The judgement of each round before and now, which one is in force, and the command that goes back."""
+    """Print each round's judgement before and now, which one is active, and the command to go back."""
     from rft_platform.driving.console import output
     from rft_platform.experience.rounds import round_key
     from rft_platform.rounds.judgements import figures
@@ -142,7 +142,7 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
 
 
 def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequence[JudgementFigures | None]") -> "Table":
-    """Two rows a round: the judgement that was in force, and the one that is."""
+    """A table with two rows per round: the previously active judgement, and the current one."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""``rft metrics``: the project's state for Prometheus."""
+"""``rft metrics``: serve the project's state to Prometheus."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ def metrics(
 ) -> None:
     """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C.
 
-    Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, else the content of RFT_HOME/web_token.
+    Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output

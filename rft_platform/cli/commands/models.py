@@ -1,4 +1,4 @@
-"""``rft models``: the registered versions of the project's model."""
+"""``rft models``: manage the registered versions of the project's model."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +33,7 @@ def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @models.command()
 def rollback() -> None:
-    """Make the version that was champion before champion again. Repeated, it goes further back."""
+    """Make the previous champion the champion again. A repeated call goes further back."""
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver

@@ -1,4 +1,4 @@
-"""``rft rounds``: how far the project is, a line a round."""
+"""``rft rounds``: the progress of the project, one line per round."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ def rounds(
         ),
     ] = None,
 ) -> None:
-    """Show each round: reward, pass rates, KL, speed, where the time went, weights; and what comes next."""
+    """Show each round: reward, pass rates, KL, speed, time per phase, weights; and what comes next."""
     from rft_platform.cli.round_table import LAST, print_rounds, what_is_next
     from rft_platform.config.home import Home
     from rft_platform.driving.console import output, print_json

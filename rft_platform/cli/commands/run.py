@@ -1,4 +1,4 @@
-"""``rft run``: check a configuration, put it in force and drive its project to the end."""
+"""``rft run``: check a configuration, write it to the project's folder, and drive the project to the end."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def run(
         bool, typer.Option("--detach-engines", help="Leave engine and trainer running (until their idle time-out).")
     ] = False,
 ) -> None:
-    """Train as a configuration file says; continues where it stands if it was begun before."""
+    """Train as a configuration file says; continues a run that was started before."""
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.plan import render_plan

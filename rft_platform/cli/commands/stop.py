@@ -1,10 +1,10 @@
-"""``rft stop``: end the project's engine and trainer."""
+"""``rft stop``: stop the project's engine and trainer."""
 
 import typer
 
 
 def stop() -> None:
-    """End this project's policy engine and trainer. Nothing is lost: what was in the middle starts again."""
+    """Stop this project's policy engine and trainer. Nothing is lost: interrupted work is repeated."""
     from rft_platform.config.home import Home
     from rft_platform.servers import leases
 

@@ -1,4 +1,4 @@
-"""``rft store``: upkeep of the rows: compaction, retention, verification and upgrade of old files."""
+"""``rft store``: maintain the stored rows: compaction, retention, verification and upgrade of old files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +25,7 @@ def compact(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Merge the explore batches of each closed round into one file; rows, ids and digests stay what they are."""
+    """Merge the explore batches of each closed round into one file; rows, ids and digests do not change."""
     from rft_platform.rounds.maintenance import compact as compact_project
 
     _report(compact_project(_project(), keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
@@ -33,7 +33,7 @@ def compact(
 
 @store.command()
 def upgrade(grace_s: _Grace = 3600.0, dry_run: _DryRun = False, as_json: _Json = False) -> None:
-    """Rewrite rollout files of an older schema version; they can be read without, but cost a little more."""
+    """Rewrite rollout files of an older schema version; without it they stay readable, at a small extra cost."""
     from rft_platform.rounds.maintenance import upgrade as upgrade_project
 
     _report(upgrade_project(_project(), grace_s=grace_s, dry_run=dry_run), as_json)
@@ -55,7 +55,7 @@ def retain(
     dry_run: _DryRun = False,
     as_json: _Json = False,
 ) -> None:
-    """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, and `rft trace` explains."""
+    """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, so `rft trace` still works."""
     from rft_platform.rounds.maintenance import retain as retain_rounds
     from rft_platform.rounds.processes import connect_registry
 
@@ -82,7 +82,7 @@ def check(
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Compare every file, note and checkpoint with its digest; exit code 1 names what is damaged."""
+    """Compare every file, note and checkpoint with its digest; exit code 1 if any is damaged."""
     from rft_platform.driving.console import output, print_json
     from rft_platform.experience.rounds import round_number
     from rft_platform.rounds.verification import verify
@@ -118,7 +118,7 @@ def _project() -> "Project":
 
 
 def _report(report: "Upkeep", as_json: bool) -> None:
-    """Print what was done; exit code 1 where a round had to be left as it is."""
+    """Print what was done; exit code 1 if a round could not be processed."""
     from rft_platform.driving.console import output, print_json
 
     if as_json:

@@ -1,4 +1,4 @@
-"""``rft trace``: from weights back to what made them, and from a row to the weights it went into."""
+"""``rft trace``: trace weights back to their origin, or a row forward to the weights trained on it."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROUND = r"r\d{4,}"
 _OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
-_SHOWN = 10  # later checkpoints of a row that are named unless all are asked for
+_SHOWN = 10  # number of later checkpoints printed for a row without --all
 
 
 def trace(
@@ -58,9 +58,9 @@ def trace(
 
 
 def find_trace(project: "Project", target: str, *, verify: bool = False) -> "CheckpointTrace | RowTrace":
-    """The trace of whatever ``target`` names; raises UserError where it names nothing.
+    """The trace of ``target``. Raises UserError if it names nothing.
 
-    With ``verify`` the files behind a checkpoint are read whole; raises StorageError naming the damaged ones.
+    With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names the damaged ones.
     """
     from rft_platform.cli.round_policy import round_policy
     from rft_platform.errors import UserError
@@ -92,7 +92,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
 
 def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "ModelRegistry":
-    """The registry of the policy whose checkpoint or model ``target`` is: of the first, or of a further one."""
+    """The registry of the policy, first or further, to which the checkpoint or model ``target`` belongs."""
     for entry in project.config.policies:
         other, folder = registry.sibling(entry.name), project.checkpoints_of(entry.name)
         if target.startswith((f"models:/{other.model_name}/", f"models:/{other.model_name}@")):
@@ -103,7 +103,7 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 
 
 def without_steps(project: "Project", number: int) -> str | None:
-    """What is said of a round that trained nothing; None of every other."""
+    """The text about a round that trained nothing; None for any other round."""
     from rft_platform.driving.round_lines import nothing_trained
     from rft_platform.rounds.run_training import NOTE
 
@@ -112,7 +112,7 @@ def without_steps(project: "Project", number: int) -> str | None:
 
 
 def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
-    """Print the checkpoint in a few lines: what its last training used, and how long the chain before it is."""
+    """Print the checkpoint in a few lines: the data of its last training, and the length of the chain before it."""
     newest, before = found.trainings[0], found.trainings[1:]
     data = {True: "", False: "; the files have CHANGED since", None: "; not compared"}[newest.data_unchanged]
     console.print(_named(newest.result), style="bold", markup=False, soft_wrap=True)
@@ -147,7 +147,7 @@ def _before(trainings: "Sequence[TrainingTrace]") -> str:
 
 
 def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | None = None) -> None:
-    """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits how many of them."""
+    """Print the chain of trainings behind a checkpoint, newest first; ``shown`` limits their number."""
     for training in found.trainings[:shown]:
         console.print(_named(training.result), style="bold", markup=False, soft_wrap=True)
         _print_pairs(
@@ -183,9 +183,9 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
 
 
 def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -> None:
-    """Print where a row came from, what judges said of it and which weights it went into.
+    """Print where a row came from, its judgements, and the weights it was trained into.
 
-    ``shown`` limits how many later checkpoints are named: the newest of them are.
+    ``shown`` limits the later checkpoints to the newest ones.
     """
     console.print(f"row {found.row_id}", style="bold", markup=False)
     judgements = [
@@ -241,7 +241,7 @@ def _data(digest: str | None, unchanged: bool | None) -> str | None:
 
 
 def _dataset(training: "TrainingTrace") -> str | None:
-    """The rows of an offline training; of one of another project, what that calls them."""
+    """The rows of an offline training; for a training of another project, the names used there."""
     if training.dataset is not None:
         return f"{training.dataset.path}  {training.dataset.rows:,} rows"
     told = training.more
@@ -251,7 +251,7 @@ def _dataset(training: "TrainingTrace") -> str | None:
 
 
 def _source(lineage: dict[str, Any]) -> str | None:
-    """Where a dataset was read from, and the digest of what stood there; None for a training without one."""
+    """The source of a dataset with its digest; None for a training without a dataset."""
     digest, source = lineage.get("source_sha256"), lineage.get("source")
     return f"{source}  (sha256 {digest[:16]})" if source and digest else source
 

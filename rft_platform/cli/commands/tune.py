@@ -1,4 +1,4 @@
-"""``rft tune``: ``tune()`` from the shell. What no option says, a file given by ``--config`` or a default does."""
+"""``rft tune``: ``tune()`` from the shell. Settings without an option come from ``--config`` or the defaults."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +78,7 @@ def tune(
         Path | None, typer.Option("--json", help="Write the result to this file too.", show_default=False)
     ] = None,
 ) -> None:
-    """Train a model on what an agent's workflow does with it; the same as tune() in Python."""
+    """Train a model on the runs of an agent's workflow; the same as tune() in Python."""
     from rft_platform.driving.preflight import refuse_bad_target
 
     refuse_bad_target(json_file)
@@ -137,7 +137,7 @@ def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[st
 
 
 def _function(reference: str, what: str) -> Callable[..., Any]:
-    """The function that a reference names; UserError where its parameters are not those of such a function."""
+    """The referenced function. Raises UserError if its parameters do not fit its role."""
     from rft_platform.errors import UserError
     from rft_platform.judging.metric_base import is_metric
     from rft_platform.judging.types import check_judge_function
@@ -156,7 +156,7 @@ def _function(reference: str, what: str) -> Callable[..., Any]:
 
 
 def _option(what: str, field: str) -> str:
-    """The option that gives a field of the section that ``what`` begins."""
+    """The option for a field of the section ``what``."""
     if field == "split" and what == "--eval-dataset":
         return "--eval-split"
     renamed = {"": what, "path": what, "model_path": "--model", "algorithm_type": "--algorithm", "name": "--subset"}
@@ -164,7 +164,7 @@ def _option(what: str, field: str) -> str:
 
 
 def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], needed: str | None = None) -> Any:
-    """The settings that options name; None where ``needed`` is not among them. UserError with a line a fault."""
+    """The settings given by options; None if ``needed`` is missing. Raises UserError with a line per fault."""
     from pydantic import ValidationError
 
     from rft_platform.errors import UserError

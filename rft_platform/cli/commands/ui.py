@@ -1,4 +1,4 @@
-"""``rft ui``: the Dagster and MLflow interfaces of the project, with the daemon that acts on its sensors."""
+"""``rft ui``: the Dagster and MLflow interfaces of the project, with the daemon that runs its sensors."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +26,7 @@ def ui(
         bool, typer.Option("--auto", help="Turn the sensors on: rounds close by themselves until the budget is spent.")
     ] = False,
 ) -> None:
-    """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is started again."""
+    """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is restarted."""
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.driving.beginning import begin
@@ -56,7 +56,7 @@ def ui(
 
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
-    """Keep ``servers`` running until Ctrl-C; ``sensors_of``: the Dagster interface whose sensors are turned on."""
+    """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
     from rft_platform.driving.console import notes, output, print_link
     from rft_platform.processes.signals import terminable
     from rft_platform.servers.leases import leases_of
