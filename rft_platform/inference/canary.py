@@ -1,7 +1,7 @@
-"""The canary: after every weight change the engine must answer as the trainer does.
+"""The canary check: after every weight change, compare the engine's log-probs with the trainer's.
 
-An engine can report a successful swap and still compute with a stale copy of one tensor (a tied output head, say).
-Nothing but a comparison of log-probs sees that, so none is skipped.
+An engine can report a successful swap and still compute with a stale copy of one tensor (for example a tied output
+head). Only a comparison of log-probs detects that, so the check is never skipped.
 """
 
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from pathlib import Path
 from rft_platform.errors import WeightMismatchError
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
-#: Mean |delta log-prob| in nats above which a version is refused, by the engine's number format.
+#: Largest accepted mean |delta log-prob| in nats, by the engine's dtype. A version above it is refused.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
 
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Token sequences and the log-probs that the trainer gives them (temperature 1; the first token's is 0.0)."""
+    """Token sequences and the trainer's log-probs for them (temperature 1; the first token's is 0.0)."""
 
     sequences: list[list[int]]
     logprobs: list[list[float]]
@@ -25,7 +25,7 @@ class Canary:
 def check_canary(engine: PolicyEngine, canary: Canary) -> float:
     """Mean |delta log-prob| in nats between engine and trainer; raises WeightMismatchError above the tolerance.
 
-    Every process behind ``engine`` is compared; the answer is the largest of their means.
+    Every process behind ``engine`` is compared. The largest of their means is returned.
     """
     status = engine.status()
     tolerance = TOLERANCE[status.dtype]
@@ -43,7 +43,7 @@ def check_canary(engine: PolicyEngine, canary: Canary) -> float:
 
 
 def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float:
-    """Mean |delta log-prob| in nats over all tokens but the first of each sequence."""
+    """Mean |delta log-prob| in nats over all tokens except the first of each sequence."""
     deltas = [
         abs(one - other)
         for left, right in zip(ours, theirs, strict=True)
@@ -53,11 +53,11 @@ def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float
 
 
 def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
-    """Make the engine serve ``folder`` if it then answers as the trainer does; returns the mean |delta log-prob|.
+    """Load ``folder`` into the engine and run the canary check; returns the mean |delta log-prob|.
 
-    No request is sampled in between. On WeightMismatchError the weights served before are served again. Where anything
-    else ends the check, an interruption too, the engine stays paused: nobody knows what it computes until the check is
-    made again.
+    The engine is paused meanwhile, so it samples no request with unchecked weights. On WeightMismatchError the
+    previous weights are restored. On any other error or an interruption the engine stays paused: what it serves is
+    unknown until the check is repeated.
     """
     before = engine.status()
     engine.pause("wait")

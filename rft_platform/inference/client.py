@@ -1,7 +1,7 @@
 """Client of an engine process: ``PolicyEngine`` over HTTP.
 
-A batch may take long, so its request has a wide limit. Meanwhile a thread asks the engine whether it lives; an engine
-that does not answer (it is stopped, or hangs) is ended, and the request fails with a retryable EngineError.
+A batch may take long, so its request has a long time-out. Meanwhile a thread probes the engine. An engine that does
+not answer (it is stopped or hangs) is ended, and the request fails with a retryable EngineError.
 """
 
 import logging
@@ -28,14 +28,14 @@ from rft_platform.processes.spawn import stop_holder, wait_until_ended
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0
 SHUTDOWN_TIMEOUT_S = 15.0
-PROBE_INTERVAL_S = 10.0  # how often an engine is asked whether it lives while a request runs
-HEARTBEAT_TIMEOUT_S = 120.0  # an engine without a sign of life for so long is ended
+PROBE_INTERVAL_S = 10.0  # between two probes of the engine while a request runs
+HEARTBEAT_TIMEOUT_S = 120.0  # an engine that answers no probe for this long is ended
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 LOG = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """Talks to one running engine; safe to share between threads. A whole batch of prompts is one request."""
+    """HTTP client of one running engine; safe to share between threads. A whole batch of prompts is one request."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EngineClient:
     ) -> None:
         """``address``: the engine's lease, or its URL (``http://host:port``) with the ``token`` of its lease.
 
-        An engine with a lease is ended if it gives no sign of life for ``heartbeat_timeout_s`` during a request.
+        An engine with a lease is ended if it answers no probe for ``heartbeat_timeout_s`` during a request.
         """
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.lease = address if isinstance(address, Lease) else None
@@ -60,7 +60,7 @@ class EngineClient:
             base_url=f"{url}/engine",
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
-            trust_env=False,  # a proxy of the environment is not for the loopback interface
+            trust_env=False,  # a proxy set in the environment must not get requests to the loopback interface
         )
         self._close = weakref.finalize(self, self._http.close)
 
@@ -70,13 +70,13 @@ class EngineClient:
         return f"{self.url}/v1"
 
     def status(self) -> EngineStatus:
-        """Health, identity and the policy version now served."""
+        """Health, identity and the current policy version."""
         return EngineStatus(**self._post("status", timeout_s=STATUS_TIMEOUT_S))
 
     def render(
         self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
     ) -> list[list[int]]:
-        """Prompt ids of each conversation through the chat template, with the generation prompt."""
+        """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
         ids: list[list[int]] = self._post("render", conversations=list(conversations), tools=tools)["ids"]
         return ids
 
@@ -90,7 +90,7 @@ class EngineClient:
         ]
 
     def decode(self, sequences: Sequence[list[int]]) -> list[str]:
-        """Text of each sequence, special tokens left out."""
+        """Text of each sequence, without special tokens."""
         texts: list[str] = self._post("decode", sequences=list(sequences))["texts"]
         return texts
 
@@ -100,15 +100,15 @@ class EngineClient:
         return logprobs
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by every process that serves: this one alone."""
+        """As ``score``, by URL; this client has one process."""
         return {self.url: self.score(sequences)}
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Swap the weights in place; WeightMismatchError, and the old ones stay, where the new ones do not fit."""
+        """Swap the weights in place; if they do not fit, keep the old ones and raise WeightMismatchError."""
         self._post("update_weights", folder=str(folder.absolute()), policy_version=policy_version)
 
     def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new requests; ``abort`` ends those running, ``wait`` lets them finish, ``keep`` freezes them."""
+        """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
         self._post("pause", mode=mode)
 
     def resume(self) -> None:
@@ -128,7 +128,7 @@ class EngineClient:
             stop_holder(self.lease)
 
     def close(self) -> None:
-        """Close the connections; the engine goes on."""
+        """Close the connections; the engine keeps running."""
         self._close()
 
     def __enter__(self) -> "EngineClient":
@@ -156,8 +156,8 @@ class EngineClient:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """End the engine if it stops answering while the block runs: the block's request then fails at once."""
-        if self.lease is None:  # not ours to end: the request's own limit holds
+        """End the engine if it stops answering while the block runs, so that the block's request fails at once."""
+        if self.lease is None:  # without a lease the engine cannot be ended: the request's own time-out applies
             yield
             return
         answered = threading.Event()
@@ -180,7 +180,7 @@ class EngineClient:
 
 
 def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: float) -> None:
-    """Probe the engine until the request is answered; end it after ``limit_s`` without a sign of life."""
+    """Probe the engine until the request is answered; end it if it answers no probe for ``limit_s``."""
     alive_at = time.monotonic()
     while not answered.wait(PROBE_INTERVAL_S):
         if _lives(url, lease):
@@ -192,10 +192,10 @@ def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: f
 
 
 def _lives(url: str, lease: Lease) -> bool:
-    """Whether the server answers, whatever it says, and none of its processes is stopped (vLLM has several)."""
+    """Whether the server answers with any status and none of its processes is stopped (vLLM has several)."""
     process = holder(lease)
     if process is None:
-        return True  # it has ended: the request fails by itself
+        return True  # the process has ended, so the request fails without help
     try:
         stopped = [member for member in (process, *process.children(recursive=True)) if member.status() in _STOPPED]
         httpx.get(f"{url}/health", timeout=PROBE_INTERVAL_S, trust_env=False)

@@ -1,4 +1,4 @@
-"""Calls that go to every replica of a pool, and telling a replica that refuses from one that is gone."""
+"""Broadcast a call to all replicas of a pool; distinguish a refusal from a lost replica."""
 
 import threading
 from collections.abc import Callable
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Everyone:
-    """Asks all replicas that serve, at the same time."""
+    """Calls all active replicas concurrently."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
 
     def answers(self, call: Callable[[EngineClient], T]) -> list[T]:
-        """What each replica answers, by number; raises the first error that one answers with."""
+        """The replicas' answers, ordered by replica number; raises the first error that a replica returns."""
         answers = []
         for outcome in self.outcomes(call).values():
             if isinstance(outcome, RftError):
@@ -30,9 +30,9 @@ class Everyone:
         return answers
 
     def outcomes(self, call: Callable[[EngineClient], T]) -> dict[Replica, T | RftError]:
-        """The same with the errors that replicas answer with; those that do not answer are left out and marked down.
+        """Answer or error of each replica; replicas that do not answer are omitted and marked down.
 
-        Raises EngineError, naming each, where none answers.
+        Raises EngineError, naming each replica, if none answers.
         """
         serving = self._replicas.serving()
 
@@ -49,7 +49,7 @@ class Everyone:
         return outcomes
 
     def is_gone(self, replica: Replica, error: RftError) -> bool:
-        """Whether ``error`` means that the process does not answer any more; it is then marked down."""
+        """Whether ``error`` means that the process no longer answers; if so, mark the replica down."""
         if not isinstance(error.__cause__, httpx.HTTPError):
             try:
                 replica.client.status()
@@ -60,7 +60,10 @@ class Everyone:
         return True
 
     def look_at(self, replica: Replica) -> None:
-        """Ask a replica that got no work for long how it is: that keeps it awake, and finds out if it died."""
+        """Request the status of a replica without recent work, in a thread.
+
+        The request resets the replica's idle time-out and detects a dead process.
+        """
         threading.Thread(target=self._ask, args=(replica,), name=f"ask-replica-{replica.number}", daemon=True).start()
 
     def _ask(self, replica: Replica) -> None:

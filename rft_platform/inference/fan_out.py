@@ -1,4 +1,4 @@
-"""One call to several replicas at the same time."""
+"""Run one call on several replicas concurrently."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +15,12 @@ T = TypeVar("T")
 def call_together(
     jobs: Sequence[tuple[Replica, Callable[[], T]]], abort: Callable[[Replica], None] | None = None
 ) -> list[T | RftError]:
-    """What each job returns, or the error of the platform that it raises, in order.
+    """The result of each job, or the RftError that it raised, in order.
 
-    Where the wait is interrupted (Ctrl-C, a cancelled run), ``abort`` is called for each replica: a thread that waits
-    for an answer cannot be stopped, but the work that it waits for can.
+    If the wait is interrupted (Ctrl-C, a cancelled run), ``abort`` is called for each replica: a thread that waits for
+    an answer cannot be stopped, but the replica's work can.
     """
-    if len(jobs) == 1:  # in the caller's own thread, where an interruption closes the connection
+    if len(jobs) == 1:  # run in the caller's own thread, where an interruption closes the connection
         return [_outcome(jobs[0][1])]
     threads = ThreadPoolExecutor(len(jobs), "replica")
     try:

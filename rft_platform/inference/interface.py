@@ -1,7 +1,7 @@
-"""The policy engine: one interface, whatever serves the weights.
+"""The policy engine's interface, which every implementation (transformers, vLLM, a pool) provides.
 
-The data plane is the OpenAI HTTP subset at ``base_url`` plus the token-in / token-out calls below; the control plane
-changes weights, pauses and reports. Ids are the policy tokenizer's; log-probs are natural logarithms under the
+The data plane is the OpenAI HTTP subset at ``base_url`` plus the token-in / token-out calls below. The control plane
+changes weights, pauses and reports state. Ids are the policy tokenizer's. Log-probs are natural logarithms under the
 sampling distribution.
 """
 
@@ -16,7 +16,7 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. ``top_k`` -1 and ``top_p`` 1.0 leave the distribution whole; temperature 0 is greedy."""
+    """Sampling parameters. ``top_k`` -1 and ``top_p`` 1.0 do not truncate; temperature 0 is greedy."""
 
     max_tokens: int
     n: int = 1
@@ -26,10 +26,10 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     first_prompt: int = 0
-    """Number of the first prompt within the batch that a call's prompts are a part of.
+    """Index of this call's first prompt within the whole batch.
 
-    Seeded draws depend on (seed, number of the prompt, choice, position), so that a batch that is split over several
-    engines is sampled as one engine would sample it.
+    Seeded draws depend on (seed, index of the prompt, choice, position). A batch that is split over several engines is
+    therefore sampled as one engine would sample it.
     """
 
 
@@ -53,10 +53,10 @@ class Generation:
 
 @dataclass(slots=True)
 class EngineStatus:
-    """What ``health`` answers."""
+    """Answer of ``PolicyEngine.status``."""
 
     engine: str  # "transformers" or "vllm", with its version
-    model_path: str  # what it was started with: the model's name on the OpenAI plane, whatever weights are served
+    model_path: str  # folder given at the start: the model's name in the OpenAI API, whatever weights are served
     policy_version: int
     weights_digest: str
     template_hash: str
@@ -66,11 +66,11 @@ class EngineStatus:
     pid: int
     cpu_seconds: float  # processor time of the server since its start
     capabilities: list[str] = field(default_factory=list)
-    weights_path: str = ""  # folder of the weights now served
+    weights_path: str = ""  # folder of the current weights
 
 
 class PolicyEngine(Protocol):
-    """A running engine. Every method raises ``EngineError`` when the engine does not answer."""
+    """A running engine. Every method raises ``EngineError`` if the engine does not answer."""
 
     @property
     def base_url(self) -> str:
@@ -79,17 +79,17 @@ class PolicyEngine(Protocol):
 
     @property
     def api_key(self) -> str:
-        """The key that the API at ``base_url`` asks for."""
+        """The key that the API at ``base_url`` requires."""
         ...
 
     def status(self) -> EngineStatus:
-        """Health, identity and the policy version now served."""
+        """Health, identity and the current policy version."""
         ...
 
     def render(
         self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
     ) -> list[list[int]]:
-        """Prompt ids of each conversation through the chat template, with the generation prompt."""
+        """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
         ...
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
@@ -97,7 +97,7 @@ class PolicyEngine(Protocol):
         ...
 
     def decode(self, sequences: Sequence[list[int]]) -> list[str]:
-        """Text of each sequence, special tokens left out."""
+        """Text of each sequence, without special tokens."""
         ...
 
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -105,18 +105,18 @@ class PolicyEngine(Protocol):
         ...
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by every process that serves: each one's log-probs under its URL."""
+        """As ``score``, by every active process: log-probs by URL."""
         ...
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Swap the weights in place for the safetensors of ``folder`` (full weights or a LoRA adapter).
+        """Replace the weights in place by the safetensors of ``folder`` (full weights or a LoRA adapter).
 
-        Answers to requests already running finish on the old weights; prefix caches are dropped.
+        Requests already running finish on the old weights. Prefix caches are dropped.
         """
         ...
 
     def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new requests; ``abort`` ends those running, ``wait`` lets them finish, ``keep`` freezes them."""
+        """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
         ...
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""Finding the engine that runs already, or starting it."""
+"""Find the running engine process by its lease, or start one."""
 
 import json
 import os
@@ -21,35 +21,35 @@ from rft_platform.processes.spawn import StartError, start_detached, stop_holder
 from rft_platform.processes.strays import end_strays, lease_environment
 
 LEASE_FILE = "engine.json"
-ENGINE = "engine"  # name of the policy's
+ENGINE = "engine"  # name of the policy's engine
 TRANSFORMERS_PACKAGE = "rft_platform.inference.transformers_engine"
 VLLM_PACKAGE = "rft_platform.inference.vllm_engine"
 Kind = Literal["auto", "transformers", "vllm"]
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 TOOL_CALL_PARSERS = ("hermes",)  # of the transformers engine
-REASONING_PARSERS = ("deepseek_r1", "qwen3")  # likewise: thoughts stand between <think> and </think>
+REASONING_PARSERS = ("deepseek_r1", "qwen3")  # of the transformers engine: reasoning between <think> and </think>
 PYTHON_VARIABLE = "RFT_VLLM_PYTHON"
-GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # of a driver that is loaded; torch is not asked, it takes seconds
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")  # present if a driver is loaded; importing torch would take seconds
 STOP_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """How an engine serves a model: an engine with other settings is another one."""
+    """How an engine serves a model. An engine with other settings is not reused."""
 
     kind: Kind = "auto"
     dtype: str = "auto"
     device: str = "auto"
     threads: int = 1
     idle_timeout_s: float = 900.0
-    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # without a sign of life for so long in a request it is ended
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # the engine is ended if it answers no probe for this long
     max_model_len: int | None = None  # tokens; None: the model's own limit
-    seed: int | None = None  # of requests that bring none
+    seed: int | None = None  # of requests without a seed
     tool_call_parser: str | None = None
-    reasoning_parser: str | None = None  # how thoughts are separated from answers
+    reasoning_parser: str | None = None  # separates reasoning from answers
     enable_thinking: bool | None = None  # a variable of the chat template
     chat_template: str | None = None  # a file, or the template's text
-    max_batch_tokens: int | None = None  # bounds the memory of a batch; None: by the free memory
+    max_batch_tokens: int | None = None  # bounds the memory of a batch; None: derived from the free memory
     python: str | None = None  # the interpreter that has vLLM; ``RFT_VLLM_PYTHON`` overrides it
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
@@ -67,11 +67,11 @@ def find_or_start_engine(
 ) -> EngineClient:
     """A healthy engine for ``model_path`` with the settings of ``spec``: the one that the lease names, else a new one.
 
-    An engine that serves another model or has other settings is ended first. Which WEIGHTS a found engine serves is
-    whatever was loaded last: compare ``status().weights_digest`` and call ``update_weights``. Replicas 0, 1, ... of an
-    engine have leases and logs of their own (``engine.json``, ``engine-1.json``, ...), and so has one of another
-    ``name``. ``gpus`` is the process's CUDA_VISIBLE_DEVICES, the caller's own where it is None. Raises UserError for a
-    folder or a setting that cannot be served, EngineError where the engine does not come up.
+    An engine that serves another model or has other settings is ended first. A found engine serves the WEIGHTS that
+    were loaded last: compare ``status().weights_digest`` and call ``update_weights``. Each replica 0, 1, ... of an
+    engine has its own lease and log (``engine.json``, ``engine-1.json``, ...); so has an engine of another ``name``.
+    ``gpus`` is the process's CUDA_VISIBLE_DEVICES; None: the caller's. Raises UserError for a folder or a setting that
+    cannot be served, EngineError if the engine does not start.
     """
     check_model_folder(model_path)
     python = engine_python(spec.python)
@@ -100,12 +100,12 @@ def find_or_start_engine(
 
 
 def engine_python(python: str | None) -> str:
-    """The interpreter that has vLLM: ``RFT_VLLM_PYTHON``, else ``python``, else this one."""
+    """The interpreter for vLLM: ``RFT_VLLM_PYTHON``, else ``python``, else the current one."""
     return str(os.environ.get(PYTHON_VARIABLE) or python or sys.executable)
 
 
 def check_engine(spec: EngineSpec) -> Literal["transformers", "vllm"]:
-    """The kind of engine that would start; UserError where it is not installed or does not know a parser."""
+    """The kind of engine that would start; UserError if it is not installed or does not know a parser."""
     python = engine_python(spec.python)
     chosen = resolve_kind(spec.kind, spec.device, python)
     if chosen == "vllm":
@@ -130,7 +130,7 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
 
 
 def resolve_kind(kind: Kind, device: str, python: str) -> Literal["transformers", "vllm"]:
-    """What "auto" means on this machine: vLLM where there is a GPU and vLLM is installed for it."""
+    """Resolve "auto": vLLM if there is a GPU and ``python`` has a GPU build of vLLM, else transformers."""
     if kind != "auto":
         return kind
     if device == "cpu" or not any(Path(file).exists() for file in GPU_FILES):
@@ -146,7 +146,7 @@ def replica_name(replica: int, name: str = ENGINE) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """Which engine is wanted."""
+    """The requested engine process."""
 
     package: str
     python: str
@@ -158,7 +158,7 @@ class _Start:
     gpus: str | None
 
     def digest(self) -> str:
-        """Identity of the model's architecture, its tokenizer and the settings; not of the weights, which change."""
+        """Digest of the model's JSON and Jinja files and the settings; not of the weights, which change."""
         files = sorted([*self.model_path.glob("*.json"), *self.model_path.glob("*.jinja")])
         names = {file.name: digest_file(file) for file in files if not file.name.endswith(".index.json")}
         return digest_json([self.package, self.python, str(self.model_path), names, self.engine])
@@ -177,7 +177,7 @@ class _Start:
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise UserError unless ``folder`` has what a model needs: configuration, weights, tokenizer."""
+    """Raise UserError unless ``folder`` holds a model's configuration, weights and tokenizer."""
     if not folder.is_dir():
         raise UserError(f"model folder {folder}: no such folder; give a folder with config.json, weights and tokenizer")
     try:
@@ -198,7 +198,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def _find(wanted: _Start) -> EngineClient | None:
-    """The engine that the lease names if it is the one wanted and healthy; any other is ended."""
+    """The engine that the lease names if it matches ``wanted`` and is healthy; any other is ended."""
     lease = read_lease(wanted.lease)
     if lease is None:
         return None
@@ -234,8 +234,8 @@ def _start(wanted: _Start, timeout_s: float) -> EngineClient:
         environment["PYTHONPATH"] = _path_of_package(wanted.log.parent)
     if wanted.gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = wanted.gpus
-    end_strays(wanted.lease, STOP_TIMEOUT_S)  # of a starter that was killed before the lease was written
-    # -P: modules that happen to lie in the caller's folder must not shadow those of the engine
+    end_strays(wanted.lease, STOP_TIMEOUT_S)  # left by a starter that was killed before the lease was written
+    # -P: modules in the caller's working folder must not shadow those of the engine
     command = [wanted.python, "-P", "-m", wanted.package, wanted.arguments()]
     process = start_detached(command, wanted.log, environment)
     try:
@@ -248,7 +248,7 @@ def _start(wanted: _Start, timeout_s: float) -> EngineClient:
 
 
 def _path_of_package(folder: Path) -> str:
-    """PYTHONPATH by which the interpreter of another environment finds this package and nothing else of this one."""
+    """PYTHONPATH that lets another environment's interpreter import this package and nothing else of this one."""
     link = folder / "path" / "rft_platform"
     package = Path(rft_platform.__file__).parent
     if not (link.is_symlink() and link.resolve() == package):

@@ -1,4 +1,4 @@
-"""Bringing a replica that went down back into its pool, while the others go on serving."""
+"""Restart a lost replica and return it to its pool while the other replicas keep serving."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Mender:
-    """Starts replicas again, each in a thread of its own: at once when one goes down, later when the pool is used."""
+    """Restarts replicas, each in its own thread: at once when one goes down, and on later calls to the pool."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class Mender:
         admit: Callable[[int, EngineClient], None],
         note: Callable[[int, str], None],
     ) -> None:
-        """``start`` finds or starts a replica's process; ``admit`` brings it up to the pool and lets it serve, or
-        raises; ``note`` is told why a replica could not be brought back."""
+        """``start`` finds or starts a replica's process. ``admit`` gives it the pool's weights and makes it active, or
+        raises. ``note`` receives the reason why a replica could not be restarted."""
         self._start, self._admit, self._note = start, admit, note
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Thread] = {}
@@ -29,7 +29,7 @@ class Mender:
         self._closed = self._end = False
 
     def mend(self, number: int) -> None:
-        """Begin to bring a replica back, unless that is under way, was tried a moment ago, or the pool is closed."""
+        """Start an attempt for a replica, unless one is running, one failed in the last 30 s, or the pool is closed."""
         with self._lock:
             recently = time.monotonic() - self._failed_at.get(number, float("-inf")) < RETRY_S
             if self._closed or recently or number in self._threads:
@@ -39,13 +39,13 @@ class Mender:
             thread.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the attempts under way."""
+        """Wait for the running attempts."""
         deadline = time.monotonic() + timeout_s
         for thread in list(self._threads.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def close(self, end: bool = False) -> None:
-        """Begin nothing more; with ``end``, a process whose start is under way is ended as soon as it is there."""
+        """Start no further attempts; with ``end``, a process that is being started is ended as soon as it is up."""
         with self._lock:
             self._closed, self._end = True, end
 
@@ -58,7 +58,7 @@ class Mender:
                 return
             self._admit(number, client)
             LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
-        except Exception as error:  # whatever it is: the other replicas go on, and it is told with the error of all
+        except Exception as error:  # any error: the other replicas go on, and ``none_left`` names this reason
             self._note(number, f"it could not be brought back: {error}")
             self._failed_at[number] = time.monotonic()
             LOGGER.warning("replica %d of the engine could not be brought back: %s", number, error)

@@ -1,8 +1,8 @@
 """Several engine processes that serve the same weights, used as one ``PolicyEngine``.
 
-Batches are split over the replicas by load. A replica that does not answer is left out, its share is repeated on
-another (seeded draws do not depend on who makes them), and it is started again while the others go on. Only where none
-is left does a call fail. The replicas change weights together or not at all.
+Batches are split over the replicas by load. A replica that does not answer is marked down, its share is repeated on
+another (seeded draws do not depend on the replica), and it is restarted while the others keep serving. A call fails
+only if no replica is left. The replicas change weights together or not at all.
 """
 
 import threading
@@ -35,24 +35,24 @@ class EnginePool:
         start: Callable[[int], EngineClient],
         down: Mapping[int, str] | None = None,
     ) -> None:
-        """``clients`` by replica number; ``start`` finds or starts one of them; ``down``: why others do not serve."""
+        """``clients`` by replica number; ``start`` finds or starts one; ``down``: why the other replicas are down."""
         members = [Replica(number, client) for number, client in clients.items()]
         self.replicas = Replicas(members, dict(down or {}))
         self._everyone = Everyone(self.replicas)
         self._spreader = Spreader(self.replicas, self._everyone.is_gone, self._abort)
         self._weights = PoolWeights()
         self._paused: PauseMode | None = None
-        self._membership = threading.Lock()  # pausing, and joining what is paused
-        self._seen: dict[str, dict[str, float]] = {}  # counters of each process, gone ones too, when it was last asked
+        self._membership = threading.Lock()  # guards the pause state while a replica joins
+        self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, ended ones included
         self._mender = Mender(start, self._admit, self.replicas.note)
         self.replicas.on_down = self._mender.mend
         self.replicas.on_quiet = self._everyone.look_at
 
     @property
     def base_url(self) -> str:
-        """Root of the OpenAI-compatible API of the first replica that serves, ending in ``/v1``.
+        """Root of the OpenAI-compatible API of the first active replica, ending in ``/v1``.
 
-        It is for callers outside: one address cannot be several, so their requests are not spread and not repeated.
+        For external callers: this is one address, so their requests are neither distributed nor repeated.
         """
         serving = self.replicas.serving()
         if not serving:
@@ -61,7 +61,7 @@ class EnginePool:
 
     @property
     def api_key(self) -> str:
-        """The key of the replica that ``base_url`` names; each replica has its own."""
+        """The key of the replica at ``base_url``; each replica has its own."""
         serving = self.replicas.serving()
         if not serving:
             raise self.replicas.none_left()
@@ -70,10 +70,10 @@ class EnginePool:
     # --- reading
 
     def status(self) -> EngineStatus:
-        """What all replicas have in common; ``cpu_seconds`` is their sum, gone ones as they were last seen.
+        """The replicas' common state; ``cpu_seconds`` is the sum over all processes, ended ones at their last value.
 
-        Where they disagree on the weights, the digest says so and equals none: whoever compares it (``deploy``) then
-        brings all of them up. ``paused`` tells that one is.
+        If the replicas serve different weights, ``weights_digest`` lists them and equals no real digest: ``deploy``
+        then updates all replicas. ``paused`` is true if any replica is paused.
         """
         self._mend()
         statuses = self._everyone.answers(lambda client: client.status())
@@ -94,7 +94,7 @@ class EnginePool:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Sums of the replicas' counters; what a process that died counted after it was last asked is lost."""
+        """Sums of the replicas' counters; counts of a dead process after its last reading are lost."""
 
         def read(client: EngineClient) -> tuple[str, dict[str, float]]:
             return str(client.status().pid), client.metrics()
@@ -110,12 +110,12 @@ class EnginePool:
     def render(
         self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
     ) -> list[list[int]]:
-        """Prompt ids of each conversation through the chat template, with the generation prompt."""
+        """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
         ones = [1] * len(conversations)
         return self._spreader.spread(conversations, ones, 1, lambda client, part, _: client.render(part, tools))
 
     def decode(self, sequences: Sequence[list[int]]) -> list[str]:
-        """Text of each sequence, special tokens left out."""
+        """Text of each sequence, without special tokens."""
         return self._spreader.spread(sequences, [1] * len(sequences), 1, lambda client, part, _: client.decode(part))
 
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -123,20 +123,20 @@ class EnginePool:
         return self._spreader.spread(sequences, [*map(len, sequences)], 1, lambda client, part, _: client.score(part))
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
-        """As ``score``, by every replica that serves: each one's log-probs under its URL."""
+        """As ``score``, by every active replica: log-probs by URL."""
         return dict(self._everyone.answers(lambda client: (client.url, client.score(sequences))))
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
-        """Sample ``sampling.n`` completions of every prompt; all of them by one version of the weights.
+        """Sample ``sampling.n`` completions of every prompt, all with one version of the weights.
 
-        With a seed the answers are those of one engine, however the prompts were split.
+        With a seed the completions equal those of a single engine, however the prompts are split.
         """
         self._mend()
         generations = self._generate(prompts, sampling, 0)
         for _ in range(SAME_VERSION_ATTEMPTS):
             if len({generation.policy_version for generation in generations}) < 2:
                 return generations
-            with self._weights.changing:  # once the update that came in between is over, repeat what it left behind
+            with self._weights.changing:  # wait for the concurrent update, then repeat the prompts of the old version
                 version = self.status().policy_version
             marks = [generation.policy_version != version for generation in generations]
             edges = [0, *(i for i, (a, b) in enumerate(pairwise(marks), 1) if a != b), len(marks)]
@@ -150,10 +150,10 @@ class EnginePool:
     # --- control
 
     def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Swap the weights of all replicas, or of none: where one refuses, those of the others are put back.
+        """Swap the weights of all replicas or of none: if one refuses, the others' previous weights are restored.
 
-        Raises what the refusing replica said. One that does not answer is left out, and takes the new weights when it
-        is back.
+        Raises the refusing replica's error. A replica that does not answer is marked down and takes the new weights
+        when it returns.
         """
         with self._weights.changing:
             before = self._everyone.outcomes(lambda client: client.status())
@@ -169,7 +169,7 @@ class EnginePool:
             raise refusals[0]
 
     def pause(self, mode: PauseMode = "wait") -> None:
-        """Hold new requests; ``abort`` ends those running, ``wait`` lets them finish, ``keep`` freezes them."""
+        """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
         with self._membership:
             before, self._paused = self._paused, mode
         try:
@@ -192,7 +192,7 @@ class EnginePool:
             self._everyone.outcomes(lambda client: client.shutdown())
 
     def close(self) -> None:
-        """Close the connections; the replicas go on. None is started again from here any more."""
+        """Close the connections; the replicas keep running. This pool restarts none of them any more."""
         self._mender.close()
         for replica in self.replicas.serving():
             replica.client.close()
@@ -215,24 +215,24 @@ class EnginePool:
         return self._spreader.spread(prompts, costs, sampling.n, call)
 
     def _abort(self, replica: Replica) -> None:
-        """End what ``replica`` works on."""
+        """End the running requests of ``replica``."""
         replica.client.pause("abort")
         if self._paused is None:
             replica.client.resume()
 
-    # --- bringing replicas back
+    # --- restarting replicas
 
     def _mend(self) -> None:
         for number in self.replicas.down():
             self._mender.mend(number)
 
     def _admit(self, number: int, client: EngineClient) -> None:
-        """Bring the process behind ``client`` to the pool's weights and its pause, and let it serve."""
+        """Give the process behind ``client`` the pool's weights and pause state, and make it active."""
         with self._weights.changing:
             try:
                 self._weights.bring_up(client, [replica.client for replica in self.replicas.serving()])
             except WeightMismatchError:
-                client.shutdown()  # nobody must find it and take it for one that was checked
+                client.shutdown()  # so that no caller finds it and takes it for a checked engine
                 raise
             with self._membership:
                 if self._paused is not None:
@@ -240,7 +240,7 @@ class EnginePool:
                 self.replicas.join(Replica(number, client))
 
     def _put_back(self, replica: Replica, before: EngineStatus | RftError | None) -> None:
-        """Give a replica the weights it had; one that does not take them is left out until it is brought up again."""
+        """Restore a replica's previous weights; if that fails, mark it down until it is restarted."""
         try:
             if not isinstance(before, EngineStatus):
                 raise EngineError(f"what it served is not known: {before}")

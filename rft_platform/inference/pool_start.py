@@ -1,4 +1,4 @@
-"""Finding or starting all replicas of an engine side by side, and ending those that are no longer wanted."""
+"""Find or start all replicas of an engine concurrently; end surplus replicas; assign GPUs to replicas."""
 
 import logging
 import os
@@ -17,10 +17,10 @@ LOGGER = logging.getLogger(__name__)
 
 
 def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> EnginePool:
-    """A pool of ``count`` replicas; ``start`` finds or starts the one of a number, now and whenever it is lost.
+    """A pool of ``count`` replicas; ``start`` finds or starts a replica by number, now and whenever it is lost.
 
-    A replica that does not come up is left out, and tried again later. Raises UserError where the settings are at
-    fault, EngineError, naming each, where no replica comes up.
+    A replica that does not start is marked down and retried later. Raises UserError for wrong settings, and
+    EngineError, naming each replica, if none starts.
     """
     with ThreadPoolExecutor(count) as threads:
         starts = [threads.submit(start, number) for number in range(count)]
@@ -41,7 +41,7 @@ def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> Engi
 
 
 def end_surplus(home_leases: Path, count: int) -> None:
-    """End the replicas beyond ``count``, which a configuration of before may have started."""
+    """End the replicas beyond ``count``, which an earlier configuration may have started."""
     known = {replica_name(number) for number in range(count)}
     for path in home_leases.glob("engine-*.json"):
         if path.stem in known:
@@ -54,9 +54,9 @@ def end_surplus(home_leases: Path, count: int) -> None:
 
 
 def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
-    """What CUDA_VISIBLE_DEVICES says to replica ``number``: its own slice of the devices that the caller may use.
+    """CUDA_VISIBLE_DEVICES of replica ``number``: its slice of the devices that the caller may use.
 
-    ``first`` devices are left to others.
+    The first ``first`` devices are left to other processes. Raises UserError if there are too few devices.
     """
     mine = range(first + number * gpus_each, first + (number + 1) * gpus_each)
     said = os.environ.get("CUDA_VISIBLE_DEVICES")

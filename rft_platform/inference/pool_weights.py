@@ -1,4 +1,4 @@
-"""The weights that a pool's replicas have in common, and how one replica is brought to them."""
+"""Track the common weights of a pool's replicas, and load them into a replica that returns."""
 
 import threading
 from collections.abc import Sequence
@@ -9,21 +9,24 @@ from rft_platform.inference.canary import TOLERANCE, mean_difference
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import EngineStatus
 
-#: What a returning replica is compared on.
+#: Conversation on which a returning replica is compared with the pool.
 _QUESTION = [{"role": "user", "content": "The quick brown fox jumps over 13 lazy dogs. What is 6 * 7?"}]
 
 
 class PoolWeights:
-    """Remembers what a replica that comes back must serve, how that answers, and the full weights below an adapter."""
+    """Remembers the pool's weights, their log-probs on a probe, and the full weights below a LoRA adapter."""
 
     def __init__(self) -> None:
-        self.changing = threading.RLock()  # held while weights change, and while a replica is brought up
+        self.changing = threading.RLock()  # held while weights change and while a replica is brought up
         self._full: Path | None = None  # the last full weights that all replicas took
-        self._served: EngineStatus | None = None  # what all replicas served when they were last asked
-        self._scored: tuple[list[list[int]], list[list[float]]] | None = None  # a probe, and what ``_served`` gives it
+        self._served: EngineStatus | None = None  # last known common state of all replicas
+        self._scored: tuple[list[list[int]], list[list[float]]] | None = None  # probe ids and their log-probs
 
     def learn(self, status: EngineStatus, client: EngineClient) -> None:
-        """All replicas serve what ``status`` says; ``client`` is one of them. Does nothing while weights change."""
+        """Remember ``status`` as the state of all replicas; score the probe on ``client``, one of them.
+
+        Does nothing while weights change.
+        """
         if not self.changing.acquire(blocking=False):
             return
         try:
@@ -31,23 +34,23 @@ class PoolWeights:
                 self._served, self._scored = status, None
             if self._scored is None:
                 self._scored = _probe(client)
-        except EngineError:  # weights that give no finite number, or an engine that has just died
+        except EngineError:  # the weights give log-probs that are not finite, or the engine has just died
             self._scored = None
         finally:
             self.changing.release()
 
     def change(self, client: EngineClient, folder: Path, policy_version: int) -> None:
-        """Let one replica take new weights."""
+        """Load new weights into one replica."""
         self._served = self._scored = None
         client.update_weights(folder, policy_version)
 
     def settled(self, folder: Path) -> None:
-        """All replicas have taken ``folder``."""
+        """Record that all replicas serve ``folder``."""
         if not _is_adapter(folder):
             self._full = folder
 
     def restore(self, client: EngineClient, wanted: EngineStatus) -> None:
-        """Make one replica serve what ``wanted`` says; raises WeightMismatchError where it does not come to that."""
+        """Load the weights of ``wanted`` into one replica; raises WeightMismatchError if their digest has changed."""
         folder = Path(wanted.weights_path)
         if _is_adapter(folder) and self._full is not None:
             client.update_weights(self._full, wanted.policy_version)
@@ -60,10 +63,10 @@ class PoolWeights:
             )
 
     def bring_up(self, client: EngineClient, serving: Sequence[EngineClient]) -> None:
-        """Give a process the weights that those ``serving`` have, or had when one last was, and compare the answers.
+        """Load the weights of the ``serving`` replicas (or the last known ones) and compare log-probs on the probe.
 
-        Raises WeightMismatchError where they differ (the process is left paused), EngineError where nothing is known
-        to compare with: then whoever connects and deploys next decides.
+        Raises WeightMismatchError if they differ (the process stays paused), EngineError if nothing is known to
+        compare with: then the next ``deploy`` sets and checks the weights.
         """
         if not serving and (self._served is None or self._scored is None):
             raise EngineError(f"the engine at {client.url} runs, but nothing is known that it could be compared with")
@@ -73,7 +76,7 @@ class PoolWeights:
             if _identity(wanted) != _identity(self._served) or scored is None:
                 scored = _probe(serving[0])
         assert wanted is not None and scored is not None
-        client.pause("wait")  # an attempt that is cut short leaves it paused, which is seen, and checked, by ``deploy``
+        client.pause("wait")  # an interrupted attempt leaves it paused; ``deploy`` sees that and repeats the check
         if _identity(client.status()) != _identity(wanted):
             self.restore(client, wanted)
         difference = mean_difference(client.score(scored[0]), scored[1])

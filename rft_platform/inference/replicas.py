@@ -1,4 +1,4 @@
-"""The replicas of a pool: which of them serve, how much each has to do, and which takes what comes next."""
+"""The replica table of a pool: which replicas are active, their load, and which takes the next request."""
 
 import threading
 import time
@@ -12,24 +12,24 @@ from rft_platform.inference.shares import Share, divide
 if TYPE_CHECKING:
     from rft_platform.inference.client import EngineClient
 
-#: A run stays with its replica while no more than so many requests like its own wait there beyond the least loaded.
+#: A run stays with its replica while that has at most this many requests of the run's size more than the least loaded.
 STICKY_REQUESTS = 2
-AWAKE_S = 30.0  # a replica that got no work for so long is asked how it is: else its idle time-out might end it
+AWAKE_S = 30.0  # a replica without work for this long is asked for its status: else its idle time-out might end it
 
 
 @dataclass(eq=False, slots=True)
 class Replica:
-    """One process of a pool. A process that takes its place is another replica with the same number."""
+    """One process of a pool. The process that replaces it is another ``Replica`` with the same number."""
 
     number: int
     client: "EngineClient"
-    outstanding: int = 0  # tokens of the requests that it works on
-    turn: int = 0  # when it was chosen last, counted in choices
-    asked_at: float = 0.0  # the same in seconds of the monotonic clock
+    outstanding: int = 0  # tokens of its unfinished requests
+    turn: int = 0  # number of the choice that last chose it
+    asked_at: float = 0.0  # monotonic time in seconds of its last work or status request
 
     @property
     def url(self) -> str:
-        """Where it serves: ``http://host:port``."""
+        """Its address: ``http://host:port``."""
         return self.client.url
 
     @property
@@ -39,15 +39,16 @@ class Replica:
 
 
 class Replicas:
-    """The table of a pool's replicas; every method may be called from any thread.
+    """Thread-safe table of a pool's replicas.
 
-    The least loaded takes what comes, in tokens that were asked for and have not come back; equals take turns.
+    The least loaded replica, in tokens of unfinished requests, takes the next request. Equally loaded replicas take
+    turns.
     """
 
     def __init__(
         self, serving: Iterable[Replica], down: dict[int, str], on_down: Callable[[int], None] = lambda number: None
     ) -> None:
-        """``down`` says why a number does not serve; ``on_down`` is told, off the lock, of each that goes down."""
+        """``down``: reason by replica number; ``on_down`` is called, outside the lock, for each that goes down."""
         self.on_down = on_down
         self.on_quiet: Callable[[Replica], None] = lambda replica: None
         self._lock = threading.Lock()
@@ -59,19 +60,20 @@ class Replicas:
             replica.asked_at = time.monotonic()
 
     def serving(self) -> list[Replica]:
-        """Those that serve, by number."""
+        """The active replicas, ordered by number."""
         with self._lock:
             return [self._serving[number] for number in sorted(self._serving)]
 
     def down(self) -> dict[int, str]:
-        """Why the others do not, by number."""
+        """The reason why each other replica is down, by number."""
         with self._lock:
             return dict(self._down)
 
     def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
-        """Who takes a request of ``tokens`` tokens: ``home`` unless it is clearly busier, else the least loaded.
+        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless it is much busier, else the idlest.
 
-        Give it back with ``give_back``. Raises EngineError, naming each, where none is left besides those ``tried``.
+        Release the load with ``give_back``. Raises EngineError, naming each replica, if none is left besides those
+        ``tried``.
         """
         with self._lock:
             able = [replica for replica in self._serving.values() if replica not in tried]
@@ -87,9 +89,9 @@ class Replicas:
         return chosen
 
     def divide(self, costs: Sequence[int], rows: int, refused: Collection[Replica] = ()) -> list[tuple[Replica, Share]]:
-        """Who takes which part of a batch whose items cost so many tokens; raises EngineError where none is left.
+        """Divide a batch over the replicas not in ``refused``: each chosen replica with its share.
 
-        ``rows`` are the sequences that an item stands for.
+        ``costs``: tokens of each item; ``rows``: sequences per item. Raises EngineError if no replica is left.
         """
         with self._lock:
             able = [replica for replica in self._serving.values() if replica not in refused]
@@ -105,12 +107,12 @@ class Replicas:
         return parts
 
     def give_back(self, replica: Replica, tokens: int) -> None:
-        """A request that ``replica`` took has been answered, or has failed."""
+        """Subtract the tokens of a request that ``replica`` answered or failed from its load."""
         with self._lock:
             replica.outstanding -= tokens
 
     def mark_down(self, replica: Replica, why: str) -> None:
-        """``replica`` does not answer. A report about a process that was replaced meanwhile changes nothing."""
+        """Mark ``replica`` down. A report about a process that was already replaced changes nothing."""
         with self._lock:
             known = self._serving.get(replica.number) is replica
             if known:
@@ -120,20 +122,20 @@ class Replicas:
             self.on_down(replica.number)
 
     def note(self, number: int, why: str) -> None:
-        """Say anew why a replica that is down stays so."""
+        """Update the reason why a replica is down."""
         with self._lock:
             if number in self._down:
                 self._down[number] = why
 
     def join(self, replica: Replica) -> None:
-        """``replica`` serves from now on."""
+        """Make ``replica`` active."""
         with self._lock:
             self._down.pop(replica.number, None)
             replica.asked_at = time.monotonic()
             self._serving[replica.number] = replica
 
     def none_left(self) -> EngineError:
-        """The error that says of each replica why it does not serve."""
+        """The error that names, for each replica, why it does not serve."""
         with self._lock:
             return self._none_left()
 

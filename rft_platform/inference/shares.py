@@ -1,17 +1,17 @@
-"""Splitting a batch over engines: neighbours stay together, and the loads come out level."""
+"""Split a batch over engines: each share is a contiguous range of items, and the resulting loads are balanced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-#: Sequences below which a batch is not split: a decode step of so few takes hardly longer than that of one, so two
-#: engines would not be faster than one.
+#: Fewest sequences per share. A decode step of so few sequences takes hardly longer than a step of one, so splitting
+#: further would not be faster.
 ROWS_A_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Items ``start`` to ``stop`` (exclusive) of a batch, and what they cost together in tokens."""
+    """Items ``start`` to ``stop`` (exclusive) of a batch, and their total cost in tokens."""
 
     start: int
     stop: int
@@ -19,10 +19,10 @@ class Share:
 
 
 def divide(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Share]:
-    """One share for each of the first engines of ``loads`` (ascending, in tokens); no more shares than are worth it.
+    """One share for each of the first engines of ``loads`` (ascending, in tokens); see ``ROWS_A_SHARE`` for how many.
 
-    ``rows`` are the sequences that each item stands for. An item is never split: the answers to one prompt share its
-    computation.
+    ``costs``: tokens of each item; ``rows``: sequences per item. An item is never split: the answers to one prompt
+    share the prompt's computation.
     """
     useful = max(1, min(len(loads), len(costs), len(costs) * rows // ROWS_A_SHARE))
     wanted = level(sum(costs), loads[:useful])
@@ -38,7 +38,7 @@ def divide(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Share]
 
 
 def level(amount: float, loads: Sequence[int]) -> list[float]:
-    """How much of ``amount`` each of the ascending ``loads`` is given so that all that get some end up level."""
+    """Distribute ``amount`` over the first of the ascending ``loads`` so that those that get some end up equal."""
     for count in range(len(loads), 0, -1):
         height = (amount + sum(loads[:count])) / count
         if height >= loads[count - 1]:
@@ -47,5 +47,5 @@ def level(amount: float, loads: Sequence[int]) -> list[float]:
 
 
 def _cut(ends: Sequence[int], due: float, start: int) -> int:
-    """The boundary between items that comes nearest to ``due`` tokens from the start of the batch."""
+    """The item boundary nearest to ``due`` tokens from the start of the batch, not before ``start``."""
     return min(range(start, len(ends)), key=lambda place: abs(ends[place] - due))

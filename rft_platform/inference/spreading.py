@@ -1,4 +1,4 @@
-"""A batch over the replicas of a pool: split by load, worked on at the same time, repeated where a part fails."""
+"""Run a batch on the replicas of a pool: split it by load, run the parts concurrently, repeat failed parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from rft_platform.inference.replicas import Replica, Replicas
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: What is done with a part: client, the part's items, number of its first item in the batch -> an answer an item.
+#: Call for one part: (client, the part's items, index of its first item in the batch) -> one answer per item.
 PartCall = Callable[[EngineClient, Sequence[T], int], list[R]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Items ``start`` to ``stop`` (exclusive) of a batch, and how often they have failed."""
+    """Items ``start`` to ``stop`` (exclusive) of a batch, and the number of their failures."""
 
     start: int
     stop: int
@@ -27,7 +27,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A part in the hands of a replica."""
+    """A part assigned to a replica."""
 
     replica: Replica
     part: _Part
@@ -35,7 +35,7 @@ class _Job:
 
 
 class Spreader:
-    """Spreads batches over ``replicas``."""
+    """Dispatches batches over ``replicas``."""
 
     def __init__(
         self,
@@ -43,19 +43,19 @@ class Spreader:
         is_gone: Callable[[Replica, RftError], bool],
         abort: Callable[[Replica], None],
     ) -> None:
-        """``is_gone`` says whether an error means that a replica is down (and marks it so); ``abort`` ends its work."""
+        """``is_gone``: whether an error means that a replica is lost (it is marked down); ``abort`` ends its work."""
         self._replicas = replicas
         self._is_gone = is_gone
         self._abort = abort
 
     def spread(self, items: Sequence[T], costs: Sequence[int], rows: int, call: PartCall[T, R]) -> list[R]:
-        """One answer an item, in order; ``costs`` are the items' tokens, ``rows`` the sequences that each stands for.
+        """One answer per item, in order; ``costs``: tokens of each item; ``rows``: sequences per item.
 
-        A part that fails is split over the replicas that have not refused in this call, and no more often than there
-        are replicas: it may be what brings them down. Raises what a replica that is alive said, else EngineError
-        naming each; an error that no other replica could mend at once.
+        A failed part is repeated on the replicas that have not refused in this call. It runs at most as many times as
+        there are replicas, because the part itself may crash them. Then raises the error of a live replica, else an
+        EngineError that names each replica. An error that is not retryable is raised at once.
         """
-        answers: dict[int, list[R]] = {}  # by the start of their part
+        answers: dict[int, list[R]] = {}  # by the start of the part
         refused: dict[Replica, EngineError] = {}
         open_parts = [_Part(0, len(items))] if items else []
         while open_parts:
@@ -77,7 +77,7 @@ class Spreader:
     def _jobs(
         self, parts: Sequence[_Part], costs: Sequence[int], rows: int, refused: dict[Replica, EngineError]
     ) -> list[_Job]:
-        """Who works on which piece of ``parts``."""
+        """Divide ``parts`` over the replicas."""
         jobs: list[_Job] = []
         try:
             for part in parts:
@@ -104,7 +104,7 @@ class Spreader:
             self._replicas.give_back(job.replica, job.cost)
 
     def _failed(self, refused: dict[Replica, EngineError], last: EngineError) -> EngineError:
-        """What they all have to say: the words of one that is alive, else of each why it is down."""
+        """The error to raise: that of a live replica, else the reason why each replica is down."""
         if refused:
             return next(iter(refused.values()))
         return last if self._replicas.serving() else self._replicas.none_left()

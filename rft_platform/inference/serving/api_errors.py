@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API words them: ``{"error": {"message", "type", "code", "param"}}`` with the right status."""
+"""Errors in the form of OpenAI's API: ``{"error": {"message", "type", "code", "param"}}`` with the matching status."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class ApiError(Exception):
-    """A request that is refused with ``status``."""
+    """Refuses a request with ``status``."""
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.param = status, code, param
 
 
-#: The first class that fits gives the status and the code.
+#: The first matching class gives the status and the code.
 STATUS: list[tuple[type[RftError], int, str]] = [
     (ContextLengthError, 400, "context_length_exceeded"),
     (UserError, 400, "invalid_value"),
@@ -28,13 +28,13 @@ STATUS: list[tuple[type[RftError], int, str]] = [
 
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
-    """The body of an error answer."""
+    """Body of an error response."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:
-    """(status, body) for an exception that a handler let through."""
+    """(status, body) of the response for an exception that a handler raised."""
     if isinstance(error, ApiError):
         return error.status, error_body(error.status, str(error), error.code, error.param)
     for kind, status, code in STATUS:
@@ -44,8 +44,8 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
 
 
 def install(app: "FastAPI") -> None:
-    """Answer every error of ``app`` in this form."""
-    # Imported here: an agent's environment, where only clients are recorded, need not have them.
+    """Register handlers so that ``app`` returns every error in this form."""
+    # Imported here: an agent's environment, which only records clients, may lack these packages.
     from fastapi import Request
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException

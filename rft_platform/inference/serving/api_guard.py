@@ -1,6 +1,6 @@
-"""Access control and containment of errors for the platform's API servers: the engines' and the recording gateway's.
+"""Access control and error containment for the platform's API servers: the engines and the recording gateway.
 
-Loopback is no trust boundary: every local user and every web page that a local browser opens reach it.
+Loopback is no trust boundary: every local user, and every web page in a local browser, can reach it.
 """
 
 import logging
@@ -26,13 +26,13 @@ LOG = logging.getLogger(__name__)
 PUBLIC_PATHS = ("/health", "/ping")
 CONTROL_PREFIX = "/engine/"
 MAX_CONTROL_BYTES = 1 << 30  # batches of token ids, from the holder of the control token only
-_STRANGERS_BYTES = 1 << 20  # of a refused caller's body: read and dropped, so that it reads the answer
+_STRANGERS_BYTES = 1 << 20  # of a refused caller's body: read and dropped, so that the caller reads the response
 
 
 class ApiGuard:
-    """ASGI middleware of an engine: every request but a health check needs a key; bodies are read within limits.
+    """ASGI middleware of an engine: requires a key for every request except health checks, and limits body sizes.
 
-    ``/engine/*`` needs ``token`` itself, every other path takes ``api_key_of(token)`` or ``token``.
+    ``/engine/*`` requires ``token`` itself. Every other path accepts ``api_key_of(token)`` or ``token``.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -42,7 +42,7 @@ class ApiGuard:
         self._hosts = configured_hosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI call."""
+        """Handle one ASGI call."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -86,7 +86,7 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str]) -> None:
-    """Raise ApiError for a request under a foreign Host, or that a browser makes on behalf of another origin."""
+    """Raise ApiError for a foreign Host header, or for a browser request on behalf of another origin."""
     try:
         check_host(headers, hosts)
         check_origin(method, headers, hosts)
@@ -95,14 +95,14 @@ def check_caller(method: str, headers: Mapping[str, str], hosts: frozenset[str])
 
 
 async def refuse_stranger(error: Exception, receive: Receive, send: Send) -> None:
-    """Answer with ``error`` and close the connection; of the body only a little is read."""
+    """Send ``error`` and close the connection; only a small part of the body is read."""
     with suppress(ApiError):
         await read_body(receive, _STRANGERS_BYTES, _STRANGERS_BYTES)
     await send_error(error, send, close=True)
 
 
 async def send_error(error: Exception, send: Send, close: bool = False) -> None:
-    """A whole answer in OpenAI's form."""
+    """Send ``error`` as a complete response in OpenAI's form."""
     status, body = describe(error)
     content = json_codec.dump(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
@@ -113,10 +113,10 @@ async def send_error(error: Exception, send: Send, close: bool = False) -> None:
 
 
 def contained(app: ASGIApp) -> ASGIApp:
-    """``app``, whose unexpected exceptions become an error answer on a connection that stays usable.
+    """Wrap ``app`` so that unexpected exceptions become an error response and the connection stays usable.
 
-    A server that sees an exception hangs up, although the answer has been sent: the caller's next request, on the same
-    connection, would be lost.
+    A server that sees an exception closes the connection even if the response has been sent. The caller's next request
+    on that connection would be lost.
     """
 
     async def containing(scope: Scope, receive: Receive, send: Send) -> None:

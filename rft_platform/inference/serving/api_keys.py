@@ -1,14 +1,14 @@
-"""Keys of the engines' OpenAI APIs. Imports nothing but the standard library: an agent's environment has little."""
+"""Keys of the engines' OpenAI APIs. Standard library only: it is also imported in agents' own environments."""
 
 import hashlib
 import hmac
 
-NO_KEY = "EMPTY"  # for servers that ask for none: OpenAI's clients refuse to be without a key
+NO_KEY = "EMPTY"  # for servers that require no key: OpenAI's clients refuse an empty one
 
 
 def api_key_of(token: str) -> str:
-    """The key of an engine's OpenAI API, derived from the ``token`` of its lease; ``NO_KEY`` where that is empty.
+    """The key of an engine's OpenAI API, derived from the ``token`` of its lease; ``NO_KEY`` if that is empty.
 
-    Model calls need no more than this key, and it does not open the control plane.
+    The key permits model calls, but not calls to the control plane.
     """
     return "rft-" + hmac.new(token.encode(), b"OpenAI API", hashlib.sha256).hexdigest() if token else NO_KEY

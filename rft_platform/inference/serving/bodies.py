@@ -1,4 +1,4 @@
-"""Request bodies of the platform's API servers: read once, within a limit, and handed on."""
+"""Read request bodies of the platform's API servers once, within a limit, and replay them to the application."""
 
 from starlette.types import Message, Receive
 
@@ -9,9 +9,9 @@ DRAINED_BYTES = 256 << 20
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES, drained: int = DRAINED_BYTES) -> bytes:
-    """The whole body; raises ApiError (413) for one longer than ``limit`` bytes.
+    """Read the whole body; raises ApiError (413) if it is longer than ``limit`` bytes.
 
-    Of such a body up to ``drained`` bytes are read and dropped, so that its sender reads the answer.
+    Up to ``drained`` bytes of such a body are read and dropped, so that the sender reads the response.
     """
     parts, size, more = list[bytes](), 0, True
     while more:
@@ -31,7 +31,7 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES, drained: int 
 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
-    """A ``receive`` that gives ``body``, then what comes after it: the caller going away."""
+    """A ``receive`` that returns ``body`` first, then the messages that follow it, such as a disconnect."""
     given = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Conversations to prompt ids, through the model's chat template."""
+"""Render conversations to prompt ids through the model's chat template."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from rft_platform.inference.serving.template_process import TemplateLimitError, 
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 
 LOG = logging.getLogger(__name__)
-#: Variables that a request cannot set: they are the conversation itself, or parameters and functions of the rendering.
+#: Variables that a request cannot set: the conversation itself, and parameters and functions of the renderer.
 RESERVED_VARIABLES = frozenset(
     {
         *("self", "messages", "tools", "documents", "conversation", "conversations", "chat_template", "tokenize"),
@@ -26,31 +26,31 @@ Message = dict[str, Any]
 
 
 class ChatTemplate:
-    """The template that every prompt of this engine goes through."""
+    """The chat template of an engine."""
 
     def __init__(
         self, tokenizer: PolicyTokenizer, source: str | None = None, options: dict[str, Any] | None = None
     ) -> None:
-        """``source``: a Jinja template in place of the tokenizer's own; ``options``: variables, unless a call says."""
+        """``source``: a Jinja template instead of the tokenizer's; ``options``: default variables of the template."""
         self.tokenizer = tokenizer
         self.options = options or {}
         self.source: str | None = source or tokenizer.hf.chat_template
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the template's text, and of its variables where some are set; empty for a model without one."""
+        """SHA-256 of the template's text and default variables; empty for a model without a template."""
         options = json.dumps(self.options, sort_keys=True) if self.options else ""
         return hashlib.sha256((self.source + options).encode()).hexdigest() if self.source else ""
 
     def check(self) -> None:
-        """Render a question; raises TemplateLimitError for a template that exceeds its limits."""
+        """Render a test question; raises TemplateLimitError if the template exceeds its limits."""
         if self.source is None:
             return
         try:
             self.text([{"role": "user", "content": "2+2?"}])
         except TemplateLimitError:
             raise
-        except UserError as error:  # it may want another conversation
+        except UserError as error:  # the template may require another form of conversation
             LOG.warning("the chat template refuses a plain question: %s", error)
 
     def text(
@@ -59,7 +59,7 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt as text, up to where the assistant speaks next. ``options`` are variables of the template."""
+        """The prompt as text, with the generation prompt. ``options`` are variables of the template."""
         (text,) = self.texts([messages], tools, options)
         return text
 
@@ -85,14 +85,14 @@ class ChatTemplate:
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raise UserError for a variable of the template that the engine sets itself."""
+    """Raise UserError if ``variables`` holds one that the engine sets itself."""
     taken = sorted(RESERVED_VARIABLES & variables.keys())
     if taken:
         raise UserError(f"chat_template_kwargs: {', '.join(taken)} cannot be set: the engine sets it")
 
 
 def normalised(message: Message) -> Message:
-    """A message as templates expect it: content is text, tool-call arguments are an object.
+    """Convert a message to the form that templates expect: content is text, tool-call arguments are an object.
 
     Clients also send content as a list of text parts, as null or not at all, and arguments as a JSON string.
     """
@@ -105,7 +105,7 @@ def normalised(message: Message) -> Message:
 
 
 def load_template(source: str | None) -> str | None:
-    """A template given as a file's path or as the text itself."""
+    """The text of a template that is given as a file's path or as the text itself."""
     if source is None or "{" in source:
         return source
     path = Path(source)
@@ -133,6 +133,6 @@ def _normalised_call(call: dict[str, Any]) -> dict[str, Any]:
         raise UserError("the function of a tool call must be an object with name and arguments")
     function = dict(function)
     if isinstance(function.get("arguments"), str):
-        with suppress(ValueError):  # what a model wrote need not be JSON: the template then shows it as it is
+        with suppress(ValueError):  # a model's arguments need not be valid JSON: the template then shows them unchanged
             function["arguments"] = json_codec.parse(function["arguments"] or "{}")
     return {**call, "function": function}

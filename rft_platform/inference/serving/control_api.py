@@ -1,6 +1,6 @@
-"""The control plane and the token plane, below /engine: for the holder of the lease's token only.
+"""The control and token routes below /engine, for callers with the lease's token only.
 
-Batches travel as columns of plain JSON, without validation models: thousands of sequences a call.
+Batches are columns of plain JSON without validation models, because a call carries thousands of sequences.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class ServedEngine(Protocol):
-    """An engine inside its own server process: what the routes need of it."""
+    """The methods that the routes need of an engine in its server process."""
 
     def status(self) -> EngineStatus:
         """Identity and state."""
@@ -52,7 +52,7 @@ class ServedEngine(Protocol):
         ...
 
     async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
-        """(policy version, generations); cancelled when the caller goes away."""
+        """(policy version, generations); cancelled when the caller disconnects."""
         ...
 
     async def decode(self, sequences: list[list[int]]) -> list[str]:
@@ -64,11 +64,11 @@ class ServedEngine(Protocol):
         ...
 
     async def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Serve other weights, or go on with the old ones and raise WeightMismatchError."""
+        """Serve other weights; if they do not fit, keep the old ones and raise WeightMismatchError."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold new requests; returns once those running are frozen, ended or finished."""
+        """Hold new requests; returns once running requests are frozen, ended or finished."""
         ...
 
     async def resume(self) -> None:
@@ -77,7 +77,7 @@ class ServedEngine(Protocol):
 
 
 def install(app: FastAPI, engine: ServedEngine, stop: Callable[[], None]) -> None:
-    """Add the routes, which ``ApiGuard`` must stand before; ``stop`` ends the server."""
+    """Add the routes to ``app``, which ``ApiGuard`` must wrap; ``stop`` ends the server."""
     planes = ControlPlane(engine, stop)
     router = APIRouter(prefix="/engine")
     for name in ROUTES:
@@ -104,7 +104,7 @@ async def _json_object(http: HttpRequest) -> dict[str, Any]:
 
 
 class ControlPlane:
-    """One method a route."""
+    """The handlers, one method per route."""
 
     def __init__(self, engine: ServedEngine, stop: Callable[[], None]) -> None:
         self.engine = engine
@@ -144,12 +144,12 @@ class ControlPlane:
         return JSONResponse({"logprobs": await self.engine.score(body["sequences"])})
 
     async def update_weights(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{folder, policy_version} -> status, once the new weights are served."""
+        """{folder, policy_version} -> status, after the new weights are active."""
         await self.engine.update_weights(Path(body["folder"]), int(body["policy_version"]))
         return JSONResponse(asdict(self.engine.status()))
 
     async def pause(self, body: dict[str, Any], http: HttpRequest) -> Response:
-        """{mode} -> {paused}, once what was running is frozen, ended or finished."""
+        """{mode} -> {paused}, once running requests are frozen, ended or finished."""
         mode = body.get("mode", "wait")
         if mode not in PAUSE_MODES:
             raise UserError(f"pause mode {mode!r}: expected one of {', '.join(PAUSE_MODES)}")
@@ -168,7 +168,7 @@ class ControlPlane:
 
 
 async def while_connected(work: Coroutine[Any, Any, T], http: HttpRequest) -> T:
-    """The result of ``work``, which is cancelled when the caller goes away."""
+    """The result of ``work``, which is cancelled when the caller disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnected(http))
     try:

@@ -1,4 +1,4 @@
-"""How the platform's HTTP servers treat connections: time limits for requests, and long keep-alive."""
+"""Connection handling of the platform's HTTP servers: time-outs for incoming requests, and a long keep-alive."""
 
 import asyncio
 from typing import Any
@@ -8,33 +8,33 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
 
-HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a further request, to the end of its headers
+HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a later request, to the end of its headers
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body
 
-_UvicornProtocol: Any = AutoHTTPProtocol  # the faster of those installed
+_UvicornProtocol: Any = AutoHTTPProtocol  # the fastest one installed
 
 
 class TimedProtocol(_UvicornProtocol):
-    """uvicorn's HTTP protocol, which closes a connection whose request does not arrive in time.
+    """uvicorn's HTTP protocol with time-outs: closes a connection whose request does not arrive in time.
 
-    uvicorn itself waits for ever, so that a client could hold any number of half-open requests.
+    uvicorn itself waits without limit, so that a client could hold any number of half-open requests.
     """
 
     _timer: asyncio.TimerHandle | None = None
     _waits_for: str | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Start the clock."""
+        """Start the timer."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Restart the clock where the request has come a step further, stop it where it is complete."""
+        """Restart the timer when the request reaches the next stage; stop it when the request is complete."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self._set_timer(None)
         super().connection_lost(exc)
 
@@ -48,7 +48,7 @@ class TimedProtocol(_UvicornProtocol):
             self._set_timer(None)
 
     def _set_timer(self, waits_for: str | None, seconds: float = 0.0) -> None:
-        """Data that is not yet enough leaves the clock running: a drop every second must not hold a connection."""
+        """Set the timer for a stage; data within a stage does not restart it, lest slow senders hold connections."""
         if waits_for == self._waits_for and waits_for is not None:
             return
         if self._timer is not None:
@@ -62,7 +62,7 @@ class TimedProtocol(_UvicornProtocol):
 
 
 def server_config(app: Any, grace_s: int, **options: Any) -> uvicorn.Config:
-    """uvicorn's settings for a server of the platform; ``grace_s``: for open connections, once it is to stop."""
+    """uvicorn's settings for a server of the platform; ``grace_s``: time for open connections at the shutdown."""
     return uvicorn.Config(
         app,
         http=TimedProtocol,

@@ -1,8 +1,8 @@
-"""JSON of model calls: read with limits and written fast.
+"""Strict and fast JSON for the bodies of model calls.
 
-Every byte of every call passes here, so it is read and written by pydantic's parser, several times as fast as the
-standard library's. What it gives is valid UTF-8 and nested at most 200 levels deep, so that nothing behind it fails on
-half a character or runs out of stack.
+All bodies pass here, so pydantic's parser is used, which is several times as fast as the standard library's. Parsed
+values hold valid UTF-8 text and are nested at most 200 levels deep. Later code therefore fails neither on half a
+surrogate pair nor on the recursion limit.
 """
 
 import json
@@ -12,10 +12,10 @@ from pydantic_core import from_json, to_json
 
 
 def parse(data: bytes | str) -> Any:
-    """The value that ``data`` is the JSON of.
+    """Parse JSON.
 
-    Half a surrogate pair, which clients send for an emoji that they cut in two, becomes U+FFFD. Raises ValueError for
-    text that is not JSON (NaN and Infinity are not) or is nested more than 200 levels deep.
+    Half a surrogate pair, which clients send when they cut an emoji in two, becomes U+FFFD. Raises ValueError for text
+    that is not JSON (NaN and Infinity are not) or is nested more than 200 levels deep.
     """
     try:
         return from_json(data, allow_inf_nan=False)

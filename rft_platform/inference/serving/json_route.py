@@ -1,4 +1,4 @@
-"""FastAPI routes whose bodies are read by ``json_codec``: bounded nesting, whole characters, no NaN."""
+"""FastAPI routes whose bodies are parsed by ``json_codec``: bounded nesting, valid characters, no NaN."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ class JsonRequest(Request):
     """A request whose body is strict JSON."""
 
     async def json(self) -> Any:
-        """The body; raises JSONDecodeError, which becomes a 400, where it is not JSON."""
+        """The parsed body; raises JSONDecodeError, which becomes a 400, if it is not JSON."""
         body = await self.body()
         try:
             if len(body) > LARGE_BYTES:
@@ -28,10 +28,10 @@ class JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that gets ``JsonRequest``."""
+    """A route that receives ``JsonRequest``."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's handler on our request."""
+        """FastAPI's handler, called with a ``JsonRequest``."""
         handler = super().get_route_handler()
 
         async def handle(request: Request) -> Response:

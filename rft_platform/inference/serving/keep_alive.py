@@ -1,3 +1,3 @@
-"""How long the servers of the platform hold an idle connection. Imports nothing: an agent's environment has little."""
+"""Keep-alive time of the platform's servers. Imports nothing: it is also imported in agents' own environments."""
 
-KEEP_ALIVE_S = 600  # longer than any client keeps an idle connection, so that none is closed as it is used again
+KEEP_ALIVE_S = 600  # longer than clients keep idle connections, so that the server closes none just as it is reused

@@ -10,7 +10,7 @@ class _Open(BaseModel):
 
 
 class ContentPart(_Open):
-    """A part of a message's content; engines read text parts."""
+    """A part of a message's content; engines read only text parts."""
 
     type: str
     text: str | None = None
@@ -18,7 +18,7 @@ class ContentPart(_Open):
 
 
 class FunctionCall(_Open):
-    """The function that a tool call names; ``arguments`` is JSON text, or the object itself."""
+    """The function of a tool call; ``arguments`` is JSON text or the object itself."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -43,7 +43,7 @@ class ChatMessage(_Open):
 
 
 class ToolFunction(_Open):
-    """A function on offer; ``parameters`` is a JSON schema."""
+    """A function that the model may call; ``parameters`` is a JSON schema."""
 
     name: str
     description: str | None = None
@@ -51,7 +51,7 @@ class ToolFunction(_Open):
 
 
 class Tool(_Open):
-    """A tool on offer."""
+    """A tool that the model may call."""
 
     type: Literal["function"] = "function"
     function: ToolFunction

@@ -1,6 +1,6 @@
-"""Bodies of the OpenAI plane. Unknown fields are accepted; known ones that cannot be honoured are refused by name.
+"""Request bodies of the OpenAI API. Unknown fields are accepted; known but unsupported fields are refused by name.
 
-Every number has bounds: what passes here can be sampled and recorded on every engine.
+Every number has bounds, so that every engine can sample and record a request that passes here.
 """
 
 import json
@@ -26,15 +26,15 @@ MAX_CHOICES = 1024
 MAX_TOP_LOGPROBS = 20
 MAX_TOP_K = 2**31 - 1  # as rows store it
 MAX_SEED = 2**63 - 1
-MAX_TEMPERATURE = 100.0  # beyond it every token is equally likely
-MIN_TEMPERATURE = 1e-5  # below it, but for 0, logits overflow; 0 is greedy
+MAX_TEMPERATURE = 100.0  # above it all tokens are about equally likely
+MIN_TEMPERATURE = 1e-5  # below it logits overflow; 0 is allowed and means greedy
 MAX_STOPS = 64
-MAX_SCHEMA_CHARACTERS = 65_536  # of a JSON schema that an answer must follow: its grammar is compiled
+MAX_SCHEMA_CHARACTERS = 65_536  # of a response's JSON schema, which is compiled to a grammar
 
 StopText = Annotated[str, Field(max_length=1024)]
 
-#: Fields that would change the distribution or the prompt, and the values of them that do not. What is recorded must be
-#: the policy's own log-probs, and the same request must mean the same to every engine.
+#: Unsupported fields, which would change the distribution or the prompt, and their neutral values, which are accepted.
+#: Recorded log-probs must be the policy's own, and every engine must treat the same request alike.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (None, 0),
     "frequency_penalty": (None, 0),
@@ -73,13 +73,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class StreamOptions(BaseModel):
-    """What a streamed answer carries besides the text."""
+    """Options of a streamed response."""
 
     include_usage: bool | None = None
 
 
 class JsonSchema(BaseModel):
-    """The schema that an answer must follow."""
+    """The schema that a response must follow."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -95,7 +95,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The form of an answer: any text, any JSON object, or JSON that follows a schema."""
+    """The form of a response: any text, any JSON object, or JSON that follows a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -108,7 +108,7 @@ class ResponseFormat(BaseModel):
 
 
 class SamplingBody(BaseModel):
-    """What both kinds of completion share. A null means the default."""
+    """Fields that chat and text completions share. Null means the default."""
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
@@ -152,12 +152,12 @@ class SamplingBody(BaseModel):
         )
 
     def token_limit(self) -> int | None:
-        """Tokens to sample at most, where the request says so."""
+        """Maximum number of tokens to sample; None if the request sets no limit."""
         return self.max_tokens
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
+        """Whether the stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -175,7 +175,7 @@ class ChatBody(SamplingBody):
     _sent: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     def token_limit(self) -> int | None:
-        """The newer name of the field wins."""
+        """``max_completion_tokens``, the newer name of the field, takes precedence over ``max_tokens``."""
         return self.max_completion_tokens or self.max_tokens
 
     @field_validator("chat_template_kwargs")
@@ -203,7 +203,7 @@ class ChatBody(SamplingBody):
     @model_validator(mode="wrap")
     @classmethod
     def _keep_what_was_sent(cls, data: Any, handler: ModelWrapValidatorHandler["ChatBody"]) -> "ChatBody":
-        """The template gets messages and tools as they were sent: the order of their fields is part of the prompt."""
+        """Keep messages and tools as they were sent for the template: their order of fields is part of the prompt."""
         body = handler(data)
         body._sent = data if isinstance(data, dict) else {}
         return body
@@ -216,22 +216,22 @@ class ChatBody(SamplingBody):
 
     @property
     def tool_names(self) -> list[str]:
-        """Names of the functions on offer."""
+        """Names of the offered functions."""
         return [tool.function.name for tool in self.tools or []]
 
     @property
     def tools_on_offer(self) -> list[dict[str, Any]] | None:
-        """The tools that the model is told of, as they were sent: none where the choice is "none"."""
+        """The tools shown to the model, as they were sent; None if the tool choice is "none"."""
         return None if self.tool_choice == "none" else self._sent.get("tools")
 
     @property
     def asks_for_json(self) -> bool:
-        """Whether the answer must be JSON, so that it is sampled under a grammar."""
+        """Whether the response must be JSON, which is sampled under a grammar."""
         return self.response_format is not None and self.response_format.type != "text"
 
     @property
     def forced_tool(self) -> str | None:
-        """The function that must be called, "" for any; None where the model is free."""
+        """The function that must be called; "" for any function; None if the model may choose."""
         if isinstance(self.tool_choice, ToolChoice):
             return self.tool_choice.function.name
         return "" if self.tool_choice == "required" else None

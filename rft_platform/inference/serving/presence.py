@@ -1,4 +1,4 @@
-"""How a server is found and when it ends: its lease, its token, its idle time-out."""
+"""A server process's lease, token and idle time-out."""
 
 import asyncio
 import logging
@@ -16,16 +16,16 @@ from rft_platform.processes.lease import Lease, remove_lease, write_lease
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 VERSION_HEADER = "X-Policy-Version"
-#: Monitoring must not keep an unused engine alive.
+#: Paths that do not reset the idle time-out: monitoring must not keep an unused engine alive.
 UNCOUNTED_PATHS = ("/health", "/ping", "/metrics", "/v1/models", "/engine/metrics")
-EXIT_USER_ERROR = 2  # of a server's process whose settings are at fault: the last line of its log says why
+EXIT_USER_ERROR = 2  # exit code of a server with wrong settings; the last line of its log gives the reason
 
 
 @dataclass
 class Presence:
-    """The lease of one server process, and how long nobody has needed it."""
+    """The lease of one server process, and the time of its last use."""
 
-    kind: str  # as the lease names it
+    kind: str  # kind in the lease
     lease: Path
     model_digest: str
     idle_timeout_s: float
@@ -33,7 +33,7 @@ class Presence:
     last_use: float = field(default_factory=time.monotonic)
 
     def publish(self, port: int) -> None:
-        """Write the lease: from now on callers come."""
+        """Write the lease, by which callers find the server."""
         created = psutil.Process().create_time()
         self.touch()
         lease = Lease(
@@ -42,15 +42,15 @@ class Presence:
         write_lease(self.lease, lease)
 
     def withdraw(self) -> None:
-        """Remove the lease, unless it is a successor's."""
+        """Remove the lease, unless a successor owns it."""
         remove_lease(self.lease, os.getpid())
 
     def touch(self) -> None:
-        """Somebody needs the engine: its idle time starts anew."""
+        """Reset the idle time."""
         self.last_use = time.monotonic()
 
     async def stop_when_idle(self, busy: Callable[[], bool], stop: Callable[[], None]) -> None:
-        """Call ``stop`` once nobody has needed the engine for ``idle_timeout_s`` and it is not ``busy``."""
+        """Call ``stop`` once the engine is not ``busy`` and was not used for ``idle_timeout_s``."""
         left = self.idle_timeout_s
         while left > 0:
             await asyncio.sleep(left)

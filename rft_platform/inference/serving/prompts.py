@@ -1,4 +1,4 @@
-"""Which prompts an engine takes: the same answer, in the same words, from every engine."""
+"""Check prompts for length and token ids; both engines use these checks, so their refusals are the same."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ MAX_CHARACTERS_A_TOKEN = 64  # on average over a prompt; tokens have about 4, lo
 
 
 class ContextLengthError(UserError):
-    """A prompt longer than the model's context."""
+    """The prompt is longer than the model's context."""
 
 
 def check_text(text: str, max_model_len: int) -> None:
-    """Raise for a text that is too long for the context whatever its tokens are, before time is spent on tokenising."""
+    """Raise, before tokenising, for a text that is too long for the context whatever its tokens are."""
     limit = MAX_CHARACTERS_A_TOKEN * max_model_len
     if len(text) > limit:
         raise ContextLengthError(
@@ -22,7 +22,7 @@ def check_text(text: str, max_model_len: int) -> None:
 
 
 def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: int, why: str = "") -> None:
-    """Raise unless ``ids`` has 1 to ``limit`` tokens, each of them one of the model's ``vocabulary``."""
+    """Raise unless ``ids`` has 1 to ``limit`` tokens, each in [0, ``vocabulary``)."""
     if not 0 < len(ids) <= limit:
         raise ContextLengthError(
             f"the prompt has {len(ids)} tokens; between 1 and {limit} fit the model's context of "
@@ -33,5 +33,5 @@ def check_ids(ids: Sequence[int], limit: int, max_model_len: int, vocabulary: in
 
 
 def check_prompt(ids: Sequence[int], max_model_len: int, vocabulary: int) -> None:
-    """As ``check_ids``, for a prompt after which at least one token is to be sampled."""
+    """As ``check_ids``, for a prompt that leaves room to sample at least one token."""
     check_ids(ids, max_model_len - 1, max_model_len, vocabulary, "; nothing could be sampled after it")

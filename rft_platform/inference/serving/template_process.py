@@ -1,7 +1,7 @@
-"""Render chat templates in a process of their own, with limits of processor time and memory.
+"""Render chat templates in a separate process with limits of processor time and memory.
 
-One such process serves all templates of a program; it is started when it is first needed and replaced when a template
-has exceeded its limits.
+One such process renders all templates of a program. It is started on first use and replaced after a template exceeded
+its limits.
 """
 
 import json
@@ -20,24 +20,24 @@ from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.serving.template_worker import CPU_SECONDS
 
 WORKER = "rft_platform.inference.serving.template_worker"
-ANSWER_TIMEOUT_S = 120.0  # the limit is processor time; this is for a machine that gives the worker none
+ANSWER_TIMEOUT_S = 120.0  # the usual limit is processor time; this covers a machine that gives the worker none
 _INHERITED = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "HOME", "TMPDIR", "LANG", "LC_ALL")  # no secrets
 _TOO_SLOW = (-signal.SIGPROF, -signal.SIGKILL)
 
 
 class TemplateLimitError(UserError):
-    """A template that takes more time or memory than rendering may."""
+    """A template exceeded the limits of processor time or memory."""
 
 
 class TemplateProcess:
-    """Safe to share between threads; requests are rendered one after the other."""
+    """Client of the rendering process; safe to share between threads. Requests are rendered one after the other."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
 
     def start(self) -> None:
-        """Start the worker, where none runs; its imports take seconds, which the caller may spend otherwise."""
+        """Start the worker if none runs. Its imports take seconds, during which the caller can do other work."""
         with self._lock:
             self._running()
 
@@ -51,7 +51,7 @@ class TemplateProcess:
     ) -> list[str]:
         """The text of each conversation under the template ``source``.
 
-        Raises UserError where the template refuses them or exceeds its limits.
+        Raises UserError if the template refuses them or exceeds its limits.
         """
         request = {
             "source": source,
@@ -107,11 +107,14 @@ class _Worker:
         self._end = weakref.finalize(self, _end, self._process)
 
     def is_ours(self) -> bool:
-        """Whether it runs, and was started by this process and not by the one that this was forked from."""
+        """Whether the worker runs and was started by this process, not by the parent that it was forked from."""
         return self._starter == os.getpid() and self._process.poll() is None
 
     def ask(self, line: bytes) -> bytes:
-        """Send a line, read one; OSError where the worker has ended or does not answer in time."""
+        """Send a line and read one. If the worker has ended, raises OSError or returns b"".
+
+        A worker that does not answer within ``ANSWER_TIMEOUT_S`` is killed.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(line)
         self._process.stdin.flush()
@@ -122,7 +125,7 @@ class _Worker:
         return self._process.stdout.readline()
 
     def end(self) -> int:
-        """Kill it; its exit code."""
+        """End the worker, by force after 1 s; returns its exit code."""
         self._end()
         return self._process.returncode
 
@@ -135,7 +138,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             except OSError:
                 continue
     try:
-        process.wait(1)  # its input has ended
+        process.wait(1)  # the worker ends when its input is closed
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
@@ -143,5 +146,5 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @cache
 def template_process() -> TemplateProcess:
-    """The one of this program."""
+    """The program's only instance."""
     return TemplateProcess()

@@ -1,9 +1,11 @@
 """``python -m rft_platform.inference.serving.template_worker``: renders chat templates for ``template_process``.
 
-A template comes with a model folder, so it is foreign code. Jinja's sandbox keeps it from the interpreter, but not from
-looping for ever or from filling the memory: this process has limits of its own, and the kernel ends it at the first.
+A template comes with a model folder, so it is untrusted code. Jinja's sandbox keeps it from the interpreter, but not
+from endless loops or from filling the memory. This process therefore has limits of its own: the kernel kills it when it
+exceeds the processor time, and an allocation beyond the memory limit fails.
 
-One JSON request a line on standard input, one JSON answer a line on standard output; ends with its parent.
+Reads one JSON request per line from standard input, writes one JSON answer per line to standard output, and ends when
+its input is closed.
 """
 
 import json
@@ -19,7 +21,7 @@ TEXT_CHARACTERS = 64 << 20  # of one prompt
 
 
 def main() -> None:
-    """Answer until standard input ends."""
+    """Answer requests until standard input ends."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     _limit_memory()
@@ -45,7 +47,7 @@ def _answer(request: dict[str, Any], render: Any) -> dict[str, Any]:
             if len(text) > TEXT_CHARACTERS:
                 raise ValueError(f"a prompt of {len(text)} characters; at most {TEXT_CHARACTERS} are supported")
             texts.append(text)
-    except Exception as error:  # of the template: nothing that it raises is ours
+    except Exception as error:  # the template's code may raise anything
         return {"error": f"{type(error).__name__}: {error}"[:2000]}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

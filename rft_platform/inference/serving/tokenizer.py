@@ -1,4 +1,4 @@
-"""The policy's tokenizer: text to ids and back, and which ids end an answer."""
+"""The policy's tokenizer: text to ids and back, and the ids that end a completion."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from rft_platform.files import read_json
 
 
 class PolicyTokenizer:
-    """A Hugging Face tokenizer without any of the special tokens that it would add by itself."""
+    """A Hugging Face tokenizer that adds no special tokens."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -27,25 +27,25 @@ class PolicyTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of one sequence, special tokens left out."""
+        """Text of one sequence, without special tokens."""
         text: str = self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
     def decode_many(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        """Text of each sequence, special tokens left out."""
+        """Text of each sequence, without special tokens."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         texts: list[str] = self.hf.batch_decode(sequences, **options) if sequences else []
         return texts
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """Text of each single token, special tokens included."""
+        """Text of each single token, including special tokens."""
         for token in set(ids) - self._token_texts.keys():
             self._token_texts[token] = self.hf.decode([token], clean_up_tokenization_spaces=False)
         return [self._token_texts[token] for token in ids]
 
 
 def end_ids(folder: Path, eos_token_id: int | None) -> list[int]:
-    """Ids that end an answer: those of ``generation_config.json`` (one or several) and the tokenizer's own."""
+    """Ids that end a completion: those of ``generation_config.json`` (one or several) and ``eos_token_id``."""
     config = folder / "generation_config.json"
     given = read_json(config).get("eos_token_id") if config.exists() else None
     ids = set(given if isinstance(given, list) else [given]) | {eos_token_id}

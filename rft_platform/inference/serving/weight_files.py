@@ -1,4 +1,7 @@
-"""Is a folder of weights what an engine can take over? Read from the headers alone, before anything is changed."""
+"""Check whether a folder of weights fits the served model, before the engine changes anything.
+
+Only file headers are read, and a tied output head's bytes where a folder holds both tensors.
+"""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +12,7 @@ from typing import Any
 from rft_platform.errors import WeightMismatchError, some
 from rft_platform.files import read_json
 
-HEADER_LENGTH_BYTES = 8  # the size of the header, little-endian, at the beginning of a safetensors file
+HEADER_LENGTH_BYTES = 8  # a safetensors file begins with the size of its header, little-endian
 CHUNK_BYTES = 1 << 24
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
@@ -17,7 +20,7 @@ EMBEDDING = "embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor lies: ``length`` bytes from ``start`` of ``file``."""
+    """Position of a tensor: ``length`` bytes from ``start`` of ``file``."""
 
     file: Path
     dtype: str
@@ -28,7 +31,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The tensors of the served model. ``ties``: names that may be absent, being copies of another."""
+    """The tensors of the served model. ``ties``: a tensor that may be absent, to the tensor that it is a copy of."""
 
     shapes: Mapping[str, tuple[int, ...]]
     ties: Mapping[str, str]
@@ -45,12 +48,12 @@ class Layout:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether ``folder`` holds a LoRA adapter in place of full weights."""
+    """Whether ``folder`` holds a LoRA adapter instead of full weights."""
     return (folder / "adapter_config.json").exists()
 
 
 def read_headers(folder: Path) -> dict[str, TensorPlace]:
-    """Every tensor of the folder's safetensors files; WeightMismatchError where there is none or one is cut short."""
+    """All tensors of the folder's safetensors files; WeightMismatchError if there is no file or one is incomplete."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightMismatchError(f"{folder}: holds no .safetensors file")
@@ -79,12 +82,12 @@ def check_folder(layout: Layout, folder: Path) -> None:
 
 
 def tie_broken(source: Path, name: str, owner: str) -> WeightMismatchError:
-    """The error for a tensor that should be a copy of another and is not."""
+    """The error for a tensor that should be a copy of another but differs."""
     return WeightMismatchError(f"{source}: {name} differs from {owner}, to which the served model ties it")
 
 
 def check_names(given: set[str], expected: set[str], source: Path) -> None:
-    """Raise WeightMismatchError, naming some of them, where tensors are missing or unexpected."""
+    """Raise WeightMismatchError, naming some of them, if tensors are missing or unexpected."""
     missing, unexpected = sorted(expected - given), sorted(given - expected)
     if missing or unexpected:
         raise WeightMismatchError(

@@ -1,1 +1,13 @@
-"""The embedded engine: a transformers model behind the OpenAI HTTP subset, in a process of its own."""
+"""The embedded engine: a transformers model behind the OpenAI HTTP subset, in its own process.
+
+Read in this order:
+
+- ``__main__.py``, ``server.py``: the process, its application and its end.
+- ``engine.py``: ``TransformersEngine``, which combines model, tokenizer, chat template and scheduler.
+- ``scheduler.py``, ``generator.py``, ``request.py``: the engine's thread and the decode loop.
+- ``model.py``, ``attention.py``: forward passes on a cache with one slot per row.
+- ``sampling.py``, ``counter_random.py``, ``stops.py``: tokens from logits, seeded draws, stop strings.
+- ``weights.py``: swap weights in place.
+- ``planes.py``, ``openai_api.py``, ``openai_answers.py``: the control and OpenAI routes.
+- ``answer_text.py``, ``reasoning.py``, ``tool_calls.py``: from token ids to text, reasoning and tool calls.
+"""

@@ -1,4 +1,4 @@
-"""``python -m rft_platform.inference.transformers_engine SETTINGS``: the server process, settings as JSON."""
+"""``python -m rft_platform.inference.transformers_engine SETTINGS``: run the server; the settings are JSON."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Sampled ids to what the caller reads: text, cut at stop strings, with tool calls taken out.
+"""Convert sampled ids to the caller's text: cut at stop strings, with reasoning and tool calls separated.
 
-A streamed answer and a whole one go through the same code, so their texts are equal by construction.
+Streamed and whole responses use the same code, so their texts are equal by construction.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,21 +9,21 @@ from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
 from rft_platform.inference.transformers_engine.stops import cut_at_stop, held_back
 from rft_platform.inference.transformers_engine.tool_calls import ToolCall, ToolCallParser
 
-INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # what the first bytes of a character decode to
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 
 
 class TextStream:
     """Decodes ids as they arrive, in pieces that end at whole characters.
 
-    Each piece is decoded together with the one before it, because tokenizers treat the first token of a text
-    differently (its leading space, say).
+    Each piece is decoded together with the previous one, because tokenizers treat the first token of a text
+    differently (for example its leading space).
     """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._shown = 0  # ids whose text has been given out
-        self._context = 0  # where the piece before begins
+        self._shown = 0  # number of ids whose text has been returned
+        self._context = 0  # index of the previous piece's first id
 
     def feed(self, ids: Sequence[int], last: bool) -> str:
         """The text that ``ids`` add."""
@@ -37,7 +37,7 @@ class TextStream:
 
 
 class AnswerText:
-    """One choice: ids in, (text, tool calls) out; ``thoughts`` is what the last ids added to the model's reasoning."""
+    """Converts the ids of one choice to (text, tool calls); ``thoughts`` is the reasoning that the last ids added."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class AnswerText:
         prefix: str = "",
         reasoning: ReasoningParser | None = None,
     ) -> None:
-        """``parser`` where tools are on offer, ``reasoning`` where thoughts are told from the answer.
+        """``parser``: set if the request offers tools; ``reasoning``: set if reasoning is separated from the answer.
 
-        ``prefix``: the forced beginning of the answer, part of the prompt.
+        ``prefix``: the forced beginning of the answer, which is part of the prompt.
         """
         self._stream = TextStream(decode)
         self._stops = stops
@@ -63,7 +63,7 @@ class AnswerText:
             parser.feed(prefix)
 
     def feed(self, ids: Sequence[int], last: bool) -> tuple[str, list[ToolCall]]:
-        """What ``ids`` add for the reader; ``last`` where no more follow."""
+        """The (text, tool calls) that ``ids`` add; ``last``: no more ids follow."""
         text = self._until_stop(self._stream.feed(ids, last), last)
         if self._reasoning is not None:
             self.thoughts, text = self._reasoning.feed(text, last)
@@ -77,7 +77,7 @@ class AnswerText:
         return shown, calls
 
     def finish_reason(self, reason: str) -> str:
-        """The reason as the caller sees it: an answer that ended by itself with a tool call says so."""
+        """The reason for the caller: "tool_calls" instead of "stop" if the answer holds a tool call."""
         return "tool_calls" if self.called and reason == "stop" else reason
 
     def _until_stop(self, text: str, last: bool) -> str:

@@ -1,7 +1,7 @@
-"""The attention that replaces the model's own: prompts without padding masks, then one token a row on a slotted cache.
+"""Attention that replaces the model's own: prompts without padding masks, then one token per row on a slotted cache.
 
-A model calls the registered function in every layer and hands through the keyword ``attention_pass`` of the forward
-call; the pass holds the keys and values. So neither transformers' cache nor its mask construction takes part, and
+The model calls the registered function in every layer and passes on the keyword ``attention_pass`` of the forward
+call, which holds the keys and values. transformers' cache and mask construction are therefore not used, and
 grouped-query heads are never repeated in memory.
 """
 
@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 
 ATTENTION_NAME = "rft_slots"
-UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")  # what some architectures ask of their attention
-GROWTH = 32  # slots are rounded up to so many tokens, so that growing is rare
-SPARE = 4  # a cache that is more times larger than its rows need is made smaller
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "head_mask")  # attention options of some architectures
+GROWTH = 32  # slot lengths are rounded up to a multiple of this many tokens, so that growing is rare
+SPARE = 4  # a cache is shrunk if it is more than this many times larger than its rows need
 
 
 class AttentionPass(Protocol):
-    """What one forward call does with the queries, keys and values of a layer."""
+    """Attention of one forward call, called once per layer."""
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention output [rows, query heads, tokens, head size]."""
+        """Attention output [rows, query heads, tokens, head size] of layer ``layer``."""
         ...
 
 
@@ -38,7 +38,7 @@ def slot_attention(
     attention_pass: AttentionPass | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls: [rows, heads, tokens, head size] in, [rows, tokens, heads, ...] out."""
+    """The function that transformers calls: [rows, heads, tokens, head size] -> [rows, tokens, heads, head size]."""
     if attention_pass is None:
         raise ValueError(f"attention '{ATTENTION_NAME}' needs the keyword attention_pass of the forward call")
     if refused := [name for name in UNSUPPORTED if options.get(name) is not None]:
@@ -50,17 +50,17 @@ def slot_attention(
 
 
 class PromptPass:
-    """Whole sequences from their first token on, padded on the RIGHT: causality alone hides the padding."""
+    """Attention over whole sequences, padded on the RIGHT: causality alone hides the padding."""
 
     def __init__(self, keep: bool) -> None:
         self.keep = keep
-        self.keys: list[torch.Tensor] = []  # a layer: [rows, heads, tokens, head size]
+        self.keys: list[torch.Tensor] = []  # per layer: [rows, heads, tokens, head size]
         self.values: list[torch.Tensor] = []
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Causal attention within each row; keys and values are kept for the cache where asked."""
+        """Causal attention within each row; with ``keep``, keys and values are kept for the cache."""
         if self.keep:
             self.keys.append(k)
             self.values.append(v)
@@ -74,10 +74,10 @@ class PromptPass:
 
 
 class SlotCache:
-    """Keys and values of the rows being decoded: row r's token t stands at ``keys[layer][r, :, t]``.
+    """Keys and values of the rows being decoded: row r's token t is at ``keys[layer][r, :, t]``.
 
     Rows are left-aligned, so rows of any length share a batch without shifting. Buffers start as zeros because masked
-    positions still enter the product with weight 0, and 0 * NaN would be NaN.
+    positions enter the product with weight 0, and 0 * NaN would be NaN.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,14 @@ class SlotCache:
 
     @property
     def capacity(self) -> tuple[int, int]:
-        """(rows, tokens a row) that fit without growing."""
+        """(rows, tokens per row) that fit without growing."""
         return (self.keys[0].shape[0], self.keys[0].shape[2]) if self.keys else (0, 0)
 
     def reserve(self, rows: int, tokens: int, in_use: int, like: PromptPass | None = None) -> None:
         """Make room for ``rows`` rows of ``tokens`` tokens, keeping the contents of the first ``in_use`` rows.
 
-        Growing copies, so a cache in use grows by half at least. ``like`` shows the shapes, for an empty cache.
+        Growing copies the contents, so a cache in use grows by at least half. ``like`` gives the shapes for an empty
+        cache.
         """
         have_rows, have_tokens = self.capacity
         if rows <= have_rows and tokens <= have_tokens:
@@ -103,9 +104,9 @@ class SlotCache:
         self._resize(rows, tokens, in_use, like)
 
     def shrink(self, rows: int, tokens: int, in_use: int) -> None:
-        """Give memory back if the cache is more than ``SPARE`` times as large as ``rows`` rows of ``tokens`` tokens.
+        """Release memory if the cache is more than ``SPARE`` times as large as ``rows`` rows of ``tokens`` tokens.
 
-        Keeps the contents of the first ``in_use`` rows. For 0 rows the cache ends empty.
+        Keeps the contents of the first ``in_use`` rows. With 0 rows the cache becomes empty.
         """
         have_rows, have_tokens = self.capacity
         if not rows:
@@ -114,7 +115,7 @@ class SlotCache:
             self._resize(min(rows, have_rows), min(tokens, have_tokens), in_use)
 
     def _resize(self, rows: int, tokens: int, in_use: int, like: PromptPass | None = None) -> None:
-        """Allocate one block for all layers: malloc returns a large block to the system as soon as it is freed."""
+        """Allocate one block for all layers: malloc returns a large block to the system when it is freed."""
         tokens = -(-tokens // GROWTH) * GROWTH
         old, examples = [*self.keys, *self.values], [*like.keys, *like.values] if like else [*self.keys, *self.values]
         shapes = [(rows, example.shape[1], tokens, example.shape[3]) for example in examples]
@@ -141,7 +142,7 @@ class SlotCache:
 
 
 class TokenPass:
-    """One new token a row, attending to its row of the cache. ``lengths`` [rows]: tokens already in each row."""
+    """Attention of one new token per row over its cache row. ``lengths`` [rows]: tokens already in each row."""
 
     def __init__(self, cache: SlotCache, lengths: torch.Tensor, longest: int) -> None:
         self.cache = cache
@@ -155,10 +156,10 @@ class TokenPass:
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """Attention of the new token over its row; the query heads of a group ride along as query positions."""
+        """Attention of the new token over its row; the query heads of a group are passed as query positions."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         rows, heads = k.shape[:2]
-        if self.mask is None:  # all rows are equally long: one slice instead of an indexed write
+        if self.mask is None:  # all rows have the same length: one slice instead of an indexed write
             keys[:rows, :, self.tokens - 1] = k[:, :, 0]
             values[:rows, :, self.tokens - 1] = v[:, :, 0]
         else:

@@ -1,8 +1,8 @@
-"""Counter-based uniforms: a draw is a pure function of its key, so it never depends on what else is in the batch.
+"""Counter-based uniforms: a draw is a pure function of its key and never depends on the rest of the batch.
 
 Every number is ``hash(seed, prompt index, choice index, position)`` with the SplitMix64 finaliser as hash (Steele,
-Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). There is no generator state: order, batch
-composition and thread timing cannot change a result.
+Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). There is no generator state, so order,
+batch composition and thread timing cannot change a result.
 """
 
 import secrets
@@ -29,14 +29,14 @@ def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def mix64(x: torch.Tensor) -> torch.Tensor:
-    """SplitMix64's finaliser on int64 read as 64 unsigned bits; int64 products wrap as the algorithm wants."""
+    """SplitMix64's finaliser on int64 read as 64 unsigned bits; int64 products wrap as the algorithm requires."""
     x = (x ^ _shift_right(x, 30)) * _signed(_MIX_1)
     x = (x ^ _shift_right(x, 27)) * _signed(_MIX_2)
     return x ^ _shift_right(x, 31)
 
 
 def fold(key: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """The keys of the children ``data`` (numbered from 0) of ``key``; both int64, broadcast."""
+    """The keys of the children ``data`` (numbered from 0) of ``key``; both int64, broadcast together."""
     return mix64(key ^ mix64((data + 1) * _signed(_GOLDEN)))
 
 
@@ -48,6 +48,6 @@ def row_keys(seed: int | None, prompts: Sequence[int], choices: Sequence[int]) -
 
 
 def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """One float64 in [0, 1) a row: draw number ``positions`` [rows] of the stream ``keys`` [rows]."""
+    """One float64 in [0, 1) per row: draw number ``positions`` [rows] of the stream ``keys`` [rows]."""
     bits = _shift_right(fold(keys, positions), 64 - UNIFORM_BITS)
     return bits.to(torch.float64) * 2.0**-UNIFORM_BITS

@@ -1,4 +1,4 @@
-"""The engine behind the HTTP planes: model, tokenizer, template and scheduler as one thing."""
+"""The transformers engine: model, tokenizer, chat template and scheduler behind one thread-safe class."""
 
 import itertools
 import logging
@@ -29,7 +29,7 @@ from rft_platform.inference.transformers_engine.weights import (
 from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
-CACHE_SHARE = 0.25  # of the memory that is free at the start, for keys and values
+CACHE_SHARE = 0.25  # share of the memory free at the start that keys and values may take
 CAPABILITIES = [
     "chat",
     "completions",
@@ -55,12 +55,12 @@ class EngineSettings:
     device: str = "auto"  # cuda where there is one
     threads: int = 1
     max_model_len: int | None = None  # the model's own limit
-    seed: int | None = None  # for requests that bring none: their results then depend on the order of arrival
+    seed: int | None = None  # for requests without a seed: their results then depend on the order of arrival
     chat_template: str | None = None  # Jinja text or a file
-    enable_thinking: bool | None = None  # variable of the template where a request names none
-    reasoning_parser: str | None = None  # any: thoughts between <think> and </think> are no part of the answer
+    enable_thinking: bool | None = None  # default variable of the chat template
+    reasoning_parser: str | None = None  # any value: reasoning between <think> and </think> is separated
     max_rows: int = 4096
-    max_batch_tokens: int | None = None  # from the free memory
+    max_batch_tokens: int | None = None  # None: derived from the free memory
 
 
 class TransformersEngine:
@@ -74,7 +74,7 @@ class TransformersEngine:
         self.tokenizer = PolicyTokenizer(folder)
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self.template = ChatTemplate(self.tokenizer, load_template(settings.chat_template), thinking)
-        template_process().start()  # while the model is loaded
+        template_process().start()  # it starts up while the model is loaded
         self.parses_reasoning = settings.reasoning_parser is not None
         self.model = PolicyModel(folder, dtype, self.device)
         self.max_model_len = min(settings.max_model_len or self.model.max_positions, self.model.max_positions)
@@ -96,7 +96,7 @@ class TransformersEngine:
         top_logprobs: int = 0,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> Request:
-        """Queue prompts for sampling; UserError where one is empty, too long or has unknown ids."""
+        """Queue prompts for sampling; UserError if one is empty, too long or has unknown ids."""
         for prompt in prompts:
             check_prompt(prompt, self.max_model_len, self.model.vocabulary)
         if sampling.seed is None and self._seeds is not None:
@@ -115,7 +115,7 @@ class TransformersEngine:
     def update_weights(self, folder: Path, policy_version: int) -> None:
         """Serve the weights of ``folder`` (full, or an adapter on the last full ones) once running requests are done.
 
-        Raises WeightMismatchError, and goes on with the old ones, where they do not fit the served model.
+        Raises WeightMismatchError, and keeps the old weights, if they do not fit the served model.
         """
         adapter = is_adapter(folder)
         tensors = merge_adapter(self.base, folder, self.model.dtype) if adapter else read_tensors(folder)
@@ -155,7 +155,7 @@ class TransformersEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is waiting or under way."""
+        """Whether any work is queued or running."""
         return self.scheduler.busy
 
     def close(self) -> None:

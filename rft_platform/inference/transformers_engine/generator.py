@@ -1,7 +1,7 @@
-"""The decode loop: a changing set of rows, each advanced by one token a step.
+"""The decode loop (continuous batching): each step samples one token for every row of a changing set.
 
-All rows share one forward pass. A prompt is forwarded once for all its choices; rows that end are replaced by the last
-rows of the batch, so that nothing finished is computed and nothing waits for the longest.
+All rows share one forward pass. A prompt is forwarded once for all its choices. Finished rows are replaced by the last
+rows of the batch, so finished rows cost no computation and no row waits for the longest.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from rft_platform.inference.transformers_engine.request import Request, TokenEve
 from rft_platform.inference.transformers_engine.sampling import SamplingRows, sample, sampling_logprobs
 from rft_platform.inference.transformers_engine.stops import StopWatch
 
-OUTPUT_TOKENS = 64  # room for sampled tokens that a row starts with; doubled when it is used up
-REVIEW_STEPS = 1000  # steps after which the cache is compared with what the rows since then needed
+OUTPUT_TOKENS = 64  # a row's initial room for sampled tokens; doubled when it is used up
+REVIEW_STEPS = 1000  # steps between two checks whether the cache is too large for recent rows
 
 
 @dataclass(slots=True, eq=False)
@@ -34,30 +34,30 @@ class Row:
 
     @property
     def watched(self) -> bool:
-        """Whether the host must look at each of its tokens."""
+        """Whether the host must process each of its tokens."""
         return self.stop is not None or self.request.on_token is not None or self.request.top_logprobs > 0
 
 
 @dataclass(slots=True)
 class RowState:
-    """What the device knows of the rows; first dimension: rows."""
+    """Device tensors of the rows; first dimension: rows."""
 
-    token: torch.Tensor  # the last one sampled
+    token: torch.Tensor  # last sampled token
     length: torch.Tensor  # tokens in the cache
-    produced: torch.Tensor  # tokens sampled
-    limit: torch.Tensor  # tokens to sample at most
-    key: torch.Tensor  # of the row's uniforms
+    produced: torch.Tensor  # number of sampled tokens
+    limit: torch.Tensor  # maximum number of sampled tokens
+    key: torch.Tensor  # key of the row's uniforms
     temperature: torch.Tensor
     top_p: torch.Tensor
     top_k: torch.Tensor
-    tokens: torch.Tensor  # [rows, room]: all sampled
-    logprobs: torch.Tensor  # [rows, room]: theirs
+    tokens: torch.Tensor  # [rows, room]: all sampled tokens
+    logprobs: torch.Tensor  # [rows, room]: their log-probs
 
     def __getitem__(self, rows: slice) -> "RowState":
         return RowState(*(getattr(self, f.name)[rows] for f in fields(self)))
 
     def joined(self, other: "RowState") -> "RowState":
-        """These rows, then those."""
+        """Concatenate these rows and ``other``'s."""
         room = max(self.tokens.shape[1], other.tokens.shape[1])
         self.widen(room)
         other.widen(room)
@@ -70,7 +70,7 @@ class RowState:
             values[target] = values[source]
 
     def widen(self, room: int) -> None:
-        """Make room for ``room`` sampled tokens a row."""
+        """Make room for ``room`` sampled tokens per row."""
         missing = room - self.tokens.shape[1]
         if missing > 0:
             self.tokens = torch.nn.functional.pad(self.tokens, (0, missing))
@@ -82,12 +82,12 @@ class Drawn(NamedTuple):
 
     token: torch.Tensor  # [rows]
     logprob: torch.Tensor  # [rows]
-    top_ids: torch.Tensor  # [rows, alternatives]: the likeliest, best first
+    top_ids: torch.Tensor  # [rows, alternatives]: the likeliest tokens, best first
     top_logprobs: torch.Tensor  # [rows, alternatives]
 
 
 class Generator:
-    """Rows in flight on one model. Not thread-safe: the scheduler's thread owns it."""
+    """Decodes the active rows on one model. Not thread-safe: the scheduler's thread owns it."""
 
     def __init__(self, model: PolicyModel, end_ids: Sequence[int], decode: Callable[[list[int]], str]) -> None:
         self.model = model
@@ -96,19 +96,19 @@ class Generator:
         self.cache = SlotCache()
         self.rows: list[Row] = []
         self.state: RowState | None = None
-        self._needed = (0, 0)  # rows and tokens a row, the most since the last review of the cache
+        self._needed = (0, 0)  # maximum rows and tokens per row since the last review of the cache
         self._steps = 0
 
     @property
     def longest(self) -> int:
-        """Tokens that the longest row in flight may grow to."""
+        """Maximum final length, in tokens, over the active rows."""
         if self.state is None:
             return 0
         return int((self.state.length - self.state.produced + self.state.limit).max())
 
     @torch.inference_mode()
     def admit(self, request: Request, count: int) -> None:
-        """Start the next ``count`` rows of ``request`` and sample their first tokens; stop where it is abandoned."""
+        """Start the next ``count`` rows of ``request`` and sample their first tokens; stop if it is abandoned."""
         rows = range(request.admitted, request.admitted + count)
         request.admitted += count
         n = request.sampling.n
@@ -127,7 +127,7 @@ class Generator:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Sample one more token of every row."""
+        """Sample one more token for every row."""
         assert self.state is not None
         self._steps += 1
         if self._steps % REVIEW_STEPS == 0:
@@ -139,7 +139,7 @@ class Generator:
         self._sample(hidden, first=0)
 
     def release_memory(self) -> None:
-        """Give the cache's memory back; call it when no row has been in flight for a while."""
+        """Release the cache's memory if no row is active; call it after a while without work."""
         if not self.rows:
             self._needed = (0, 0)
             self._review_cache()
@@ -148,11 +148,11 @@ class Generator:
 
     @torch.inference_mode()
     def abort(self, chosen: Callable[[Request], bool]) -> None:
-        """End the rows of the requests that ``chosen`` picks; what they have sampled is their result."""
+        """End the rows of the requests that ``chosen`` selects; the tokens sampled so far are their result."""
         self._finish({slot: "abort" for slot, row in enumerate(self.rows) if chosen(row.request)})
 
     def fail(self, error: BaseException) -> None:
-        """Answer every request in flight with ``error`` and forget the rows."""
+        """Fail every active request with ``error`` and drop the rows."""
         for row in self.rows:
             row.request.fail(error)
         self.rows, self.state = [], None
@@ -161,12 +161,12 @@ class Generator:
         self._needed = max(self._needed[0], rows), max(self._needed[1], tokens)
 
     def _review_cache(self) -> None:
-        """Shrink a cache that is much larger than what the rows since the last review may have grown to."""
+        """Shrink a cache that is much larger than the rows since the last review needed."""
         self.cache.shrink(*self._needed, in_use=len(self.rows))
         self._needed = len(self.rows), self.longest
 
     def _join(self, request: Request, members: list[int], batch: PromptBatch, source: torch.Tensor) -> None:
-        """Put rows ``members`` of ``request`` behind those in flight; each continues prompt ``source`` of ``batch``."""
+        """Append rows ``members`` of ``request`` to the active ones; each continues prompt ``source`` of ``batch``."""
         first, stops = len(self.rows), request.sampling.stop
         self.rows += [Row(request, row, StopWatch(stops, self.decode) if stops else None) for row in members]
         state = self._new_state(request, members)
@@ -194,7 +194,7 @@ class Generator:
         )
 
     def _sample(self, hidden: torch.Tensor, first: int) -> None:
-        """Sample a token of each row from ``first`` on, from its ``hidden`` state; finish the rows that end with it."""
+        """Sample a token for each row from ``first`` on, from its ``hidden`` state; finish the rows that it ends."""
         assert self.state is not None
         room = int(self.state.produced[first:].max()) + 1
         if room > self.state.tokens.shape[1]:
@@ -217,7 +217,7 @@ class Generator:
         self._finish(reasons)
 
     def _draw(self, hidden: torch.Tensor, state: RowState, top: int) -> Drawn:
-        """One token a row with its log-prob and the ``top`` likeliest, in pieces of bounded size."""
+        """One token per row with its log-prob and the ``top`` likeliest tokens, in pieces of bounded size."""
         pieces = []
         for start in range(0, len(hidden), self.model.rows_a_piece):
             piece = slice(start, start + self.model.rows_a_piece)
@@ -234,7 +234,7 @@ class Generator:
         return drawn
 
     def _watch(self, drawn: Drawn, first: int, reasons: dict[int, FinishReason]) -> None:
-        """Look at the new tokens of watched rows: stop strings (added to ``reasons``), alternatives, streams."""
+        """Process the new tokens of watched rows: stop strings (added to ``reasons``), alternatives, streams."""
         columns = (column.tolist() for column in drawn)
         for slot, (token, logprob, ids, values) in enumerate(zip(*columns, strict=True), start=first):
             row = self.rows[slot]
@@ -248,7 +248,7 @@ class Generator:
                 row.request.on_token(TokenEvent(row.index, token, logprob, top, reasons.get(slot)))
 
     def _finish(self, reasons: dict[int, FinishReason]) -> None:
-        """Hand over the results of the rows in ``reasons`` (slot -> reason) and close the gaps they leave."""
+        """Deliver the results of the rows in ``reasons`` (slot -> reason) and close the gaps they leave."""
         if not reasons or self.state is None:
             return
         slots = torch.tensor(list(reasons), device=self.model.device)
@@ -260,7 +260,7 @@ class Generator:
         self._close_gaps(reasons)
 
     def _close_gaps(self, gone: dict[int, FinishReason]) -> None:
-        """Move the last rows into the slots ``gone``, so that the rows left stand at the front."""
+        """Move the last rows into the slots ``gone``, so that the remaining rows are contiguous."""
         assert self.state is not None
         left = len(self.rows) - len(gone)
         holes = [slot for slot in gone if slot < left]
@@ -276,7 +276,7 @@ class Generator:
 
 
 def _distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """The different prompts, and for each given one its place among them."""
+    """The distinct prompts, and for each given prompt its index among them."""
     place: dict[tuple[int, ...], int] = {}
     places = [place.setdefault(tuple(prompt), len(place)) for prompt in prompts]
     return [list(prompt) for prompt in place], places

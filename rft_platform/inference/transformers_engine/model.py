@@ -1,4 +1,4 @@
-"""The policy model as the engine uses it: prompts in, one token a row onwards, log-probs of whole sequences."""
+"""The policy model of the engine: forward prompts, forward one more token per row, and score whole sequences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rft_platform.inference.transformers_engine.attention import (
     slot_attention,
 )
 
-PADDING_WASTE = 0.25  # padded tokens a batch of prompts may compute, as a share of its real ones
+PADDING_WASTE = 0.25  # largest number of padding tokens in a batch of prompts, as a share of its real tokens
 PROMPT_TOKENS = 16_384  # tokens in one prompt forward
 HEAD_LOGITS = 2**25  # logits computed in one piece (128 MiB in float32)
 CHECK_TOKENS = 8
@@ -26,10 +26,10 @@ CHECK_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.0
 
 @dataclass(slots=True)
 class PromptBatch:
-    """Some prompts after their forward pass: ``indices`` into the caller's list, row by row."""
+    """A batch of prompts after its forward pass; ``indices``: each row's index in the caller's list."""
 
     indices: list[int]
-    last_hidden: torch.Tensor  # [rows, hidden]: the state at each prompt's last token
+    last_hidden: torch.Tensor  # [rows, hidden]: hidden state at each prompt's last token
     kept: PromptPass
 
 
@@ -61,11 +61,11 @@ class PolicyModel:
 
     @property
     def rows_a_piece(self) -> int:
-        """Hidden states to put through the output head at once: [rows, vocabulary] must stay bounded."""
+        """Rows to put through the output head at once, which bounds the logits [rows, vocabulary]."""
         return max(1, HEAD_LOGITS // self.vocabulary)
 
     def read_prompts(self, prompts: Sequence[list[int]], keep: bool = True) -> Iterator[PromptBatch]:
-        """Forward every prompt once, batch after batch of like length; ``keep`` holds keys and values for a cache."""
+        """Forward every prompt once, in batches of similar length; ``keep``: keep keys and values for a cache."""
         for indices in plan_batches([len(p) for p in prompts]):
             with torch.inference_mode():
                 batch = self._read(prompts, indices, keep)[0]
@@ -73,7 +73,7 @@ class PolicyModel:
 
     @torch.inference_mode()
     def next_hidden(self, tokens: torch.Tensor, lengths: torch.Tensor, longest: int, cache: SlotCache) -> torch.Tensor:
-        """Hidden state [rows, hidden] after one more token [rows] a row; the cache takes it up."""
+        """Hidden state [rows, hidden] after one more token per row (``tokens`` [rows]), which is added to the cache."""
         step = TokenPass(cache, lengths, longest)
         return self._forward(tokens[:, None], lengths[:, None], step)[:, 0]
 
@@ -125,10 +125,10 @@ class PolicyModel:
 
     @torch.inference_mode()
     def _use_slot_attention(self, folder: Path) -> None:
-        """Switch to the engine's own attention; UserError for a model that computes something else by it.
+        """Switch to the engine's own attention; UserError if the model's log-probs change.
 
-        That is how architectures show that this engine does not cover: scaled or capped logits, attention sinks,
-        position biases, recurrent layers.
+        This detects architectures that the engine does not support: scaled or capped logits, attention sinks, position
+        biases, recurrent layers.
         """
         ids = torch.arange(CHECK_TOKENS, device=self.device)[None] % self.vocabulary
         positions = torch.arange(CHECK_TOKENS, device=self.device)[None]
@@ -149,7 +149,7 @@ class PolicyModel:
 
 
 def plan_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices grouped by like length, shortest first, within ``PADDING_WASTE`` and ``PROMPT_TOKENS`` a group."""
+    """Indices grouped by similar length, shortest first; ``PADDING_WASTE`` and ``PROMPT_TOKENS`` bound each group."""
     groups: list[list[int]] = []
     real = 0
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,4 +1,4 @@
-"""Answers of the OpenAI plane, whole and as chunks, for chat and for plain completions."""
+"""Build responses of the OpenAI API, whole and as chunks, for chat and for plain completions."""
 
 import time
 import uuid
@@ -11,12 +11,12 @@ from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.request import Request, TopLogprobs
 from rft_platform.inference.transformers_engine.tool_calls import ToolCall
 
-NEVER = -9999.0  # JSON has no infinity; OpenAI gives this for a token that cannot be sampled
+NEVER = -9999.0  # log-prob of a token that cannot be sampled, as in OpenAI's API; JSON has no infinity
 
 
 @dataclass
 class AnswerForm:
-    """What every part of one answer has in common, and which optional fields the caller asked for."""
+    """Common fields of all parts of one response, and the optional fields that the caller requested."""
 
     chat: bool
     model: str
@@ -42,12 +42,12 @@ class AnswerForm:
         }
 
     def choice(self, index: int, reason: str | None, ids: list[int], logprobs: Any, **content: Any) -> dict[str, Any]:
-        """One choice around its ``content``."""
+        """One choice with its ``content`` fields."""
         extra = {"token_ids": ids} if self.token_ids else {}
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": reason, **extra}
 
     def logprobs_of(self, ids: list[int], values: list[float], tops: Sequence[TopLogprobs]) -> dict[str, Any] | None:
-        """The log-probs block; None where the caller did not ask."""
+        """The log-probs block; None if the caller did not request it."""
         if not self.logprobs:
             return None
         tops = tops or [[] for _ in ids]
@@ -81,7 +81,7 @@ class AnswerForm:
 
 
 def whole_answer(form: AnswerForm, request: Request, texts: Sequence[AnswerText]) -> dict[str, Any]:
-    """The answer to a finished ``request``; ``texts`` has one entry a row."""
+    """The whole response to a finished ``request``; ``texts`` has one entry per row."""
     choices = []
     for row, text in enumerate(texts):
         done = request.results[row]
@@ -112,7 +112,7 @@ def _own_prompt(form: AnswerForm, request: Request, row: int) -> dict[str, Any]:
 
 
 def _message(text: str, calls: list[ToolCall], thoughts: str = "") -> dict[str, Any]:
-    """The assistant's message; its ``reasoning_content`` is there only where the model has thought."""
+    """The assistant's message; ``reasoning_content`` is present only if there is reasoning."""
     reasoning = {"reasoning_content": thoughts} if thoughts else {}
     if not calls:
         return {"role": "assistant", "content": text, **reasoning}
@@ -120,7 +120,7 @@ def _message(text: str, calls: list[ToolCall], thoughts: str = "") -> dict[str, 
 
 
 class ChunkBuilder:
-    """The chunks of one choice of a streamed answer; ids whose text is still held back wait with it."""
+    """Builds the chunks of one choice of a streamed response; ids are held back together with their text."""
 
     def __init__(self, form: AnswerForm, request: Request, row: int, text: AnswerText) -> None:
         self.form, self.request, self.row, self.text = form, request, row, text
@@ -131,7 +131,7 @@ class ChunkBuilder:
         self._tops: list[TopLogprobs] = []
 
     def first(self) -> dict[str, Any]:
-        """The opening chunk of a chat choice: who speaks, and after which prompt."""
+        """The first chunk of a chat choice: the role and, if requested, the prompt's ids."""
         choice = {"index": self.row, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
         chunk = self.form.envelope(self.request, [choice], chunk=True)
         if self.form.token_ids:
@@ -141,7 +141,7 @@ class ChunkBuilder:
     def add(
         self, ids: list[int], logprobs: list[float], tops: list[TopLogprobs], reason: str | None
     ) -> list[dict[str, Any]]:
-        """Chunks that these tokens complete, none while their text is held back."""
+        """The chunks that these tokens complete; none while their text is held back."""
         self._ids += ids
         self._logprobs += logprobs
         self._tops += tops

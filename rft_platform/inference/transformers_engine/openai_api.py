@@ -1,4 +1,4 @@
-"""The data plane: chat completions, completions and models, as OpenAI's clients speak them."""
+"""The OpenAI-compatible routes: chat completions, completions and models."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ _NO_GRAMMAR = (
 
 @dataclass
 class Work:
-    """A request as the routes handle it, whatever plane it came from."""
+    """A chat or completion request in the form that ``_answer`` handles."""
 
     body: SamplingBody
     prompts: list[list[int]]
@@ -41,10 +41,10 @@ class Work:
     form: AnswerForm
     parse_tools: bool = False
     prefix: str = ""  # forced beginning of the answer, already part of the prompt
-    reasoning_after: str | None = None  # the prompt's text, where thoughts are to be told from the answer
+    reasoning_after: str | None = None  # the prompt's text if reasoning is separated from the answer, else None
 
     def texts(self, engine: TransformersEngine, rows: int, stops: tuple[str, ...]) -> list[AnswerText]:
-        """One text builder a row."""
+        """One text builder per row."""
         return [
             AnswerText(
                 engine.tokenizer.decode,
@@ -58,7 +58,7 @@ class Work:
 
 
 def install(app: FastAPI, engine: TransformersEngine) -> None:
-    """Add the routes below /v1. Rendering and tokenising take time on long texts, so a thread does them."""
+    """Add the routes below /v1. Long texts take time to render and tokenise, so this is done in a thread."""
     router = APIRouter(prefix="/v1", route_class=JsonRoute)
     entries = {
         name: {"id": name, "object": "model", "owned_by": "rft", "max_model_len": engine.max_model_len}
@@ -126,9 +126,9 @@ def _encoded(engine: TransformersEngine, text: str) -> list[int]:
 
 
 def forced_beginning(tool: str) -> str:
-    """How an answer begins that must call ``tool``, or any tool where that is empty.
+    """The beginning of an answer that must call ``tool``, or any tool if that is empty.
 
-    It ends where tokenizers begin a new token: a space belongs to the token after it (`` {"``), so the model writes it.
+    It ends at a token boundary: a space belongs to the next token (`` {"``), so it is left to the model.
     """
     return f"{OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
 
@@ -156,7 +156,7 @@ async def _answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> 
 
 
 async def finished(engine: TransformersEngine, request: Request, http: HttpRequest) -> None:
-    """Wait for ``request``; give it up when its caller goes away."""
+    """Wait for ``request``; cancel it when its caller disconnects."""
     result: asyncio.Future[Any] = asyncio.wrap_future(request.future)
     gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
     try:
@@ -174,7 +174,7 @@ async def _disconnected(http: HttpRequest) -> None:
 
 
 def version_header(request: Request) -> dict[str, str]:
-    """The version that sampled the answer."""
+    """Header with the policy version that sampled the response."""
     return {VERSION_HEADER: str(request.policy_version)}
 
 
@@ -189,7 +189,7 @@ async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpReq
     sampling = work.body.sampling(work.default_max_tokens)
     request = engine.submit(work.prompts, sampling, work.top_logprobs, on_token=post)
     request.future.add_done_callback(lambda _: post(None))
-    # From the first token on the version is known; until then a failure can still have its status.
+    # The version is known from the first token on. A failure before it can still set the HTTP status.
     first = await _first_event(engine, request, events, http)
     if first is None:
         request.future.result()
@@ -204,7 +204,7 @@ async def _streamed_answer(engine: TransformersEngine, work: Work, http: HttpReq
 async def _first_event(
     engine: TransformersEngine, request: Request, events: "asyncio.Queue[TokenEvent | None]", http: HttpRequest
 ) -> TokenEvent | None:
-    """The first event of a streamed request, which is given up where its caller goes away before."""
+    """The first event of a streamed request; the request is cancelled if its caller disconnects before."""
     first = asyncio.ensure_future(events.get())
     gone = asyncio.ensure_future(_disconnected(http))
     try:
@@ -244,7 +244,7 @@ async def _chunks(
             yield _event({**form.envelope(request, [], chunk=True), "usage": usage(request)})
         yield "data: [DONE]\n\n"
     finally:
-        if not request.future.done():  # the reader went away
+        if not request.future.done():  # the caller disconnected
             engine.scheduler.cancel(request)
 
 

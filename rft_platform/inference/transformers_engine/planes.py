@@ -1,4 +1,4 @@
-"""The transformers engine as the control plane wants it: what its own thread does, awaited."""
+"""Async adapter around the transformers engine's worker thread, for the control API."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,7 @@ from rft_platform.inference.transformers_engine.engine import TransformersEngine
 
 
 class TransformersPlane:
-    """A ``ServedEngine``."""
+    """``ServedEngine`` over a ``TransformersEngine``."""
 
     def __init__(self, engine: TransformersEngine) -> None:
         self.engine = engine
@@ -27,7 +27,7 @@ class TransformersPlane:
         return await asyncio.to_thread(self.engine.template.render, conversations, tools)
 
     async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
-        """(policy version, generations); cancelled when the caller goes away."""
+        """(policy version, generations); cancelled when the caller disconnects."""
         request = self.engine.submit(prompts, sampling)
         try:
             generations = await asyncio.shield(asyncio.wrap_future(request.future))
@@ -45,11 +45,11 @@ class TransformersPlane:
         return await asyncio.to_thread(self.engine.score, sequences)
 
     async def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Serve other weights, or go on with the old ones and raise WeightMismatchError."""
+        """Serve other weights; if they do not fit, keep the old ones and raise WeightMismatchError."""
         await asyncio.to_thread(self.engine.update_weights, folder, policy_version)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold new requests; returns once those running are frozen, ended or finished."""
+        """Hold new requests; returns once running requests are frozen, ended or finished."""
         await asyncio.wrap_future(self.engine.scheduler.pause(mode))
 
     async def resume(self) -> None:

@@ -1,23 +1,23 @@
-"""Thoughts in an answer's text: ``<think>...</think>`` before the answer proper."""
+"""Separate a model's reasoning, ``<think>...</think>``, from the answer that follows it."""
 
 OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningParser:
-    """Splits an answer, as it arrives, into thoughts and what follows them.
+    """Splits a model's output, as it arrives, into reasoning and answer.
 
-    Thoughts are what stands before ``</think>``, if the prompt ends inside ``<think>`` (as templates of thinking
-    models do) or the answer begins with it. Any other answer has none: a model that does not think is read as it is.
-    White space before ``<think>`` belongs to neither part.
+    The text before ``</think>`` is reasoning if the prompt ends with ``<think>`` (as in templates of thinking models)
+    or the output begins with ``<think>``. Any other output has no reasoning and is returned unchanged. White space
+    before ``<think>`` belongs to neither part.
     """
 
     def __init__(self, prompt: str) -> None:
-        """``prompt``: the rendered prompt, whose end tells whether the answer begins inside of the thoughts."""
+        """``prompt``: the rendered prompt; its end shows whether the output begins inside the reasoning."""
         self._state = "thinking" if opens_thoughts(prompt) else "undecided"
         self._pending = ""
 
     def feed(self, text: str, last: bool) -> tuple[str, str]:
-        """Take the next piece, ``last`` where none follows; returns what is now certain: (thoughts, answer)."""
+        """Add the next piece (``last``: none follows); returns the parts that are now certain: (reasoning, answer)."""
         self._pending += text
         if self._state == "undecided":
             self._decide(last)
@@ -48,10 +48,10 @@ class ReasoningParser:
 
 
 def opens_thoughts(prompt: str) -> bool:
-    """Whether a prompt ends inside of thoughts."""
+    """Whether a prompt ends with ``<think>``."""
     return prompt.rstrip().endswith(OPEN)
 
 
 def _begun_tag(text: str) -> int:
-    """Characters at the end of ``text`` that may be the beginning of the closing tag."""
+    """Number of characters at the end of ``text`` that may begin the closing tag."""
     return next((size for size in range(min(len(CLOSE) - 1, len(text)), 0, -1) if text.endswith(CLOSE[:size])), 0)

@@ -1,4 +1,4 @@
-"""One request to the engine while it is worked on: what was asked, and what has come out so far."""
+"""State of one request in the engine: its prompts and settings, and its results so far."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rft_platform.inference.interface import Completion, Generation, SamplingParams
 
-#: The likeliest alternatives at one position: (token id, log-prob), best first.
+#: The likeliest tokens at one position: (token id, log-prob), best first.
 TopLogprobs = list[tuple[int, float]]
 
 
@@ -25,53 +25,53 @@ class TokenEvent:
 class Request:
     """Prompts that are sampled on ONE version of the weights; ``future`` gets the generations or the error.
 
-    Its rows are numbered prompt by prompt, ``sampling.n`` choices each.
+    Rows are numbered prompt by prompt, ``sampling.n`` choices each.
     """
 
     prompts: list[list[int]]
     sampling: SamplingParams
-    max_len: int  # tokens of prompt and answer together
+    max_len: int  # tokens of prompt and completion together
     top_logprobs: int = 0  # alternatives to report at each position
     on_token: Callable[[TokenEvent], None] | None = None  # called in the engine's thread
     future: "Future[list[Generation]]" = field(default_factory=Future)
     policy_version: int | None = None  # set when its first row is admitted
     admitted: int = 0  # rows given to the generator so far
-    abandoned: bool = False  # its caller has gone away; set from any thread
+    abandoned: bool = False  # the caller has disconnected; set from any thread
     results: dict[int, Completion] = field(default_factory=dict)  # by row
     tops: dict[int, list[TopLogprobs]] = field(default_factory=dict)  # by row
 
     @property
     def rows(self) -> int:
-        """Sequences that the request asks for."""
+        """Number of sequences to sample."""
         return len(self.prompts) * self.sampling.n
 
     @property
     def started(self) -> bool:
-        """Whether a row of it has been sampled from: it will then finish on these weights."""
+        """Whether a row was admitted to the generator: the request then finishes on these weights."""
         return self.admitted > 0
 
     @property
     def over(self) -> bool:
-        """Whether no more of it is to be started."""
+        """Whether no further rows are to be started."""
         return self.abandoned or self.future.done()
 
     def limit_of(self, prompt: int) -> int:
-        """Tokens to sample at most after prompt number ``prompt``."""
+        """Maximum number of tokens to sample after prompt number ``prompt``."""
         return min(self.sampling.max_tokens, self.max_len - len(self.prompts[prompt]))
 
     def length_of(self, row: int) -> int:
-        """Tokens that row ``row`` may grow to."""
+        """Maximum final length of row ``row``, in tokens."""
         prompt = row // self.sampling.n
         return len(self.prompts[prompt]) + self.limit_of(prompt)
 
     def finish(self, row: int, completion: Completion, tops: list[TopLogprobs]) -> None:
-        """Take the result of one row; the last one answers the request."""
+        """Store the result of one row; the last one completes the request."""
         self.results[row], self.tops[row] = completion, tops
         if len(self.results) == self.rows and not self.future.done():
             self.future.set_result(self._generations())
 
     def abort(self) -> None:
-        """Close every row that has no result yet, without tokens."""
+        """Finish every row without a result as aborted, without tokens."""
         if self.future.done():
             return
         for row in range(self.rows):
@@ -79,7 +79,7 @@ class Request:
                 self.finish(row, Completion([], [], "abort"), [])
 
     def fail(self, error: BaseException) -> None:
-        """Answer with ``error``."""
+        """Fail the request with ``error``."""
         if not self.future.done():
             self.future.set_exception(error)
 

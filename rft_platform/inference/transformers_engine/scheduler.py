@@ -1,4 +1,4 @@
-"""Who runs when: one thread owns the model, and every request, update and pause goes through its queue."""
+"""Scheduling of the engine: one thread owns the model and runs all requests, updates and pauses from queues."""
 
 import logging
 import threading
@@ -16,13 +16,13 @@ from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.request import Request
 
 T = TypeVar("T")
-IDLE_S = 10.0  # without work for so long, the generator gives its memory back
+IDLE_S = 10.0  # time without work after which the generator releases its memory
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Which weights are served."""
+    """Identity of the weights being served."""
 
     policy_version: int
     weights_digest: str
@@ -30,10 +30,10 @@ class Served:
 
 
 class Scheduler:
-    """Batches what waits together, step by step: a request joins the rows in flight at the next token.
+    """Continuous batching: a new request joins the active rows at the next token.
 
-    A request is sampled on one version of the weights: ``update`` holds back the requests that have not started, lets
-    those that have finish, changes the weights and the version, and goes on.
+    A request is sampled on one version of the weights: ``update`` holds back requests that have not started, waits for
+    started requests, changes weights and version, and continues.
     """
 
     def __init__(self, generator: Generator, served: Served, max_rows: int, max_batch_tokens: int) -> None:
@@ -44,10 +44,10 @@ class Scheduler:
         self.generate_seconds = 0.0
         self._wake = threading.Condition()
         self._waiting: deque[Request] = deque()
-        self._held: deque[Request] = deque()  # came during a pause
+        self._held: deque[Request] = deque()  # received during a pause
         self._calls: deque[Callable[[], None]] = deque()  # run between two steps
-        self._updates: deque[Callable[[], None]] = deque()  # run when no request is under way
-        self._drained: list[Future[None]] = []  # resolved when nothing is waiting or under way
+        self._updates: deque[Callable[[], None]] = deque()  # run when no started request is unfinished
+        self._drained: list[Future[None]] = []  # resolved when no request is waiting or running
         self._paused = self._frozen = self._closed = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -59,12 +59,12 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is waiting or under way."""
+        """Whether any work is queued or running."""
         return bool(self._waiting or self._held or self._calls or self._updates or self.generator.rows)
 
     def submit(self, request: Request) -> None:
         """Queue ``request``; its future gets the result."""
-        request.future.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it under our feet
+        request.future.set_running_or_notify_cancel()  # so that a caller cannot cancel the future of a queued request
         with self._wake:
             if self._closed:
                 request.fail(EngineError("the engine is shutting down"))
@@ -75,12 +75,12 @@ class Scheduler:
             self._wake.notify()
 
     def cancel(self, request: Request) -> None:
-        """Give up ``request``: its caller has gone away. Its prompts that have not been read yet are left unread."""
+        """Cancel ``request``, whose caller has disconnected. Prompts not yet forwarded are skipped."""
         request.abandoned = True
 
         def end() -> None:
             self._abort(lambda other: other is request)
-            request.abort()  # where it waits no longer, but some of its rows never started
+            request.abort()  # if it has left the queue although some of its rows never started
 
         self.call(end)
 
@@ -89,9 +89,9 @@ class Scheduler:
         return self._enqueue(self._calls, function)
 
     def update(self, change: Callable[[], Served]) -> "Future[Served]":
-        """Run ``change`` when no request is under way; what it returns is served from then on.
+        """Run ``change`` when no started request is unfinished; its result becomes ``served``.
 
-        Where it raises, the weights served before go on being served.
+        If it raises, the previous weights stay in service.
         """
 
         def run() -> Served:
@@ -101,7 +101,7 @@ class Scheduler:
         return self._enqueue(self._updates, run)
 
     def pause(self, mode: PauseMode) -> "Future[None]":
-        """Hold new requests; done when those here are frozen ("keep"), ended ("abort") or finished ("wait")."""
+        """Hold new requests; done when existing requests are frozen ("keep"), ended ("abort") or finished ("wait")."""
         with self._wake:
             self._paused, self._frozen = True, mode == "keep"
         if mode == "keep":
@@ -115,7 +115,7 @@ class Scheduler:
         return drained
 
     def resume(self) -> None:
-        """Serve again, starting with the requests held."""
+        """Serve again, starting with the held requests."""
         with self._wake:
             self._paused = self._frozen = False
             self._waiting.extend(self._held)
@@ -124,7 +124,7 @@ class Scheduler:
             self._wake.notify()
 
     def close(self) -> None:
-        """End the thread after the current step; what is unanswered fails."""
+        """End the thread after the current step; unfinished requests fail."""
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -153,7 +153,7 @@ class Scheduler:
                 break
             try:
                 self._turn()
-            except Exception as error:  # for instance out of memory: these requests fail, the engine goes on
+            except Exception as error:  # for instance out of memory: the active requests fail, the engine continues
                 logger.exception("a step failed")
                 self.generator.fail(error)
         ended = EngineError("the engine shut down before it answered")
@@ -183,7 +183,7 @@ class Scheduler:
         return (work and not self._frozen) or (bool(self._drained) and not work)
 
     def _turn(self) -> None:
-        """Everything that may happen between two tokens, then one token."""
+        """Run queued calls and updates, admit requests, then sample one token per row."""
         while self._calls:
             self._calls.popleft()()
         while self._updates and not self._under_way():
@@ -199,16 +199,16 @@ class Scheduler:
                 self._release_drained()
 
     def _release_drained(self) -> None:
-        """Answer those who wait for the end of what runs: it has come, or the pause is over."""
+        """Resolve the futures of ``pause("wait")``: running requests have finished, or the pause is over."""
         while self._drained:
             self._drained.pop().set_result(None)
 
     def _under_way(self) -> bool:
-        """Whether a request has been sampled from and is not finished; only the first in the queue can be."""
+        """Whether a started request is unfinished; of the waiting requests only the first can have started."""
         return bool(self.generator.rows or (self._waiting and self._waiting[0].started))
 
     def _admit(self) -> None:
-        """Start rows of the waiting requests, in order, as far as they fit; none that is new while an update waits."""
+        """Start rows of waiting requests, in order, as far as they fit; no new request while an update waits."""
         while self._waiting:
             request = self._waiting[0]
             if self._updates and not request.started:
@@ -227,9 +227,9 @@ class Scheduler:
                 self._waiting.popleft()
 
     def _fitting(self, request: Request) -> int:
-        """How many more rows of ``request`` fit beside those in flight; one at least where there are none.
+        """Number of further rows of ``request`` that fit beside the active ones; at least one if none is active.
 
-        The cache is a rectangle, so rows times the longest row is what ``max_batch_tokens`` bounds.
+        The cache is a rectangle, so ``max_batch_tokens`` bounds the number of rows times the longest row.
         """
         active, longest = len(self.generator.rows), self.generator.longest
         count = 0

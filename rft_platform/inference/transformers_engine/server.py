@@ -1,4 +1,4 @@
-"""The engine's own process: from its settings to a served port, a lease and a clean end."""
+"""The transformers engine's server process: application, lease, idle time-out and shutdown."""
 
 import asyncio
 import json
@@ -32,13 +32,13 @@ from rft_platform.inference.transformers_engine.planes import TransformersPlane
 from rft_platform.observability.context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
-GRACE_S = 3  # for open connections, once the server is to stop
+GRACE_S = 3  # for open connections at the shutdown
 
 
 def build_app(
     engine: TransformersEngine, presence: Presence, stop: Callable[[], None], lifespan: Any = None
 ) -> ASGIApp:
-    """Both planes, health, the version on every answer; all but health behind the guard."""
+    """The application: OpenAI and control routes and /health, with version headers, behind ``ApiGuard``."""
     app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, lifespan=lifespan)
     api_errors.install(app)
     openai_api.install(app, engine)
@@ -53,16 +53,16 @@ def build_app(
 
 
 class StampVersion:
-    """Puts the policy version on every answer that does not name its own, and notes that the engine is needed.
+    """Adds the policy version to every response without one, and resets the idle time.
 
-    What is logged on the way belongs to the round, run and phase that the caller says it works for.
+    Log lines of a request get the round, run and phase from the caller's header.
     """
 
     def __init__(self, app: ASGIApp, engine: TransformersEngine, presence: Presence) -> None:
         self.app, self.engine, self.presence = app, engine, presence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI call."""
+        """Handle one ASGI call."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -83,11 +83,11 @@ class StampVersion:
 
 
 def serve(settings: EngineSettings, presence: Presence) -> None:
-    """Load the model, publish the lease, serve until told to stop, signalled, or idle for too long."""
+    """Load the model, publish the lease, and serve until a stop request, a signal or the idle time-out."""
     configure("engine")
     disable_progress_bar()  # the log is read by people and by the launcher
     engine = TransformersEngine(settings)
-    listener = socket.create_server((HOST, 0), backlog=1024)  # listens from here on: no caller can come too early
+    listener = socket.create_server((HOST, 0), backlog=1024)  # listens before the lease is published
     hide(presence.token)
 
     @asynccontextmanager
@@ -96,7 +96,7 @@ def serve(settings: EngineSettings, presence: Presence) -> None:
         watch = asyncio.create_task(presence.stop_when_idle(lambda: engine.busy, stop))
         try:
             yield
-        finally:  # here and not after run(), which ends by raising again the signal that stopped it
+        finally:  # not after run(), which ends by raising the stopping signal again
             watch.cancel()
             presence.withdraw()
             engine.close()
@@ -110,7 +110,7 @@ def serve(settings: EngineSettings, presence: Presence) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 2 and one line on standard error where the settings or the model folder are at fault."""
+    """Run the server; exit code 2 and one line on standard error for wrong settings or a wrong model folder."""
     given = json.loads(arguments[0])
     settings = EngineSettings(**{**given["engine"], "model_path": Path(given["model_path"])})
     presence = Presence("engine-transformers", Path(given["lease"]), given["model_digest"], given["idle_timeout_s"])

@@ -1,21 +1,21 @@
-"""Stop strings: noticed while tokens arrive, cut off when the text is shown."""
+"""Stop strings: detect them while tokens arrive, and cut them from the returned text."""
 
 from collections.abc import Callable, Sequence
 
-SLACK = 4  # tokens that decode to nothing, or to a part of a character, at the window's edge
+SLACK = 4  # for tokens at the window's edge that decode to nothing or to part of a character
 
 
 class StopWatch:
-    """Watches one sequence for the end of a stop string, over a window of its latest tokens."""
+    """Detects stop strings in one sequence, over a window of its latest tokens."""
 
     def __init__(self, stops: Sequence[str], decode: Callable[[list[int]], str]) -> None:
         self.stops = tuple(stops)
         self.decode = decode
-        self.window = max(len(stop.encode()) for stop in stops) + SLACK  # a token is a byte at least
+        self.window = max(len(stop.encode()) for stop in stops) + SLACK  # a token has at least one byte
         self.recent: list[int] = []
 
     def hit(self, token_id: int) -> bool:
-        """Take the next token; True when the text now holds a stop string."""
+        """Add the next token; True if the text now contains a stop string."""
         self.recent = [*self.recent, token_id][-self.window :]
         text = self.decode(self.recent)
         return any(stop in text for stop in self.stops)
@@ -28,7 +28,7 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
 
 
 def held_back(text: str, stops: Sequence[str]) -> int:
-    """Characters at the end of ``text`` that may still become a stop string, so must not be shown yet."""
+    """Number of characters at the end of ``text`` that may begin a stop string and must not be returned yet."""
     longest = 0
     for stop in stops:
         for size in range(min(len(stop) - 1, len(text)), longest, -1):

@@ -1,4 +1,4 @@
-"""Hermes tool calls in an answer's text: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
+"""Parse Hermes tool calls in a model's output: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``."""
 
 import json
 import uuid
@@ -17,23 +17,23 @@ class ToolCall:
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
     def as_dict(self) -> dict[str, Any]:
-        """The call as OpenAI's API gives it."""
+        """The call in OpenAI's form."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
 class ToolCallParser:
-    """Splits an answer, as it arrives, into text for the reader and complete tool calls.
+    """Splits an answer, as it arrives, into text and complete tool calls.
 
-    White space around a call belongs to neither. What looks like a call but is not valid JSON with a name stays text.
+    White space around a call belongs to neither. A tagged body that is not valid JSON with a name stays text.
     """
 
     def __init__(self) -> None:
-        self._pending = ""  # not yet decided: an open call, the beginning of a tag, or white space
+        self._pending = ""  # undecided text: an open call, the beginning of a tag, or white space
         self._after_call = False
 
     def feed(self, text: str) -> tuple[str, list[ToolCall]]:
-        """Take the next piece; returns what is now certain: (text, calls)."""
+        """Add the next piece; returns the parts that are now certain: (text, calls)."""
         self._pending += text
         shown, calls = "", []
         while (start := self._pending.find(OPEN)) >= 0:
@@ -54,7 +54,7 @@ class ToolCallParser:
         return shown + self._text(certain), calls
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The answer has ended: what was still undecided. A last call may lack its closing tag."""
+        """End the answer; returns the undecided rest as (text, calls). A last call may lack its closing tag."""
         rest, self._pending = self._pending, ""
         before, tag, body = rest.partition(OPEN)
         call = parse_call(body) if tag else None
@@ -70,7 +70,7 @@ class ToolCallParser:
 
 
 def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
-    """(text outside of the calls, calls) of a whole answer; no text beside calls is None."""
+    """(text outside the calls, calls) of a whole answer; the text is None if there are calls but no text."""
     parser = ToolCallParser()
     parts = [parser.feed(text), parser.finish()]
     content = "".join(shown for shown, _ in parts)
@@ -79,7 +79,7 @@ def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
 
 
 def parse_call(body: str) -> ToolCall | None:
-    """The call that the text between the tags stands for; None where it is not one."""
+    """Parse the text between the tags; None if it is not a call."""
     try:
         value = json.loads(body)
     except json.JSONDecodeError:
@@ -93,7 +93,7 @@ def parse_call(body: str) -> ToolCall | None:
 
 
 def _certain(pending: str) -> int:
-    """Characters at the start of ``pending`` that cannot belong to a tag or to the white space before one."""
+    """Number of characters at the start of ``pending`` that belong neither to a tag nor to white space before one."""
     start = pending.find(OPEN)
     if start < 0:
         start = len(pending) - next(

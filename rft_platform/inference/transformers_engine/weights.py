@@ -1,4 +1,4 @@
-"""Swapping a model's weights in place: all of them or, where anything does not fit, none."""
+"""Swap a model's weights in place: all of them or, if anything does not fit, none."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from rft_platform.inference.serving.weight_files import Layout, check_names, rea
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of the folder's safetensors files (mapped, not copied)."""
+    """All tensors of the folder's safetensors files, memory-mapped."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -25,7 +25,7 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Full weights of ``base`` with the LoRA ``adapter`` merged into them, through peft."""
+    """Full weights of ``base`` with the LoRA ``adapter`` merged in by peft."""
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
@@ -46,7 +46,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
 def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
     """Copy ``tensors`` over the module's; raises WeightMismatchError, before anything is changed, if one does not fit.
 
-    A tied tensor (the output head, say) may be absent, or present and equal to the one that it is tied to.
+    A tied tensor (for example the output head) may be absent, or present and equal to the one that it is tied to.
     """
     state = module.state_dict(keep_vars=True)
     layout = _layout(state)
@@ -59,7 +59,7 @@ def replace_weights(module: Any, tensors: Mapping[str, torch.Tensor], source: Pa
 
 
 def _layout(state: Mapping[str, torch.Tensor]) -> Layout:
-    owner: dict[int, str] = {}  # storage -> the first name of it
+    owner: dict[int, str] = {}  # address of the data -> first name
     ties = {
         name: first for name, tensor in state.items() if (first := owner.setdefault(tensor.data_ptr(), name)) != name
     }

@@ -1,1 +1,11 @@
-"""vLLM behind the engine interface: its own OpenAI server, with the control plane added to its process."""
+"""The vLLM engine: vLLM's own OpenAI server, with the platform's control plane added to its process.
+
+Read in this order:
+
+- ``__main__.py``, ``settings.py``: from the launcher's settings to vLLM's command line.
+- ``versions.py``: supported versions of vLLM and the differences between its builds.
+- ``middleware.py``: ``EnginePlanes``, the ASGI middleware inside vLLM's server.
+- ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``gate.py`` holds requests back.
+- ``weights.py``, ``adapters.py``, ``worker.py``: change weights; ``worker.py`` runs in vLLM's worker processes.
+- ``openai_wire.py``, ``requests.py``, ``seeds.py``: conversion of requests, responses, parameters and seeds.
+"""

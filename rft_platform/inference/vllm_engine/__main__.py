@@ -1,7 +1,7 @@
-"""``python -m rft_platform.inference.vllm_engine SETTINGS``: becomes vLLM's server, settings as JSON.
+"""``python -m rft_platform.inference.vllm_engine SETTINGS``: start vLLM's server; the settings are JSON.
 
-Runs in the interpreter that has vLLM. The process is taken over by vLLM's own program, which finds this package by
-``--middleware`` and ``--worker-extension-cls``.
+Runs in the interpreter that has vLLM. The process is replaced (exec) by vLLM's own program, which loads this package
+through ``--middleware`` and ``--worker-extension-cls``.
 """
 
 import os
@@ -15,7 +15,7 @@ from rft_platform.inference.vllm_engine.worker import SERVER_PID
 
 
 def main(arguments: list[str]) -> None:
-    """Exit code 2 and one line on standard error where the settings or the installation are at fault."""
+    """Replace this process by vLLM's server; exit code 2 and one line on standard error for wrong settings."""
     settings = ServerSettings.from_launcher(arguments[0])
     try:
         vllm = required_in(sys.executable)

@@ -1,4 +1,4 @@
-"""LoRA adapters that vLLM can serve: on every linear layer but the output head, up to the rank it has room for."""
+"""Check LoRA adapters for vLLM: every linear layer except the output head, up to the rank that it was started for."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 
 
 def target_modules(layout: Layout) -> list[str]:
-    """Last names of the linear layers that may be adapted.
+    """Last parts of the names of the linear layers that may be adapted.
 
-    The output head is left out: with it vLLM cannot score prompts, and the canary needs that.
+    The output head is excluded: with an adapter on it vLLM cannot score prompts, which the canary check needs.
     """
     kept = [name for name, shape in layout.shapes.items() if len(shape) == 2 and _is_linear(name)]
     return sorted({name.split(".")[-2] for name in kept})

@@ -1,4 +1,4 @@
-"""vLLM's engine as the control plane wants it: batches, weights, pauses, counters."""
+"""Adapter of vLLM's engine for the control API: batches, weights, pauses, counters."""
 
 import asyncio
 import itertools
@@ -41,7 +41,7 @@ class VllmEngine:
     """A ``ServedEngine`` on vLLM's ``AsyncLLM``, in the same process and event loop."""
 
     def __init__(self, llm: Any, settings: ServerSettings) -> None:
-        """``llm``: vLLM's engine client; its ``generate`` is replaced by one that follows the policy."""
+        """``llm``: vLLM's engine client; its ``generate`` is replaced by ``_follow_policy``."""
         folder = Path(settings.model_path)
         self.llm = llm
         self.settings = settings
@@ -59,7 +59,7 @@ class VllmEngine:
         llm.generate = self._follow_policy
 
     async def warm_up(self) -> None:
-        """Answer once: the first request takes seconds, which no caller shall wait."""
+        """Run one request of each kind: the first one takes seconds, which no caller should wait."""
         await asyncio.to_thread(self.template.check)
         await self.generate([[0, 0]], SamplingParams(2, n=2))
         await self.score([[0, 0]])
@@ -71,13 +71,16 @@ class VllmEngine:
         return await asyncio.to_thread(self.template.render, conversations, tools)
 
     def check_rendering(self, chat: ChatBody) -> None:
-        """Raise UserError where the template exceeds its limits: vLLM renders in its event loop, without any."""
+        """Raise UserError if the template exceeds its limits or the prompt is too long.
+
+        vLLM itself renders in its event loop, without limits.
+        """
         try:
             text = self.template.text(chat.conversation, chat.tools_on_offer, chat.chat_template_kwargs)
         except TemplateLimitError:
             raise
         except UserError:
-            return  # vLLM says what is wrong
+            return  # vLLM reports the error itself
         check_text(text, self.max_model_len)
 
     async def decode(self, sequences: list[list[int]]) -> list[str]:
@@ -85,7 +88,7 @@ class VllmEngine:
         return await asyncio.to_thread(self.tokenizer.decode_many, sequences)
 
     async def generate(self, prompts: list[list[int]], sampling: SamplingParams) -> tuple[int, list[Generation]]:
-        """(policy version, generations); cancelled when the caller goes away."""
+        """(policy version, generations); cancelled when the caller disconnects."""
         for prompt in prompts:
             check_prompt(prompt, self.max_model_len, self.vocabulary)
         params = [
@@ -115,7 +118,7 @@ class VllmEngine:
         return [next(scores) if len(sequence) > 1 else [0.0] for sequence in sequences]
 
     async def update_weights(self, folder: Path, policy_version: int) -> None:
-        """Serve other weights once what runs has finished, or go on with the old ones and raise WeightMismatchError."""
+        """Serve other weights once running requests have finished; on WeightMismatchError the old ones stay."""
         change = await asyncio.to_thread(self.weights.prepare, folder, policy_version)
         if self._frozen:
             await self._thaw()
@@ -123,7 +126,7 @@ class VllmEngine:
             await self.weights.apply(change)
 
     async def pause(self, mode: PauseMode) -> None:
-        """Hold new requests; returns once those running are frozen, ended or finished."""
+        """Hold new requests; returns once running requests are frozen, ended or finished."""
         await self.gate.pause()
         if mode == "keep":
             self._frozen = True
@@ -131,7 +134,7 @@ class VllmEngine:
             return
         if mode == "abort":
             await self.llm.pause_generation(mode="abort", clear_cache=False)
-            await self._thaw()  # the gate holds what is new, so vLLM itself need not
+            await self._thaw()  # the gate holds new requests, so vLLM need not stay paused
         elif self._frozen:
             await self._thaw()
         await self.gate.drained()
@@ -173,7 +176,7 @@ class VllmEngine:
         self._frozen = False
 
     async def _all(self, prompts: list[list[int]], params: list[Any]) -> list[Any]:
-        """The finished output of every prompt; where one fails the others are given up."""
+        """The finished output of every prompt; if one fails, the others are cancelled."""
         tasks = [asyncio.ensure_future(self._one(*each)) for each in zip(prompts, params, strict=True)]
         try:
             return await asyncio.gather(*tasks)
@@ -195,7 +198,10 @@ class VllmEngine:
     async def _follow_policy(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncIterator[Any]:
-        """``AsyncLLM.generate`` for vLLM's own routes: on the policy's adapter, within its context, counted."""
+        """``AsyncLLM.generate`` for vLLM's own routes.
+
+        Applies the policy's adapter, the context limit and the platform's seeds, and counts tokens.
+        """
         ids = prompt.get("prompt_token_ids") or []
         check_prompt(ids, self.max_model_len, self.vocabulary)
         if sampling_params.seed is not None:
@@ -209,7 +215,7 @@ class VllmEngine:
             yield output
 
     def _cpu_seconds(self) -> float:
-        """Of the server and the processes that compute for it."""
+        """Processor seconds of the server and its child processes."""
         total = 0.0
         for process in [self._process, *self._process.children(recursive=True)]:
             with suppress(psutil.Error):

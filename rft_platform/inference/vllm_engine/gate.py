@@ -1,4 +1,4 @@
-"""Who may be sampled from when: requests pass the gate, pauses and weight updates close it."""
+"""Admission gate of requests to vLLM, which pauses and weight updates close."""
 
 import asyncio
 import time
@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """Counts the requests under way and holds back those that may not begin. For one event loop.
+    """Counts running requests and holds back those that may not start. For one event loop.
 
-    A request that has passed keeps the weights it began with: an update waits until nothing is under way.
+    A request that has passed finishes on the weights that it started with: an update waits until no request runs.
     """
 
     def __init__(self) -> None:
         self.paused = False
-        self.busy_seconds = 0.0  # time with at least one request under way
+        self.busy_seconds = 0.0  # time with at least one running request
         self._updating = False
         self._running = 0
         self._since = 0.0
@@ -22,12 +22,12 @@ class Gate:
 
     @property
     def running(self) -> int:
-        """Requests under way."""
+        """Number of running requests."""
         return self._running
 
     @asynccontextmanager
     async def request(self, control: bool = False) -> AsyncIterator[None]:
-        """One request, begun as soon as neither a pause nor an update holds it; ``control``: pauses do not hold it."""
+        """Run the block as one request, once no pause or update holds it; pauses do not hold ``control`` requests."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating and (control or not self.paused))
             self._count(1)
@@ -38,24 +38,24 @@ class Gate:
             await asyncio.shield(self._tell())
 
     async def pause(self) -> None:
-        """Hold what has not begun."""
+        """Hold requests that have not started."""
         async with self._changed:
             self.paused = True
 
     async def resume(self) -> None:
-        """Let through what was held."""
+        """Release the held requests."""
         async with self._changed:
             self.paused = False
             self._changed.notify_all()
 
     async def drained(self) -> None:
-        """Wait until nothing is under way, or until the pause is over."""
+        """Wait until no request runs or the pause is over."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._running == 0 or not self.paused)
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """The block runs alone: what is under way has finished, what comes waits, another update too."""
+        """Run the block exclusively: wait for running requests, hold new requests and other updates."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._updating)
             self._updating = True

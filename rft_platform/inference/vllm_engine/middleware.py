@@ -1,7 +1,7 @@
-"""The platform inside vLLM's server process: vLLM makes ``EnginePlanes`` by its option ``--middleware``.
+"""The platform's ASGI middleware inside vLLM's server, which creates ``EnginePlanes`` through ``--middleware``.
 
-It serves the control plane below ``/engine``, holds vLLM's own routes back while weights change, puts the policy
-version on every answer, and publishes the lease once vLLM is ready.
+It serves the control plane below ``/engine``, holds requests to vLLM's own routes while weights change, puts the
+policy version on every response, and publishes the lease once vLLM is ready.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from rft_platform.observability.context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
 LOG = logging.getLogger(__name__)
-#: What vLLM may be asked besides reading; its other routes would change the engine behind the platform's back.
+#: Routes of vLLM that are open besides reads; its other routes could change the engine unknown to the platform.
 OPEN_ROUTES = {*SCHEMAS, "/tokenize", "/detokenize"}
 MODEL_PREFIX = "/v1/models/"
 START_POLL_S = 0.05
@@ -60,7 +60,7 @@ class EnginePlanes:
         atexit.register(self.presence.withdraw)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI call."""
+        """Handle one ASGI call."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, self._starting(scope["app"], send))
         elif scope["type"] == "http":
@@ -69,7 +69,7 @@ class EnginePlanes:
             await send({"type": "websocket.close", "code": 1008, "reason": "not served"})
 
     def _starting(self, app: FastAPI, send: Send) -> Send:
-        """``send``, which on the way notices that vLLM's application has started."""
+        """Wrap ``send``: start the engine after vLLM's application has started; withdraw the lease when it ends."""
 
         async def watched(message: Message) -> None:
             if message["type"] == "lifespan.startup.complete":
@@ -83,7 +83,7 @@ class EnginePlanes:
         return watched
 
     async def _start(self, app: FastAPI) -> None:
-        """Join vLLM's engine, warm it up, publish the lease, then wait for the end."""
+        """Wrap vLLM's engine, warm it up, publish the lease, then stop the server when it is idle."""
         try:
             engine = VllmEngine(app.state.engine_client, self.settings)
             await engine.warm_up()
@@ -99,7 +99,7 @@ class EnginePlanes:
         await self.presence.stop_when_idle(lambda: engine.gate.running > 0, self.stop)
 
     def stop(self) -> None:
-        """End the server as a signal would, after the answers that are under way."""
+        """End the server by SIGTERM, after the running responses."""
         self.presence.withdraw()
         asyncio.get_running_loop().call_later(START_POLL_S, os.kill, os.getpid(), signal.SIGTERM)
 
@@ -132,7 +132,7 @@ class EnginePlanes:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
 
     async def _model(self, engine: VllmEngine, name: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """One model by its name, which vLLM does not serve."""
+        """GET /v1/models/NAME, a route that vLLM lacks."""
         version = engine.weights.served.policy_version
         folder = self.settings.model_path
         known = {folder: folder, folder.removeprefix("/"): folder, Path(folder).name: Path(folder).name}
@@ -144,7 +144,7 @@ class EnginePlanes:
         await JSONResponse(entry, headers={VERSION_HEADER: str(version)})(scope, receive, send)
 
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """A request that is sampled from: checked, held while it may not begin, and on one version of the weights."""
+        """Check a sampling request, wait at the gate, and pass it to vLLM; it runs on one version of the weights."""
         try:
             options = self.settings.template_options
             body = await read_body(receive)
@@ -163,7 +163,7 @@ class EnginePlanes:
 
 
 class _Answer:
-    """Sends an answer on with the policy version that was served when the request began."""
+    """Forwards a response, with the policy version that was served when the request started."""
 
     def __init__(self, send: Send, engine: VllmEngine, constrained: bool = False) -> None:
         self.send = send
@@ -174,13 +174,13 @@ class _Answer:
         self._body = b""
 
     async def pass_on(self, message: Message) -> None:
-        """Header only."""
+        """Add the version header only."""
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).setdefault(VERSION_HEADER, str(self.version))
         await self.send(message)
 
     async def stamp(self, message: Message) -> None:
-        """Header and body; errors in OpenAI's form."""
+        """Add the version to header and body; convert errors to OpenAI's form."""
         if message["type"] == "http.response.start":
             self._start = message
             self._streams = "event-stream" in Headers(raw=message["headers"]).get("content-type", "")
@@ -212,10 +212,10 @@ async def _refuse(error: Exception, version: int, scope: Scope, receive: Receive
 
 
 async def _port(app: Any) -> int:
-    """The port that vLLM's server listens on, as soon as it does; from then on its connections have time limits."""
+    """Wait until vLLM's server listens; returns its port. New connections then have time-outs (``TimedProtocol``)."""
     while True:
         server = getattr(app.state, "server", None)
         if server is not None and server.started:
-            server.config.http_protocol_class = TimedProtocol  # read at every connection
+            server.config.http_protocol_class = TimedProtocol  # read for every new connection
             return int(server.servers[0].sockets[0].getsockname()[1])
         await asyncio.sleep(START_POLL_S)

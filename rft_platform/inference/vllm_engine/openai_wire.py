@@ -1,7 +1,7 @@
-"""Requests and answers of vLLM's own OpenAI routes, made equal to those of every other engine.
+"""Convert requests and responses of vLLM's own OpenAI routes, so that they equal those of every other engine.
 
-Requests are checked by the schema that all engines share and their messages brought to one form; answers carry the
-policy version, and errors OpenAI's codes.
+Requests are checked by the common schema and their messages are normalised. Responses get the policy version, and
+errors get OpenAI's codes.
 """
 
 import json
@@ -21,13 +21,13 @@ from rft_platform.inference.serving.prompts import check_text
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
 EVENT = b"data: {"
-UNASKED = ("prompt_token_ids", "token_ids")  # null where nobody asked for them
+UNASKED = ("prompt_token_ids", "token_ids")  # vLLM sends null for these if they were not requested
 LIMITS = ("max_tokens", "max_completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request as vLLM gets it."""
+    """A request in the form that vLLM receives."""
 
     body: bytes
     chat: ChatBody | None = None
@@ -37,10 +37,10 @@ class CheckedRequest:
 def checked_request(
     path: str, body: bytes, max_model_len: int, template_options: dict[str, Any] | None = None
 ) -> CheckedRequest:
-    """What to hand to vLLM; ApiError where a field is wrong or cannot be honoured.
+    """The request to pass to vLLM; ApiError if a field is wrong or unsupported.
 
-    A limit beyond ``max_model_len`` tokens is what fits, as on every engine: vLLM would refuse it.
-    ``template_options`` are variables of the chat template where the request names none.
+    Token limits are lowered to ``max_model_len`` - 1, as every engine does: vLLM would refuse larger ones.
+    ``template_options`` are default variables of the chat template, which the request's own override.
     """
     try:
         given = json_codec.parse_object(body)
@@ -67,7 +67,7 @@ def checked_request(
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as vLLM's own schema wants it: text as content, and tool calls that name their type."""
+    """Convert a message to vLLM's schema: text content, and tool calls with their type."""
     normal = {**message, "content": text_of(message.get("content"))}
     if message.get("tool_calls"):
         normal["tool_calls"] = [{"type": "function", **call} for call in message["tool_calls"]]
@@ -75,7 +75,7 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(body: SamplingBody) -> Iterator[str]:
-    """The texts that vLLM will tokenise, as far as they can be known without the template."""
+    """The texts that vLLM will tokenise, without what the chat template adds."""
     if isinstance(body, ChatBody):
         yield "".join(text_of(message.get("content")) for message in body.conversation)
     elif isinstance(body, CompletionBody):
@@ -85,9 +85,9 @@ def _texts(body: SamplingBody) -> Iterator[str]:
 
 
 def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields about tools without what would put an answer under a grammar that may call a tool or not.
+    """The tool fields without those that make vLLM sample under a grammar although the tool call is optional.
 
-    vLLM does so where a tool is marked strict or calls must come one by one; no other engine does.
+    vLLM does so if a tool is marked strict or ``parallel_tool_calls`` is false; no other engine does.
     """
     tools = [
         {**tool, "function": {name: value for name, value in tool["function"].items() if name != "strict"}}
@@ -99,7 +99,7 @@ def _unconstrained(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def stamped_answer(body: bytes, version: int, constrained: bool = False) -> bytes:
-    """A JSON answer with the policy version, and a word where it was sampled under a grammar."""
+    """A JSON response with the policy version, and ``constrained`` if it was sampled under a grammar."""
     answer = json.loads(body)
     if not isinstance(answer, dict):
         return body
@@ -112,7 +112,7 @@ def stamped_answer(body: bytes, version: int, constrained: bool = False) -> byte
 
 
 def stamped_events(data: bytes, version: int, constrained: bool = False) -> bytes:
-    """A piece of an event stream, each event stamped likewise; vLLM sends whole events."""
+    """A piece of an event stream with each event stamped as in ``stamped_answer``; vLLM sends whole events."""
     if EVENT not in data:
         return data
     stamp = b"data: " + json.dumps(_stamp(version, constrained)).encode()[:-1] + b", "
@@ -125,7 +125,7 @@ def _stamp(version: int, constrained: bool) -> dict[str, Any]:
 
 
 def _event(line: bytes) -> bytes:
-    """A ``data:`` line whose deltas name the model's thoughts as every engine does."""
+    """A ``data:`` line whose deltas hold reasoning under the name that every engine uses."""
     if b'"reasoning"' not in line:
         return line
     chunk = json.loads(line[len(EVENT) - 1 :])
@@ -135,13 +135,13 @@ def _event(line: bytes) -> bytes:
 
 
 def _name_reasoning(message: Any) -> None:
-    """Thoughts stand in ``reasoning_content``, which agent frameworks read; newer versions say ``reasoning``."""
+    """Copy ``reasoning``, the name in newer versions, to ``reasoning_content``, which agent frameworks read."""
     if isinstance(message, dict) and message.get("reasoning") is not None:
         message.setdefault("reasoning_content", message["reasoning"])
 
 
 def openai_error(status: int, body: bytes) -> dict[str, Any]:
-    """vLLM's error answer with OpenAI's type and code."""
+    """vLLM's error response with OpenAI's type and code."""
     try:
         answer = json.loads(body)
     except ValueError:

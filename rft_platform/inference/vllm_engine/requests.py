@@ -1,4 +1,4 @@
-"""Between this platform's requests and vLLM's: parameters out, ids and log-probs back."""
+"""Convert sampling parameters to vLLM's, and vLLM's outputs to ids and log-probs."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "
 
 
 def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
-    """vLLM's parameters for prompt number ``prompt`` of a call; ``room``: tokens that the context has left."""
+    """vLLM's parameters for prompt number ``prompt`` of a call; ``room``: tokens left in the context."""
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
 
     seed = None if sampling.seed is None else prompt_seed(sampling.seed, sampling.first_prompt + prompt)
     return VllmParams(
-        n=1 if sampling.temperature == 0 else sampling.n,  # greedy answers are equal: one is computed
+        n=1 if sampling.temperature == 0 else sampling.n,  # greedy completions are equal: compute one
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -26,14 +26,14 @@ def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
         max_tokens=min(sampling.max_tokens, room),
         stop=list(sampling.stop) or None,
         detokenize=bool(sampling.stop),
-        logprobs=0,  # of the sampled token alone
+        logprobs=0,  # of the sampled token only
         flat_logprobs=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
 def scoring_params() -> Any:
-    """vLLM's parameters for the log-probs of a sequence; it cannot but sample one token after it."""
+    """vLLM's parameters for the log-probs of a sequence; vLLM always samples at least one token after it."""
     from vllm import SamplingParams as VllmParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -70,7 +70,7 @@ def scores_of(output: Any) -> list[float]:
 
 
 def _first_of_each(flat: Any, count: int, begin: int = 0) -> list[float]:
-    """The log-probs at positions ``begin`` to ``count`` of vLLM's flat table: the token's own comes first."""
+    """Log-probs at positions ``begin`` to ``count`` of vLLM's flat table; at each position the token's own is first."""
     starts: Sequence[int] = flat.start_indices if flat is not None else []
     if len(starts) != count:
         raise EngineError(f"vLLM gave log-probs for {len(starts)} of {count} tokens")

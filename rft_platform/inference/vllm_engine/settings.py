@@ -1,4 +1,4 @@
-"""What the launcher hands to the server, and what of it vLLM is told on its command line."""
+"""Settings that the launcher passes to the server, and the vLLM command line made from them."""
 
 import json
 import os
@@ -18,12 +18,12 @@ from rft_platform.inference.vllm_engine.versions import (
     resource_options,
 )
 
-VARIABLE = "RFT_VLLM_SETTINGS"  # by which they reach the middleware, which vLLM makes without arguments
+VARIABLE = "RFT_VLLM_SETTINGS"  # passes the settings to the middleware, which vLLM creates without arguments
 MIDDLEWARE = "rft_platform.inference.vllm_engine.middleware.EnginePlanes"
 WORKER_EXTENSION = "rft_platform.inference.vllm_engine.worker.WorkerExtension"
 TOP_LOGPROBS = 20
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # those that vLLM makes room for
-#: What the engine rests on: an option of the user's must not change it.
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # maximum ranks that vLLM can be started for
+#: Options that the engine depends on; the user's ``arguments`` must not set them.
 RESERVED = {
     "model",
     "served_model_name",
@@ -43,19 +43,19 @@ RESERVED = {
 
 @dataclass(frozen=True, slots=True)
 class VllmOptions:
-    """Settings of vLLM beyond those that every engine has."""
+    """Settings that only the vLLM engine has."""
 
     enable_prefix_caching: bool = True
     gpu_dtype: str = "bfloat16"  # what "auto" means on a GPU
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
     tensor_parallel_size: int = 1
-    kv_cache_gb: float = 1.0  # on a CPU; on a GPU it is what gpu_memory_utilization leaves
-    max_lora_rank: int = 0  # of adapters that may be loaded; 0: none
+    kv_cache_gb: float = 1.0  # on a CPU; on a GPU the cache takes what gpu_memory_utilization leaves
+    max_lora_rank: int = 0  # of adapters that may be loaded; 0: no adapters
     arguments: dict[str, Any] = field(default_factory=dict)  # further options of vLLM's server
 
     def check(self) -> None:
-        """Raise UserError where ``arguments`` names an option that this platform sets itself."""
+        """Raise UserError if ``arguments`` names an option of the platform, or ``max_lora_rank`` is too large."""
         taken = sorted({name.lstrip("-").replace("-", "_") for name in self.arguments} & RESERVED)
         if self.max_lora_rank > LORA_RANKS[-1]:
             raise UserError(f"max_lora_rank {self.max_lora_rank}: vLLM serves adapters up to rank {LORA_RANKS[-1]}")
@@ -67,7 +67,7 @@ class VllmOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """One server."""
+    """Settings of one server process."""
 
     lease: str
     model_digest: str
@@ -93,21 +93,21 @@ class ServerSettings:
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
-        """Read what ``to_environment`` left for this process."""
+        """Read the settings that ``to_environment`` stored."""
         given = json.loads(os.environ[VARIABLE])
         return cls(**{**given, "options": VllmOptions(**given["options"])})
 
     def to_environment(self) -> None:
-        """Leave the settings to the program that takes this process over."""
+        """Store the settings in the environment for the program that replaces this process."""
         os.environ[VARIABLE] = json.dumps(asdict(self))
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """Variables of the chat template where a request names none."""
+        """Default variables of the chat template."""
         return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
 
     def context(self) -> int:
-        """Tokens of prompt and answer together: as wanted, at most the model's own limit."""
+        """Maximum tokens of prompt and completion together: ``max_model_len``, at most the model's own limit."""
         config = read_json(Path(self.model_path) / "config.json")
         own = (config.get("text_config") or config).get("max_position_embeddings")
         limits = [limit for limit in (self.max_model_len, own) if limit]
@@ -121,7 +121,7 @@ class ServerSettings:
             "model": self.model_path,
             "served_model_name": [self.model_path, Path(self.model_path).name],
             "host": HOST,
-            "port": 0,  # any that is free: the lease says which
+            "port": 0,  # any free port; the lease names it
             "generation_config": "vllm",  # the request's sampling parameters, not the model folder's
             "dtype": dtype_of(vllm, self.dtype, self.options.gpu_dtype),
             "max_model_len": self.context() + 1,  # so that a sequence as long as the context can be scored

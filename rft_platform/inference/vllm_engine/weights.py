@@ -1,4 +1,4 @@
-"""Which weights vLLM serves, and how they change: all of them or, where anything does not fit, none."""
+"""The weights that vLLM serves. They change completely or, if anything does not fit, not at all."""
 
 import asyncio
 import json
@@ -15,13 +15,13 @@ from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
 ADAPTER_NAME, ADAPTER_ID = "policy", 1
-CACHE_RESETS = 50  # a finished request gives its blocks back a moment later
+CACHE_RESETS = 50  # attempts: a finished request frees its cache blocks a moment later
 CACHE_WAIT_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One set of weights: those of ``base``, with the adapter of ``folder`` where that is one."""
+    """One set of weights: those of ``base``, plus the adapter in ``folder`` if that differs from ``base``."""
 
     policy_version: int
     weights_digest: str
@@ -30,23 +30,23 @@ class Weights:
 
     @property
     def adapter(self) -> Path | None:
-        """Folder of the adapter."""
+        """Folder of the adapter; None for full weights."""
         return None if self.folder == self.base else self.folder
 
 
 class ServedWeights:
-    """The weights of one running ``AsyncLLM``. Nothing may be under way while ``apply`` runs."""
+    """The weights of one running ``AsyncLLM``. No request may run during ``apply``."""
 
     def __init__(self, llm: Any, folder: Path, max_lora_rank: int) -> None:
         self.llm = llm
         self.max_lora_rank = max_lora_rank  # 0: vLLM was started without room for an adapter
         self.layout = layout_of(folder)
         self.served = Weights(0, digest_weights(folder), folder, folder)
-        self.adapter: Any = None  # vLLM's request for it, which goes along with every generation
+        self.adapter: Any = None  # vLLM's LoRARequest, passed with every generation
         self.updates = 0
 
     def prepare(self, folder: Path, policy_version: int) -> Weights:
-        """Look whether ``folder`` fits; WeightMismatchError, with nothing changed, where it does not."""
+        """Check whether ``folder`` fits, without changing anything; WeightMismatchError if it does not."""
         if not is_adapter(folder):
             check_folder(self.layout, folder)
             return Weights(policy_version, digest_weights(folder), folder, folder)
@@ -63,9 +63,9 @@ class ServedWeights:
         return Weights(policy_version, digest_weights(folder), folder, self.served.base)
 
     async def apply(self, wanted: Weights) -> None:
-        """Serve ``wanted``; where vLLM refuses it, what was served before, and raise WeightMismatchError."""
+        """Serve ``wanted``; if vLLM refuses it, restore the previous weights and raise WeightMismatchError."""
         before = self.served
-        if wanted.adapter is not None:  # other full weights may have come since it was prepared
+        if wanted.adapter is not None:  # the full weights may have changed since ``prepare``
             wanted = replace(wanted, base=before.base)
         try:
             await self._load(wanted, loaded=before)
@@ -78,7 +78,7 @@ class ServedWeights:
         LOG.info("serves policy version %d, %s", wanted.policy_version, wanted.folder)
 
     async def _load(self, wanted: Weights, loaded: Weights | None) -> None:
-        """Bring ``wanted`` into the workers; ``loaded``: what is there now, None where that is not sure."""
+        """Load ``wanted`` into the workers; ``loaded``: the weights there now, None if unknown."""
         if wanted.adapter is None or loaded is None or loaded.base != wanted.base:
             await self.llm.collective_rpc("rft_load_weights", args=(str(wanted.base),))
         await self._load_adapter(wanted.adapter)
@@ -104,6 +104,6 @@ class ServedWeights:
 
 
 def _reason(error: Exception) -> str:
-    """The last line of what went wrong: vLLM passes on the worker's whole trace."""
+    """The last line of the error: vLLM passes on the worker's whole traceback."""
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__

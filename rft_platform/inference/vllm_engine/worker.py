@@ -1,4 +1,4 @@
-"""What runs inside vLLM's worker processes: it takes over weights from a folder, and ends with the server.
+"""Extension of vLLM's worker processes: load weights from a folder, and end with the server.
 
 vLLM mixes ``WorkerExtension`` into its worker class (``--worker-extension-cls``), so ``self`` is the worker.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Process id of the server, which is also the process group of everything that it started.
+#: Environment variable with the server's process id, which is also the process group of everything it started.
 SERVER_PID = "RFT_VLLM_SERVER_PID"
 
 
@@ -19,7 +19,7 @@ class WorkerExtension:
     """Methods that the server calls on every worker (``collective_rpc``)."""
 
     def rft_load_weights(self, folder: str) -> None:
-        """Take over the full weights of ``folder``, whose names and shapes have been checked."""
+        """Load the full weights of ``folder``, whose names and shapes have been checked."""
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         model = runner.get_model()
         with without_adapters(model):
@@ -29,9 +29,9 @@ class WorkerExtension:
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """The model with its plain layers in place of those that add a LoRA adapter.
+    """Replace the model's LoRA layers by their base layers while the block runs.
 
-    The loader finds tensors by the names of the plain layers, and not every version of it looks behind the others.
+    The loader finds tensors by the names of the base layers, and not every version of it looks inside LoRA layers.
     """
     from vllm.lora.layers import BaseLayerWithLoRA
 
@@ -52,10 +52,10 @@ def without_adapters(model: Any) -> Iterator[None]:
 
 
 def pack_output_heads(model: Any) -> None:
-    """Prepare the output heads for computing anew, as after a first load.
+    """Repeat the post-processing of embeddings and output heads, as after a first load.
 
     On a CPU vLLM computes with a packed copy of the weights. A head that is tied to the embedding gets no tensor of its
-    own in a reload, so its copy is not made again: it would go on answering with the old weights.
+    own in a reload, so its copy is not renewed and would keep computing with the old weights.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -65,9 +65,9 @@ def pack_output_heads(model: Any) -> None:
 
 
 def end_with_server() -> None:
-    """End this process, and all that the server started, when the server ends in whatever way.
+    """Kill this process and everything else that the server started as soon as the server ends, in whatever way.
 
-    A server that is killed cannot end its engine processes, which would keep the GPU's memory for ever.
+    A killed server cannot end its engine processes, which would hold the GPU's memory for ever.
     """
     pid = int(os.environ.get(SERVER_PID, "0"))
     if not pid or pid == os.getpid() or os.getpgrp() != pid:
