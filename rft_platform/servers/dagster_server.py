@@ -1,7 +1,7 @@
 """Dagster's webserver behind the web guard: ``python -m rft_platform.servers.dagster_server -w workspace.yaml``.
 
 It takes the options of ``dagster-webserver``. That command serves everybody who reaches its port, executes GraphQL
-mutations that come by GET, and has no option for a middleware: its function that makes the application is replaced.
+mutations sent by GET, and has no option for a middleware. Its application factory is therefore replaced.
 """
 
 import sys
@@ -14,13 +14,13 @@ from rft_platform.errors import RftError, UserError
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 
-#: Answers with versions only; probes of containers ask it.
+#: Path that returns versions only; used by container health probes.
 HEALTH = "/server_info"
 _MAKE_APP = "create_app_from_workspace_process_context"
 
 
 def main() -> None:
-    """Serve until interrupted; exit code 2 for an unusable token."""
+    """Serve until interrupted; exit code 2 for an invalid token."""
     from dagster_webserver import cli
 
     try:
@@ -32,9 +32,9 @@ def main() -> None:
 
 
 def guard_application(cli: ModuleType, token: str) -> None:
-    """Let ``dagster_webserver.cli`` serve a guarded application.
+    """Make ``dagster_webserver.cli`` serve a guarded application.
 
-    Raises RftError where this version of Dagster makes its application elsewhere: nothing is served unguarded.
+    Raises RftError if this version of Dagster lacks the replaced function, so that nothing is served unguarded.
     """
     make_app = getattr(cli, _MAKE_APP, None)
     if make_app is None:

@@ -1,4 +1,4 @@
-"""Which servers the interface consists of, and how each tells that it is ready."""
+"""The servers of the web interface (``rft ui``), and their readiness checks."""
 
 import os
 import sys
@@ -31,13 +31,16 @@ _PACKAGE = Path(rft_platform.__file__).parent
 
 
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
-    """The Dagster webserver, MLflow (unless the project uses one elsewhere), the daemon, and metrics where wanted."""
+    """The Dagster webserver and MLflow, and on request the daemon and metrics.
+
+    An MLflow server elsewhere is listed without a command.
+    """
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.partitions import add_next_round
     from rft_platform.rounds.project import Project
 
     instance = open_instance(home)
-    instance.get_runs_count()  # creates the databases here, so that two servers do not race to it
+    instance.get_runs_count()  # creates the databases here, so that two servers do not race to create them
     if home.config_file.exists():
         add_next_round(instance, Project.open(home))
     python, env = [sys.executable, "-P", "-m"], _environment(home, port)
@@ -77,10 +80,10 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
 
 
 def _workspace(home: Home) -> Path:
-    """The shipped workspace, with the package's folder as its working directory.
+    """Write a copy of the shipped workspace with the package's folder as its working directory; returns its path.
 
-    By default Dagster puts the folder that it was started in before all others while it loads the definitions, and
-    files of the user there would shadow libraries.
+    By default Dagster puts its own working folder first on the module path while it loads the definitions. The user's
+    files there would shadow libraries.
     """
     workspace = yaml.safe_load((_PACKAGE / "jobs" / "workspace.yaml").read_text(encoding="utf-8"))
     workspace["load_from"][0]["python_module"]["working_directory"] = str(_PACKAGE.parent)
@@ -103,20 +106,20 @@ def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
 
 
 def _log_format() -> list[str]:
-    """Dagster's own processes write JSON lines where ours do."""
+    """Options that make Dagster's processes log JSON lines if the platform's processes do."""
     return ["--log-format", "json"] if wants_json() else []
 
 
 def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str], token: str) -> Server:
     from rft_platform.registry.store import make_database
 
-    make_database(tracking_uri)  # here, where a kill leaves no half of it
+    make_database(tracking_uri)  # created here, so that a killed server leaves no incomplete database
     folder, url = str(home.mlflow / "artifacts"), f"http://{_HOST}:{port}"
     command = [*python, mlflow_server.__name__, "--host", _HOST, "--port", str(port), "--artifact-root", folder]
     return Server(
         name="MLflow",
         command=command,
-        env={**env, mlflow_server.BACKEND: tracking_uri},  # it may hold a password: no argument that `ps` shows
+        env={**env, mlflow_server.BACKEND: tracking_uri},  # may hold a password, which `ps` would show in arguments
         port=port,
         url=sign_in_url(url, token),
         is_ready=serves_guarded(url, mlflow_server.HEALTH),
@@ -139,12 +142,12 @@ def _environment(home: Home, port: int) -> dict[str, str]:
         "DAGSTER_HOME": str(home.dagster),
         SAFE_PATH: OWN_SAFE_PATH,
         "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # evaluation jobs of MLflow's own: idle processes here
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # MLflow's evaluation jobs would be idle processes here
     }
 
 
 def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bool]:
-    """A test whether the server at ``url`` is healthy. It raises RftError where ``guarded`` needs no token."""
+    """A readiness check of the server at ``url``, which raises RftError if ``guarded`` needs no token."""
     is_healthy, is_open = answers(url + health), answers(url + guarded)
 
     def is_ready() -> bool:
@@ -158,7 +161,7 @@ def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bo
 
 
 def answers(url: str) -> Callable[[], bool]:
-    """A test whether something answers at ``url``."""
+    """A check whether ``url`` answers with success."""
     import httpx
 
     def is_ready() -> bool:
@@ -171,7 +174,7 @@ def answers(url: str) -> Callable[[], bool]:
 
 
 def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
-    """Ready while a daemon's heartbeat is younger than this call and ``_BEAT_AGE_S``; Dagster writes one every 30 s."""
+    """A check for a daemon heartbeat after this call and within ``_BEAT_AGE_S``; Dagster writes one every 30 s."""
     started = time.time()
 
     def is_ready() -> bool:

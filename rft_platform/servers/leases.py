@@ -1,4 +1,4 @@
-"""The long-lived processes of a project by their lease files: the engine's replicas, auxiliary models, the trainer."""
+"""Find and end a project's long-lived processes by their lease files: engine replicas, auxiliary models, trainer."""
 
 from collections.abc import Container
 from contextlib import suppress
@@ -18,39 +18,39 @@ _START_WAIT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A lease file and what it says."""
+    """A lease file and its content."""
 
     path: Path
     lease: Lease
 
     @property
     def alive(self) -> bool:
-        """Whether the process that wrote it still runs."""
+        """Whether the process that wrote the lease still runs."""
         return is_alive(self.lease)
 
     @property
     def identity(self) -> tuple[int, float]:
-        """Process id and creation time: together they name one process for good."""
+        """Process id and creation time, which together identify one process for ever."""
         return self.lease.pid, self.lease.create_time
 
 
 def leases_of(home: Home) -> list[Held]:
-    """All leases below a project's folder, whether their processes live or not."""
+    """All leases of a project, whether their processes run or not."""
     found = [(path, read_lease(path)) for path in sorted(home.leases.glob("*.json"))]
     return [Held(path, lease) for path, lease in found if lease is not None]
 
 
 def wait_for_starts(home: Home) -> None:
-    """Wait for engine processes whose start is under way: a pool starts lost replicas behind its caller's back."""
+    """Wait for engine processes that are being started: a pool restarts lost replicas in the background."""
     engines = ("engine*", "auxiliary-*", "policy-*")
     for lock in [lock for name in engines for lock in home.leases.glob(f"{name}.json.lock")]:
-        # What starts for longer is ended by ``stop_strays``: it is found by its environment.
+        # A process that takes longer to start is ended by ``stop_strays``, which finds it by its environment.
         with suppress(TransientError), locked(lock.with_suffix(""), _START_WAIT_S):
             pass
 
 
 def stop(held: Held) -> bool:
-    """End a lease's processes and remove the lease; returns whether they were alive."""
+    """End a lease's processes and remove the lease; returns whether its holder was alive."""
     alive = stop_holder(held.lease)
     end_strays(held.path)
     remove_lease(held.path, held.lease.pid)
@@ -58,9 +58,9 @@ def stop(held: Held) -> bool:
 
 
 def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int]:
-    """End what was started for this project and never came to hold its lease, or lost it; returns the process ids.
+    """End processes that were started for this project's leases; returns their ids.
 
-    What belongs to a lease whose holder's identity is in ``keep`` is left alone.
+    Processes of a lease whose holder's identity is in ``keep`` are left alone.
     """
     ended = []
     for path in leases_started_below(home.leases):

@@ -2,7 +2,7 @@
 
 ``python -m rft_platform.servers.mlflow_server --port 5000 --artifact-root FOLDER`` with the database in
 ``MLFLOW_BACKEND_STORE_URI``. MLflow's own command checks Host and Origin, but lets every local user read and change
-everything; it takes another application only from an installed plugin.
+everything, and it accepts another application only from an installed plugin.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
-    """MLflow's application, set up as ``mlflow server`` sets up its workers, with the guard before it."""
+    """MLflow's application behind the guard, configured as ``mlflow server`` configures its workers."""
     backend = os.environ.get(BACKEND)
     if not backend:
         raise UserError(f"{BACKEND} is not set: set it to the database's URL, such as sqlite:////srv/mlflow.db")
@@ -48,8 +48,8 @@ def guarded_application(options: argparse.Namespace, token: str) -> WebGuard:
         constants.SERVE_ARTIFACTS_ENV_VAR: "true",
         "_MLFLOW_SGI_NAME": "uvicorn",
         "_MLFLOW_SERVER_BOOT_ID": uuid.uuid4().hex,
-        "_MLFLOW_IN_JOB_EXECUTOR": "false",  # the server must never rebuild stored code
-        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard checks the Host, by the platform's own list
+        "_MLFLOW_IN_JOB_EXECUTOR": "false",  # the server must never load stored code
+        "MLFLOW_SERVER_ALLOWED_HOSTS": "*",  # the guard checks the Host against the platform's list
     }
     if options.artifacts_destination:
         os.environ[constants.ARTIFACTS_DESTINATION_ENV_VAR] = options.artifacts_destination

@@ -1,4 +1,4 @@
-"""Turning the sensors on through the interface's GraphQL, as a click on their switches does."""
+"""Turn on the sensors through the webserver's GraphQL API, as their switches in the interface do."""
 
 import time
 
@@ -16,7 +16,7 @@ _POLL_S = 0.5
 
 
 def start_sensors(url: str, token: str) -> None:
-    """Turn on the sensors that close rounds. Raises RftError if the interface at ``url`` does not do so in time."""
+    """Turn on the round sensors at ``url``; raises RftError if that does not succeed within 60 s."""
     import httpx
 
     deadline, headers = time.monotonic() + _TIMEOUT_S, {"Authorization": f"Bearer {token}"}

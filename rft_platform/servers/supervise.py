@@ -1,4 +1,4 @@
-"""Servers that live as long as the command: started together, watched, started again at need, stopped together."""
+"""Supervisor of servers that live as long as a command: start them together, watch, restart, and stop them."""
 
 import os
 import signal
@@ -22,13 +22,13 @@ _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 _LOG_LINES = 20
 _PROBE_INTERVAL_S = 10.0
-_SILENT_TIMEOUT_S = 180.0  # a server that is not ready for so long (it is stopped, or hangs) is killed
-_RESTARTS_WITHIN_S = 600.0  # a server that died before that has been mended since
+_SILENT_TIMEOUT_S = 180.0  # a server that is not ready for this long (stopped, or hangs) is killed
+_RESTARTS_WITHIN_S = 600.0  # earlier deaths do not count towards the limit of restarts
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server; without a command it runs elsewhere and is only named."""
+    """One server; with an empty command it runs elsewhere and is only listed."""
 
     name: str
     command: list[str]
@@ -37,14 +37,14 @@ class Server:
     url: str | None = None
     port: int | None = None
     restarts: int = 0
-    """How often it is started again within ten minutes; once more, and the command ends."""
+    """Maximum number of restarts within ten minutes; the next death ends the command."""
     leaves_work: bool = False
-    """What it started goes on when it dies (runs under way), and ends with the command."""
+    """Whether processes that it started (running Dagster runs) survive its death; they end with the command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A server that was started here, in a session of its own: a Ctrl-C of the terminal does not reach it."""
+    """A started server. It has its own session, so Ctrl-C in the terminal does not reach it."""
 
     server: Server
     process: subprocess.Popen[bytes]
@@ -52,22 +52,22 @@ class Child:
     log: Path
 
     def check(self) -> None:
-        """Raise RftError with the end of its log if the server has ended."""
+        """Raise RftError with the end of the log if the server has ended."""
         code = self.process.poll()
         if code is not None:
             raise RftError(f"{self.server.name} ended with exit code {code}; the end of {self.log}:\n{_tail(self.log)}")
 
 
 class Children(list[Child]):
-    """The servers that run, in the order of their start; those that died and left work behind are kept apart."""
+    """The running servers in start order; ``left`` holds dead ones whose processes may still run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.deaths: dict[str, list[float]] = {}  # by server, on the monotonic clock
+        self.deaths: dict[str, list[float]] = {}  # monotonic times, by server name
         self.left: list[Child] = []
 
     def start_again(self, number: int) -> str:
-        """Replace the dead server at ``number``; returns what happened in words, raises RftError at its bound."""
+        """Restart the dead server at ``number``; returns a message. Raises RftError at the limit of restarts."""
         child, now = self[number], time.monotonic()
         server = child.server
         recent = [at for at in self.deaths.get(server.name, []) if now - at < _RESTARTS_WITHIN_S]
@@ -84,7 +84,7 @@ class Children(list[Child]):
 
 
 def check_ports(servers: Sequence[Server]) -> None:
-    """Raise UserError for a port that is taken, or wanted twice."""
+    """Raise UserError for a port that is taken, reserved, or used twice."""
     ports = [server.port for server in servers if server.port is not None]
     for server in servers:
         if server.port is None:
@@ -101,7 +101,7 @@ def check_ports(servers: Sequence[Server]) -> None:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this port of the loopback interface."""
+    """Whether this port of the loopback interface is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -112,7 +112,7 @@ def port_is_free(port: int) -> bool:
 
 
 def may_listen(port: int) -> bool:
-    """Whether this user may listen on this port at all."""
+    """Whether this user has the permission to listen on this port."""
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -125,9 +125,9 @@ def may_listen(port: int) -> bool:
 
 @contextmanager
 def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
-    """Start the servers and wait until each is ready; however the block ends, all of them are stopped.
+    """Start the servers and wait until each is ready; stop all of them when the block ends in any way.
 
-    Raises RftError with the end of its log when a server ends, or is not ready in time.
+    Raises RftError with the end of the log if a server ends or is not ready in time.
     """
     children = Children()
     try:
@@ -141,9 +141,9 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
 
 
 def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: None) -> None:
-    """Watch until one of them ends for good, and raise RftError then; Ctrl-C is the way out.
+    """Watch the servers until Ctrl-C; raises RftError when one ends and may not be restarted.
 
-    A server that may be started again is, and ``tell`` gets a line about it. One that does not answer any more is
+    Other ended servers are restarted, and ``tell`` receives a line about each. A server that no longer answers is
     killed and counts as ended.
     """
     probes = _Probes()
@@ -158,7 +158,7 @@ def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: 
 
 
 class _Probes:
-    """Asks the servers one after another, on a thread, whether they are ready, and remembers when each last was."""
+    """Checks on a thread, one server after another, whether it is ready, and stores the time of each success."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
@@ -167,7 +167,7 @@ class _Probes:
         self._ready_at: dict[int, float] = {}  # by process id
 
     def kill_silent(self, children: Children) -> None:
-        """Kill each server that was not ready for ``_SILENT_TIMEOUT_S``; returns at once."""
+        """Kill each server that was not ready for ``_SILENT_TIMEOUT_S`` and start new checks; returns at once."""
         now = time.monotonic()
         for child in children:
             if now - self._ready_at.setdefault(child.process.pid, now) > _SILENT_TIMEOUT_S:
@@ -211,7 +211,7 @@ def _wait_until_ready(children: Sequence[Child]) -> None:
 
 
 def _stop(children: Children) -> None:
-    """Stop all at once, each with everything that it started."""
+    """Stop all servers concurrently, each with everything that it started."""
     if not children:
         return
     with ThreadPoolExecutor(len(children) + len(children.left)) as pool:
@@ -221,11 +221,11 @@ def _stop(children: Children) -> None:
             ending.result()
     for child in children:
         child.process.wait()
-        _kill_group(child)  # what a server that was killed has left behind
+        _kill_group(child)  # processes that a killed server left behind
 
 
 def _end_group(child: Child) -> None:
-    """End what a dead server has left in its process group: politely, then at once."""
+    """End the processes left in a dead server's group: SIGTERM, then SIGKILL."""
     with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGTERM)
     wait_until_ended(_members(child.process.pid), _STOP_TIMEOUT_S)
