@@ -1,9 +1,9 @@
-"""Lease files: how a long-lived process is found again by whoever needs it next.
+"""Lease files, by which later commands find a long-lived process.
 
 A server writes its lease when it is ready to serve and removes it when it ends. A lease names the process (pid and
-start time) and the folder that the lease was written in. It counts only where both agree: the folder is still the one
-it was written in (the lease in a copy of a home is another home's), and the process was started for this lease (a pid
-may have been given to another program). Any other lease is ignored, and replaced by the next start.
+start time) and the folder that the lease was written in. It is valid only if both agree: the folder is the one it was
+written in (a lease in a copied home belongs to the original), and the process was started for this lease (the pid may
+have been reused). Any other lease is ignored, and replaced by the next start.
 """
 
 import fcntl
@@ -22,15 +22,15 @@ import psutil
 from rft_platform.errors import TransientError
 from rft_platform.files import atomic_path, naming, read_json
 
-CREATE_TIME_TOLERANCE_S = 1.0  # the kernel's boot time, from which creation times derive, moves when the clock is set
-LEASE_VARIABLE = "RFT_LEASE"  # environment variable of a process that was started for a lease: the lease's path
+CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
+LEASE_VARIABLE = "RFT_LEASE"  # environment variable with the path of the lease that a process was started for
 LOCK_TIMEOUT_S = 120.0
 _LOCK_POLL_S = 0.01
 
 
 @dataclass
 class Lease:
-    """Who serves, where, and the token that its control plane asks for (so the file is readable by its owner only)."""
+    """Process, address and control token of a server; because of the token the file is readable by its owner only."""
 
     kind: str  # "engine-transformers", "trainer", ...
     pid: int
@@ -41,12 +41,12 @@ class Lease:
     model_digest: str
     started_at: float  # seconds since the epoch
     details: dict[str, Any]
-    start_ticks: int | None = field(default=None, compare=False)  # since the boot: setting the clock does not move it
-    file: Path | None = field(default=None, compare=False)  # where it was written; None: it was not read from a file
+    start_ticks: int | None = field(default=None, compare=False)  # since the boot, so independent of the clock
+    file: Path | None = field(default=None, compare=False)  # path where it was written; None: not read from a file
 
 
 def read_lease(path: Path) -> Lease | None:
-    """The lease at ``path``; None where there is none, it is not well formed, or it belongs to another folder."""
+    """The lease at ``path``; None if there is none, it is malformed, or it was written in another folder."""
     try:
         document = read_json(path)
         written_in = document.pop("folder", None) if isinstance(document, dict) else None
@@ -60,9 +60,9 @@ def read_lease(path: Path) -> Lease | None:
 
 
 def write_lease(path: Path, lease: Lease) -> None:
-    """Publish ``lease`` atomically, readable by its owner only from the first byte on.
+    """Write ``lease`` atomically; the file is readable by its owner only from the first byte on.
 
-    The folder's path, device and inode are added, and the start ticks of the process.
+    Adds the folder's path, device and inode, and the start ticks of the process.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     device, inode = _identity(path.parent)
@@ -84,7 +84,7 @@ def remove_lease(path: Path, pid: int) -> None:
 
 
 def find_process(pid: int, create_time: float) -> psutil.Process | None:
-    """The running process with this pid and creation time; None where it ended or the pid was given to another."""
+    """The running process with this pid and creation time; None if it ended or the pid was reused."""
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - create_time) <= CREATE_TIME_TOLERANCE_S
@@ -94,10 +94,9 @@ def find_process(pid: int, create_time: float) -> psutil.Process | None:
 
 
 def holder(lease: Lease) -> psutil.Process | None:
-    """The living process that wrote ``lease``; None where it has ended, or where the pid is another program's.
+    """The running process that wrote ``lease``; None if it has ended or the pid belongs to another program.
 
-    A lease that was read from a file is checked against the process itself: its environment or its command line must
-    name that file.
+    For a lease that was read from a file, the process's environment or command line must name that file.
     """
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(lease.pid)
@@ -119,7 +118,7 @@ def is_alive(lease: Lease) -> bool:
 
 
 def names_lease(process: psutil.Process, file: Path) -> bool:
-    """Whether ``process`` was started for the lease ``file``, by its environment or its command line."""
+    """Whether the environment or command line of ``process`` names the lease ``file``."""
     wanted = {str(file), str(file.resolve())}
     with suppress(psutil.AccessDenied):
         started_for = process.environ().get(LEASE_VARIABLE)
@@ -136,16 +135,16 @@ def names_lease(process: psutil.Process, file: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the exclusive lock beside ``path``, so that two callers never start two servers for one lease.
+    """Hold the exclusive lock file beside ``path``, so that two callers never start two servers for one lease.
 
-    The kernel releases the lock when its holder ends, however it ends; the lock file itself stays. Raises
-    TransientError naming the holder where the lock is not free within ``timeout_s``: a stopped process keeps its locks.
+    The kernel releases the lock when its holder ends in any way; the lock file stays. Raises TransientError, naming
+    the holder, if the lock is not free within ``timeout_s``: a stopped process keeps its locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(path.name + ".lock").open("a+", encoding="utf-8") as stream:
         with naming(path):
             _acquire(stream, timeout_s)
-        with suppress(OSError):  # the name of the holder is for messages only: a full disk must not prevent the lock
+        with suppress(OSError):  # the holder's pid is for messages only: a full disk must not prevent the lock
             os.ftruncate(stream.fileno(), 0)
             os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
         yield
@@ -170,7 +169,7 @@ def _acquire(stream: IO[str], timeout_s: float) -> None:
 
 
 def _parse(document: Any) -> Lease:
-    """The lease of a JSON document; raises TypeError, ValueError or KeyError for values that no lease holds."""
+    """The lease in a JSON document; raises TypeError or ValueError for invalid values."""
     lease = Lease(**document)
     texts, numbers = (lease.kind, lease.host, lease.token, lease.model_digest), (lease.create_time, lease.started_at)
     integers = (lease.pid, lease.port, *(() if lease.start_ticks is None else (lease.start_ticks,)))
@@ -184,13 +183,13 @@ def _parse(document: Any) -> Lease:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What tells a folder from its copy."""
+    """Device and inode, which distinguish a folder from its copy."""
     stat = folder.stat()
     return stat.st_dev, stat.st_ino
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Ticks between the boot and the start of a process; None where there is no such process, or no /proc."""
+    """Ticks between the boot and the start of a process; None if there is no such process or no /proc."""
     with suppress(OSError, IndexError, ValueError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])

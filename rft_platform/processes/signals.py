@@ -1,4 +1,4 @@
-"""Signals of a command in the foreground: every way of interrupting it ends it in order."""
+"""Signal handling of a foreground command: every kind of interruption ends it with its clean-up."""
 
 import signal
 import threading
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM and a closed terminal interrupt the block as Ctrl-C does, so that it is left in order."""
-    # Under nohup a signal is ignored, and stays so.
+    """Make SIGTERM and SIGHUP (a closed terminal) raise KeyboardInterrupt in the block, as Ctrl-C does."""
+    # A signal that is ignored, as under nohup, stays ignored.
     numbers = [n for n in _handled(signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) == signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, signal.default_int_handler)
@@ -22,7 +22,7 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not stop the tidying up."""
+    """Ignore SIGINT and SIGTERM during the block, so that a second Ctrl-C does not stop the clean-up."""
     previous = [(number, signal.signal(number, signal.SIG_IGN)) for number in _handled(signal.SIGINT, signal.SIGTERM)]
     try:
         yield
@@ -32,5 +32,5 @@ def undisturbed() -> Iterator[None]:
 
 
 def _handled(*numbers: signal.Signals) -> tuple[signal.Signals, ...]:
-    """The signals that can be handled here: only a process's main thread may say what they do."""
+    """``numbers`` in the main thread, else none: only the main thread may set signal handlers."""
     return numbers if threading.current_thread() is threading.main_thread() else ()

@@ -1,4 +1,4 @@
-"""Starting and ending long-lived processes that outlive the caller."""
+"""Start and end long-lived processes that outlive the caller."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ LOG_LINES_SHOWN = 20
 
 
 class StartError(RftError):
-    """A process ended, or did not become ready in time; the message carries the last lines of its log."""
+    """A process ended or was not ready in time; the message holds the last lines of its log."""
 
     def __init__(self, message: str, exit_code: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # None: it still runs, or another process reaped it
+        self.exit_code = exit_code  # None: the process still runs, or another process reaped it
 
 
 def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> psutil.Process:
-    """Start ``command`` in a session of its own, with exactly the environment ``env``.
+    """Start ``command`` in its own session, with exactly the environment ``env``.
 
     Its standard output and error are appended to ``log_file``. ``command[0]`` is looked up on the caller's PATH.
     """
@@ -48,11 +48,11 @@ def start_detached(command: list[str], log_file: Path, env: dict[str, str]) -> p
 
 
 def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
-    """End a process, its process group and its descendants: SIGTERM, and SIGKILL for what is left after ``timeout_s``.
+    """End a process, its process group and its descendants: SIGTERM, then SIGKILL for those left after ``timeout_s``.
 
-    A stopped process is continued, so that it can act on the SIGTERM. Descendants in groups of their own (an engine
-    that a run has started) are signalled once the group has ended, so that their users can close their connections
-    first. A process that has ended already, or a pid that now belongs to another process, is left alone.
+    A stopped process is continued, so that it can handle the SIGTERM. Descendants in other groups (such as an engine
+    that a run started) are signalled after the group has ended, so that their users can close connections first. If the
+    process has already ended or its pid was reused, nothing is done.
     """
     process = find_process(pid, create_time)
     if process is None:
@@ -73,9 +73,9 @@ def stop_process(pid: int, create_time: float, timeout_s: float = 10.0) -> None:
 
 
 def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
-    """End the process that wrote ``lease``, its launcher and all that they started; False where it has ended already.
+    """End the process that wrote ``lease``, its launcher and their descendants; False if it has already ended.
 
-    A process that was not started for this lease is left alone, whatever pid the lease names.
+    A process that was not started for this lease is left alone, even if the lease names its pid.
     """
     root = lease_root(lease)
     if root is None:
@@ -86,7 +86,7 @@ def stop_holder(lease: Lease, timeout_s: float = 10.0) -> bool:
 
 
 def lease_root(lease: Lease) -> psutil.Process | None:
-    """The living process that all processes of ``lease`` descend from: its launcher if there is one, or the holder."""
+    """The root of the processes of ``lease``: the holder's launcher if there is one, else the holder; None if ended."""
     process = holder(lease)
     launcher = lease.details.get("launcher")
     if process is not None and launcher is not None:
@@ -97,7 +97,7 @@ def lease_root(lease: Lease) -> psutil.Process | None:
 
 
 def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
-    """Give processes that were asked to end so much time to do so."""
+    """Wait up to ``timeout_s`` for signalled processes to end, then kill the remaining ones."""
     left = wait_until_ended(processes, timeout_s)
     for member in left:
         with suppress(psutil.NoSuchProcess):
@@ -106,10 +106,10 @@ def _kill_after(processes: list[psutil.Process], timeout_s: float) -> None:
 
 
 def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Wait for the ends of processes; returns those that still run after ``timeout_s``.
+    """Wait until processes have ended; returns those that still run after ``timeout_s``.
 
-    A zombie has ended: our own children are reaped here, others' by whoever adopted them, for which the first process
-    of a container takes seconds.
+    A zombie counts as ended. Own children are reaped here; others are reaped by their adopter, for which a container's
+    first process may take seconds.
     """
     waited_for = list(processes)
     deadline = time.monotonic() + timeout_s
@@ -121,9 +121,9 @@ def wait_until_ended(processes: Iterable[psutil.Process], timeout_s: float) -> l
 
 
 def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_file: Path) -> Lease:
-    """Wait until ``process``, or a child of it, has published its lease at ``path``.
+    """Wait until ``process`` or a child of it has written its lease at ``path``.
 
-    Raises ``StartError`` with the log's last lines at once when the process ends, or after ``timeout_s``.
+    Raises ``StartError`` with the log's last lines as soon as the process ends, or after ``timeout_s``.
     """
     born = process.create_time() if process.is_running() else time.time()
     deadline = time.monotonic() + timeout_s
@@ -140,7 +140,7 @@ def wait_for_lease(path: Path, process: psutil.Process, timeout_s: float, log_fi
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free now."""
+    """A currently free TCP port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -149,17 +149,17 @@ def free_port() -> int:
 def _signal_group(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         group = os.getpgid(pid)
-        if group == os.getpgrp():  # started in our own group: ending that would end the caller
+        if group == os.getpgrp():  # the process is in the caller's group, which must not be ended
             os.kill(pid, number)
         else:
             os.killpg(group, number)
 
 
 def _inheritable() -> list[int]:
-    """Open files that a process started here would hold on to, such as the pipe of a code server's helper."""
+    """Open file descriptors that a started process would inherit, such as the pipe of a code server's helper."""
     found = []
     for file in list(Path("/proc/self/fd").iterdir()):
-        with suppress(OSError):  # the one that listed them is closed again
+        with suppress(OSError):  # the descriptor used for the listing is already closed
             if (number := int(file.name)) > 2 and os.get_inheritable(number):
                 found.append(number)
     return found
@@ -179,7 +179,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _exit_code(process: psutil.Process) -> int | None:
-    """Exit code of an ended child; None where it was reaped before."""
+    """Exit code of an ended child; None if it was already reaped."""
     try:
         code = process.wait(timeout=1.0)
     except psutil.NoSuchProcess:

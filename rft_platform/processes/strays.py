@@ -1,7 +1,7 @@
-"""Processes that were started for a lease and do not hold it: their starter, or the process they served, was killed.
+"""Find and end stray processes: started for a lease but not holding it, because their starter or parent was killed.
 
-Every process that is started for a lease carries the lease's path in its environment, and so does whatever it starts
-itself (ranks of a launcher, an engine's own workers). So they are found however little they got to write.
+Every process that is started for a lease has the lease's path in its environment, and so have its descendants (ranks
+of a launcher, an engine's workers). They are therefore found even if they wrote nothing.
 """
 
 from collections.abc import Iterator
@@ -15,15 +15,15 @@ from rft_platform.processes.spawn import stop_process
 
 
 def lease_environment(lease: Path) -> dict[str, str]:
-    """What the environment of a process that is started for ``lease`` must hold."""
+    """Environment variables to set for a process that is started for ``lease``."""
     return {LEASE_VARIABLE: str(lease.absolute())}
 
 
 def end_strays(lease: Path, timeout_s: float = 10.0) -> list[int]:
     """End every process that was started for ``lease``; returns their ids.
 
-    For the holder of the lease's lock who is about to start a new one: whoever still runs then was never found again
-    by anybody, or outlived its own main process.
+    Call it while holding the lease's lock, before a new start: processes that still run then were lost, or outlived
+    their main process.
     """
     ended = []
     for process in started_for(lease):
@@ -34,12 +34,12 @@ def end_strays(lease: Path, timeout_s: float = 10.0) -> list[int]:
 
 
 def started_for(lease: Path) -> list[psutil.Process]:
-    """Living processes that were started for ``lease``."""
+    """Running processes that were started for ``lease``."""
     return [process for process, found in _started() if found == lease.absolute()]
 
 
 def leases_started_below(folder: Path) -> set[Path]:
-    """The leases in ``folder`` that living processes were started for, whether these hold them or not."""
+    """The leases in ``folder`` that running processes were started for, whether they hold them or not."""
     return {lease for _, lease in _started() if lease.parent == folder.absolute()}
 
 
