@@ -1,1 +1,9 @@
-"""Access control shared by the platform's web servers: Host, Origin and token checks, and an ASGI middleware."""
+"""Access control of the platform's web servers: Host, Origin and token checks, and an ASGI middleware.
+
+Read in this order:
+
+- ``checks.py``: framework-neutral checks of one request; each raises ``Refused``.
+- ``token.py``: ``access_token``, the project's access token.
+- ``sign_in.py``: how a browser exchanges the token for a cookie.
+- ``asgi.py``: ``WebGuard``, the middleware that applies all of them.
+"""

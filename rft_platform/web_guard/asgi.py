@@ -1,4 +1,4 @@
-"""ASGI middleware that lets only authorised requests reach an application, WebSockets included."""
+"""ASGI middleware that passes only authorised HTTP requests and WebSockets to an application."""
 
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
@@ -25,7 +25,7 @@ HOW = (
     "Open the link that the server's command printed (`rft ui`), or send `Authorization: Bearer TOKEN` "
     "with the content of RFT_HOME/web_token."
 )
-#: For pages of ours and of the guarded applications: no foreign page may frame them.
+#: Headers of all pages, those of guarded applications included: foreign pages must not frame them.
 _HEADERS = ((b"x-frame-options", b"SAMEORIGIN"), (b"x-content-type-options", b"nosniff"))
 _PAGE_POLICY = b"default-src 'none'; form-action 'self'; frame-ancestors 'none'"
 
@@ -34,8 +34,8 @@ _PAGE_POLICY = b"default-src 'none'; form-action 'self'; frame-ancestors 'none'"
 class WebGuard:
     """Wraps ``app``: every request needs an allowed Host, no foreign origin, and the token (header or cookie).
 
-    ``public`` are paths that anybody may read by GET, for health checks; ``graphql`` is the path of a GraphQL endpoint,
-    which then takes JSON by POST only.
+    ``public``: paths that anybody may read by GET, for health checks. ``graphql``: path of a GraphQL endpoint, which
+    then accepts only JSON by POST.
     """
 
     app: App
@@ -45,7 +45,7 @@ class WebGuard:
     hosts: frozenset[str] = field(default_factory=configured_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One ASGI call."""
+        """Handle one ASGI call."""
         if scope["type"] not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -65,7 +65,7 @@ class WebGuard:
             await self.app(scope, receive, _with_headers(send))
 
     def _authorise(self, method: str, scope: Scope, headers: Mapping[str, str]) -> str | None:
-        """Raise Refused, or return where to send a browser that has just brought the token, else None."""
+        """Raise Refused, or return the path to redirect to if the token was in the query string, else None."""
         check_host(headers, self.hosts)
         check_origin(method, headers, self.hosts)
         if self.graphql is not None and scope["type"] == "http" and scope["path"].rstrip("/") == self.graphql:
@@ -81,16 +81,16 @@ class WebGuard:
 
 
 def _check_graphql(method: str, headers: Mapping[str, str]) -> None:
-    """Mutations come as JSON by POST: pages of other origins cannot send that without asking first."""
+    """Accept only JSON by POST, which pages of other origins cannot send without a CORS preflight request."""
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if method == "POST" and media_type != "application/json":
         raise Refused(415, "GraphQL requests need the content type application/json")
-    if method != "POST" and "text/html" not in headers.get("accept", ""):  # the editor's page runs nothing
+    if method != "POST" and "text/html" not in headers.get("accept", ""):  # the editor's page executes no query
         raise Refused(405, "GraphQL requests are sent by POST")
 
 
 def _local_path(scope: Scope) -> str:
-    """The path of the request, which cannot be taken for an address of another host."""
+    """The path of the request, in a form that cannot be read as an address of another host."""
     return "/" + quote(scope["path"].lstrip("/\\"))
 
 

@@ -1,7 +1,7 @@
 """Framework-neutral checks of one HTTP request: its Host, its origin, its access token.
 
-Loopback is no trust boundary: every local user reaches it, and so does every web page that a local browser opens.
-Headers are mappings with lower-case names.
+Loopback is no trust boundary: every local user, and every web page in a local browser, can reach it. Headers are
+mappings with lower-case names.
 """
 
 import hmac
@@ -15,7 +15,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Refused(Exception):
-    """The request is refused; ``status`` is the HTTP status of the answer and the text its reason."""
+    """The request is refused; ``status`` is the HTTP status of the response and the text its reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -23,15 +23,15 @@ class Refused(Exception):
 
 
 def configured_hosts() -> frozenset[str]:
-    """Host names besides the loopback ones under which servers may be addressed: ``RFT_WEB_HOSTS``, comma-separated."""
+    """Host names, besides the loopback ones, that requests may use: ``RFT_WEB_HOSTS``, comma-separated."""
     names = os.environ.get(HOSTS_VARIABLE, "").split(",")
     return frozenset(name.strip().lower() for name in names if name.strip())
 
 
 def check_host(headers: Mapping[str, str], hosts: Collection[str] = ()) -> None:
-    """Raise Refused (403) unless the Host header names a loopback address or one of ``hosts``; any port will do.
+    """Raise Refused (403) unless the Host header names a loopback address or one of ``hosts``, with any port.
 
-    A page that rebinds its own DNS name to a loopback address sends that name and is stopped here.
+    This stops DNS rebinding: a page that rebinds its own name to a loopback address sends that name.
     """
     name, _ = _host_and_port(headers.get("host", ""))
     if name not in LOOPBACK_HOSTS and name not in hosts:
@@ -44,8 +44,8 @@ def check_host(headers: Mapping[str, str], hosts: Collection[str] = ()) -> None:
 def check_origin(method: str, headers: Mapping[str, str], hosts: Collection[str] = ()) -> None:
     """Raise Refused (403) for a request that a browser makes on behalf of another origin.
 
-    Following a link to the server is allowed: a top-level GET. Clients other than browsers send neither Origin nor
-    Sec-Fetch-Site and pass.
+    Following a link to the server (a top-level GET) is allowed. Clients other than browsers send neither Origin nor
+    Sec-Fetch-Site, so they pass.
     """
     site = headers.get("sec-fetch-site", "none")
     follows_link = (
@@ -61,7 +61,7 @@ def check_origin(method: str, headers: Mapping[str, str], hosts: Collection[str]
 
 
 def bearer_token(headers: Mapping[str, str]) -> str | None:
-    """The token of ``Authorization: Bearer TOKEN``; None where there is none."""
+    """The token of ``Authorization: Bearer TOKEN``; None if there is none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     return token.strip() or None if scheme.lower() == "bearer" else None
 
@@ -78,14 +78,14 @@ def _is_own(origin: str, host: str, hosts: Collection[str]) -> bool:
     except ValueError:
         return False
     if parts.scheme not in _DEFAULT_PORTS or name is None:
-        return False  # "null" among them: a sandboxed frame or a local file
+        return False  # also for "null", the origin of a sandboxed frame or a local file
     default = _DEFAULT_PORTS[parts.scheme]
     own_name, own_port = _host_and_port(host)
     return name in hosts or (name == own_name and (port or default) == (own_port or default))
 
 
 def _host_and_port(host: str) -> tuple[str, int | None]:
-    """Name and port of a Host header; an empty name where it is malformed."""
+    """Name and port of a Host header; an empty name if it is malformed."""
     try:
         parts = urlsplit(f"//{host}")
         if parts.netloc != host or parts.username is not None:

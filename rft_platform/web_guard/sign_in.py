@@ -1,4 +1,4 @@
-"""How a browser signs in: the link with the token, the cookie it is exchanged for, and the page without either."""
+"""Sign-in of a browser: the link with the token, the cookie that replaces it, and the page that asks for the token."""
 
 import hashlib
 import hmac
@@ -13,12 +13,12 @@ TOKEN_PARAMETER = "token"
 
 
 def sign_in_url(url: str, token: str) -> str:
-    """``url`` with the token that opens it in a browser."""
+    """``url`` with the token as a query parameter, for a browser."""
     return f"{url}/?{urlencode({TOKEN_PARAMETER: token})}"
 
 
 def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
-    """Whether the request carries the cookie that ``token`` was exchanged for."""
+    """Whether the request has the cookie that belongs to ``token``."""
     try:
         morsel = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(token))
     except CookieError:
@@ -27,7 +27,7 @@ def cookie_is_valid(headers: Mapping[str, str], token: str) -> bool:
 
 
 def set_cookie(token: str, secure: bool) -> str:
-    """The ``Set-Cookie`` header: unreadable for scripts, never sent with requests that other sites make."""
+    """The ``Set-Cookie`` header: not readable by scripts, not sent with requests from other sites."""
     attributes = ["Path=/", "HttpOnly", "SameSite=Strict", *(["Secure"] if secure else [])]
     return "; ".join([f"{_cookie_name(token)}={_cookie_value(token)}", *attributes])
 
@@ -41,7 +41,10 @@ def take_token(query: str) -> tuple[str | None, str]:
 
 
 def sign_in_page(path: str, what: str) -> str:
-    """HTML for a browser without a valid cookie. A link from another site arrives without it, too: one click helps."""
+    """HTML for a browser without a valid cookie, with a form for the token.
+
+    A request from another site's link also lacks the cookie; the page's "Continue" link then sends it.
+    """
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Access token needed</title>"
         f"<h1>Access token needed</h1><p>{escape(what)}</p>"
@@ -52,7 +55,7 @@ def sign_in_page(path: str, what: str) -> str:
 
 
 def _cookie_name(token: str) -> str:
-    """One name for all servers of a project: cookies are shared by the ports of a host."""
+    """The same name for all servers of a project, because the ports of a host share cookies."""
     return f"rft_web_{hashlib.sha256(token.encode()).hexdigest()[:12]}"
 
 

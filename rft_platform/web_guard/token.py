@@ -1,4 +1,4 @@
-"""The access token of a project's web servers: given by the environment, or made once and kept in the home."""
+"""The access token of a project's web servers: set by the environment, or generated once and stored in the home."""
 
 import os
 import re
@@ -15,9 +15,10 @@ _SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,}")
 
 
 def access_token(file: Path) -> str:
-    """``RFT_WEB_TOKEN``, else the token in ``file``, which is made (mode 0600) where it is missing or unusable.
+    """``RFT_WEB_TOKEN``, else the token in ``file``, which is created (mode 0600) if it is missing or invalid.
 
-    Raises UserError for a variable that is too short or would not survive in a URL. The token is masked in logs.
+    Raises UserError if the variable is too short or has characters that are not safe in a URL. The token is masked in
+    logs.
     """
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token and not _SHAPE.fullmatch(token):
