@@ -1,8 +1,7 @@
-"""Log files that do not grow without end, whoever writes them.
+"""Bound the size of log files while other processes write to them.
 
-A long-lived process writes to the file it was started with, and cannot be asked to open another one. All of them append
-(``O_APPEND``), so the file can be copied and emptied in place while they write. Lines that are written in the moment
-between the two are lost.
+A long-lived process cannot switch to another log file. All writers append (``O_APPEND``), so the file can be copied
+and truncated in place while they write. Lines written between the copy and the truncation are lost.
 """
 
 import fcntl
@@ -24,15 +23,15 @@ _checked: dict[Path, float] = {}
 
 
 def max_log_bytes() -> int:
-    """Size at which a log is set aside: ``RFT_LOG_MAX_BYTES``, by default 32 MiB."""
+    """Size above which a log is rotated: ``RFT_LOG_MAX_BYTES``, by default 32 MiB."""
     given = os.environ.get("RFT_LOG_MAX_BYTES", "")
     return int(given) if given.isdigit() and int(given) > 0 else DEFAULT_MAX_BYTES
 
 
 def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
-    """Copy every ``*.log`` beyond ``max_bytes`` to ``*.log.1`` (replacing the one before) and empty it.
+    """Copy every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` (replacing the previous copy) and truncate it.
 
-    Returns the files that were emptied. One process at a time does this; where another is at it, nothing happens.
+    Returns the truncated files. Does nothing while another process does the same.
     """
     limit = max_log_bytes() if max_bytes is None else max_bytes
     large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]
@@ -45,13 +44,13 @@ def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
             return []
         for file in large:
             with atomic_path(file.with_name(file.name + ".1")) as copy:
-                shutil.copy(file, copy)  # with its mode: logs are their owner's
+                shutil.copy(file, copy)  # keeps the mode: logs are readable by their owner only
             os.truncate(file, 0)
     return large
 
 
 def bound_logs_now_and_then(folder: Path) -> None:
-    """``bound_logs``, at most once in ten seconds: for loops and the beginnings of phases."""
+    """``bound_logs`` at most every ten seconds, for loops and the start of phases."""
     now = time.monotonic()
     if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
         _checked[folder] = now
@@ -60,12 +59,12 @@ def bound_logs_now_and_then(folder: Path) -> None:
 
 @contextmanager
 def logs_bounded(folder: Path, every_s: float = _WATCH_EVERY_S) -> Iterator[None]:
-    """Bound the logs again and again, on a thread, while the block runs: a phase may print more than a log may hold."""
+    """Bound the logs every ``every_s`` seconds, on a thread, while the block runs: a phase may print a lot."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(every_s):
-            with suppress(OSError):  # a full disk, say: the phases themselves report it
+            with suppress(OSError):  # for example a full disk, which the phases themselves report
                 bound_logs(folder)
 
     thread = threading.Thread(target=watch, name="log-bounds", daemon=True)

@@ -1,4 +1,4 @@
-"""Which round, run and phase the code that runs now works for: set where a phase begins, read by every log line."""
+"""The round, run and phase that the running code belongs to: set at the start of a phase, read by every log line."""
 
 import logging
 import time
@@ -14,32 +14,32 @@ _SAID_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class PhaseContext:
-    """What a log line belongs to; empty texts where nothing is known."""
+    """Round, run and phase of a log line; "" for unknown parts."""
 
     round: str = ""  # partition key, as in r0003
     run_id: str = ""  # Dagster run
     phase: str = ""
 
     def __str__(self) -> str:
-        """The known parts in one word: ``r0003/rollout_batches@1f2e3d4c``."""
+        """The known parts, for example ``r0003/rollout_batches@1f2e3d4c``."""
         place = "/".join(part for part in (self.round, self.phase) if part)
         return f"{place}@{self.run_id[:8]}" if self.run_id else place
 
     @classmethod
     def from_header(cls, text: str) -> "PhaseContext":
-        """What ``context_headers`` of another process said; nothing where it does not read as that."""
+        """Parse the header value of another process's ``context_headers``; an empty context if it is malformed."""
         parts = text.split(";")
         return cls(*parts) if len(parts) == 3 else _NOTHING
 
 
 _NOTHING = PhaseContext()
 _context: ContextVar[PhaseContext] = ContextVar("rft_phase", default=_NOTHING)
-#: Phases open in this process. Threads that a phase starts have no context of their own and look here.
+#: Open phases of this process. Threads that a phase starts have no context of their own and use this.
 _open: list[PhaseContext] = []
 
 
 def current() -> PhaseContext:
-    """The context of the caller; in a thread without one, that of the process's only open phase."""
+    """The caller's context; in a thread without one, that of the process's only open phase."""
     own = _context.get()
     if own is not _NOTHING or len(_open) != 1:
         return own
@@ -47,7 +47,7 @@ def current() -> PhaseContext:
 
 
 def context_headers() -> dict[str, str]:
-    """HTTP headers that tell another process of the platform what a request is for; empty outside of phases."""
+    """HTTP headers that pass the context to another process of the platform; empty outside of phases."""
     context = current()
     return {} if context == _NOTHING else {HEADER: ";".join((context.round, context.run_id, context.phase))}
 
@@ -66,7 +66,7 @@ def log_context(context: PhaseContext) -> Iterator[None]:
 
 @contextmanager
 def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[None]:
-    """Run a phase: its lines carry round, run and phase, and its begin, end and failure are logged.
+    """Add round, run and phase to the block's log lines, and log the phase's start, end or failure.
 
     ``round`` is a number, a partition key, or None for work outside the rounds. Exceptions pass through.
     """

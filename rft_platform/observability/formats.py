@@ -1,4 +1,4 @@
-"""The two shapes of a log line: words for people, JSON for machines. Both leave secrets out."""
+"""The two formats of log lines: text for people, JSON for machines. Both mask secrets."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ class HumanFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it where there is one."""
+        """One line, followed by the traceback if there is one."""
         when = datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M:%S")
         place = str(current())
         head = " ".join(part for part in (when, record.levelname, self._process, place, f"{record.name}:") if part)
@@ -29,14 +29,14 @@ class HumanFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts, level, process, pid, logger, round, run_id, phase, message, exception."""
+    """One JSON object per line: ts, level, process, pid, logger, round, run_id, phase, message, exception."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """``round``, ``run_id``, ``phase`` and ``exception`` are null where there is none; ``ts`` is UTC."""
+        """``round``, ``run_id``, ``phase`` and ``exception`` are null if there is none; ``ts`` is UTC."""
         context, trace = current(), exception_text(self, record)
         line: dict[str, Any] = {
             "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -54,7 +54,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def exception_text(formatter: logging.Formatter, record: logging.LogRecord) -> str | None:
-    """The traceback that a record carries."""
+    """The traceback of a record; None if it has none."""
     if record.exc_info and record.exc_info[0] is not None:
         return formatter.formatException(record.exc_info)
     return record.exc_text

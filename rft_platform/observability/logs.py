@@ -1,8 +1,8 @@
-"""Logging of every process of the platform: one handler, one format, chosen by the environment.
+"""Logging set-up of every process of the platform: one handler, one format, chosen by the environment.
 
-``RFT_LOG_FORMAT`` is ``human`` (default) or ``json``; ``RFT_LOG_LEVEL`` the least level of the platform's own lines
-(default INFO; those of libraries begin at WARNING). Lines go to standard error, which is a file below ``RFT_HOME/logs``
-for every long-lived process; ``bounded.py`` keeps those files small.
+``RFT_LOG_FORMAT`` is ``human`` (default) or ``json``. ``RFT_LOG_LEVEL`` is the lowest level of the platform's own
+lines (default INFO; lines of libraries start at WARNING). Lines go to standard error, which is a file below
+``RFT_HOME/logs`` for every long-lived process; ``bounded.py`` bounds those files.
 """
 
 import logging
@@ -27,12 +27,12 @@ _PROGRESS_EVERY_S = 10.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-#: Dagster's commands that run a launched run, or a step of it, in a process of its own.
+#: Dagster's commands that execute a launched run, or a step of it, in a separate process.
 _RUN_COMMANDS = ("execute_run", "execute_step")
 
 
 def wants_json() -> bool:
-    """Whether ``RFT_LOG_FORMAT`` asks for JSON lines; raises UserError for a format that is not known."""
+    """Whether ``RFT_LOG_FORMAT`` requests JSON lines; raises UserError for an unknown format."""
     given = os.environ.get("RFT_LOG_FORMAT", "human")
     if given not in ("human", "json"):
         raise UserError(f"RFT_LOG_FORMAT is {given!r}: expected human or json; set one of them, or unset it")
@@ -42,8 +42,8 @@ def wants_json() -> bool:
 def configure(process: str) -> None:
     """Send the log lines of this process (``run``, ``engine``, ``trainer``, ...) to standard error; mask its output.
 
-    For a process's entry. A second call changes nothing: the first, nearest to the entry, knows best what the process
-    is.
+    Call it in a process's entry point. A second call changes nothing: the call nearest to the entry point names the
+    process best.
     """
     mask_output()
     _add_handler(process)
@@ -59,7 +59,7 @@ def _add_handler(process: str) -> None:
 
 @contextmanager
 def configured(process: str) -> Iterator[None]:
-    """The log lines of the block go to standard error: a command's terminal belongs to itself before and after."""
+    """Send log lines to standard error during the block only, so that a command's terminal is undisturbed outside."""
     root, package = logging.getLogger(), logging.getLogger(PACKAGE)
     handlers, level = list(root.handlers), package.level
     _add_handler(process)
@@ -73,10 +73,10 @@ def configured(process: str) -> Iterator[None]:
 
 @contextmanager
 def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[None]:
-    """Run a phase of a round: every log line of the block carries round, Dagster run id and phase.
+    """Add round, Dagster run id and phase to every log line of the block.
 
     ``round`` is a number, a partition key, or None outside the rounds. In a process that Dagster started for the run,
-    logging is configured first; elsewhere that is the caller's affair.
+    logging is configured first; elsewhere the caller configures it.
     """
     if any(command in sys.argv for command in _RUN_COMMANDS):
         configure("run")
@@ -85,7 +85,7 @@ def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[
 
 
 class PlatformHandler(logging.Handler):
-    """Writes to the standard error of now (a driver redirects it), progress no more often than is worth reading."""
+    """Writes to the current ``sys.stderr`` (a driver redirects it) and limits the rate of progress lines."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class PlatformHandler(logging.Handler):
         self._progress: dict[str, float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line; what goes wrong is told as logging tells it, and raises nothing."""
+        """Write one line; errors go to logging's ``handleError`` and are not raised."""
         try:
             sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
@@ -101,7 +101,7 @@ class PlatformHandler(logging.Handler):
             self.handleError(record)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Libraries from WARNING on; a piece of work's progress when it ends and every ten seconds before."""
+        """Pass library records from WARNING on, and progress records at the end and at most every ten seconds."""
         if not record.name.startswith(PACKAGE) and record.levelno < logging.WARNING:
             return False
         if record.name == PROGRESS and not self._is_due(record):

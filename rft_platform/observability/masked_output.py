@@ -1,4 +1,4 @@
-"""Standard output and error without secrets: a text stream that masks what is written to it.
+"""Text stream that masks secrets, for standard output and error.
 
 Standard library only: rollout workers run under foreign interpreters.
 """
@@ -11,13 +11,13 @@ from rft_platform.redaction import redact
 
 
 class _MaskedStream:
-    """Passes text on to ``stream`` with its secrets masked; everything else is that of ``stream``."""
+    """Writes text to ``stream`` with secrets masked; delegates all other attributes to ``stream``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write ``text``, masked. Returns the length of what was given, as callers expect."""
+        """Write ``text``, masked; returns the length of the unmasked text, as callers expect."""
         self._stream.write(redact(text))
         return len(text)
 
@@ -31,15 +31,15 @@ class _MaskedStream:
 
 
 def masked(stream: TextIO) -> TextIO:
-    """``stream`` with a mask before it; a stream that has one already is returned as it is."""
+    """``stream`` with masking; a stream that already masks is returned unchanged."""
     return stream if isinstance(stream, _MaskedStream) else cast(TextIO, _MaskedStream(stream))
 
 
 def unmasked(stream: TextIO) -> TextIO:
-    """The stream behind the mask, for the one secret that a command prints on purpose: the link to open."""
+    """The underlying stream without masking, for the one secret that a command prints on purpose: the sign-in link."""
     return stream._stream if isinstance(stream, _MaskedStream) else stream
 
 
 def mask_output() -> None:
-    """Mask secrets in everything that this process prints from now on, tracebacks included. For process entries."""
+    """Mask secrets in all later output of this process, tracebacks included. For entry points of processes."""
     sys.stdout, sys.stderr = masked(sys.stdout), masked(sys.stderr)
