@@ -1,4 +1,4 @@
-"""Every metric of the platform: name, kind, labels, meaning. Dashboards and alert rules may use these alone."""
+"""Every metric of the platform: name, kind, labels, meaning. Dashboards and alert rules use only these."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of one metric; ``labels`` are those of the catalogue, in its order."""
+    """One value of one metric; ``labels``: values in the order of the catalogue's label names."""
 
     name: str
     value: float
@@ -18,7 +18,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the catalogue says of a metric."""
+    """Kind, meaning and label names of a metric."""
 
     kind: Literal["gauge", "counter"]
     meaning: str
@@ -68,7 +68,7 @@ CATALOGUE: Mapping[str, Entry] = {
 
 
 def families(samples: Iterable[Sample]) -> list[Metric]:
-    """The samples as Prometheus families, in the catalogue's order; raises KeyError for a name it does not hold."""
+    """The samples as Prometheus families, in the catalogue's order; raises KeyError for an unknown name."""
     by_name: dict[str, list[Sample]] = {name: [] for name in CATALOGUE}
     for sample in samples:
         by_name[sample.name].append(sample)

@@ -1,4 +1,4 @@
-"""The collector: reads the store, Dagster's records and the processes anew at every scrape, and keeps nothing."""
+"""Prometheus collector that reads the store, Dagster's records and the processes at every scrape."""
 
 import logging
 import threading
@@ -24,18 +24,18 @@ LOG = logging.getLogger(__name__)
 
 
 class PlatformCollector(Collector):
-    """Prometheus collector of the project in ``home``; one scrape at a time, a source that fails spoils no other."""
+    """Collector of the project in ``home``. Scrapes run one at a time; a failing source does not affect the others."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._lock = threading.Lock()
         self._instance: dg.DagsterInstance | None = None
-        self._settings: tuple[int, int] | None = None  # inode and time of dagster.yaml when the instance was opened
+        self._settings: tuple[int, int] | None = None  # inode and mtime of dagster.yaml when the instance was opened
         self._rows = RowTotals()
         self._engines = Engines()
 
     def collect(self) -> Iterable[Metric]:
-        """All families that have a value now. Where no project was begun yet there is only the scrape's own time."""
+        """All families that currently have a value; none before a project has been started."""
         with self._lock:
             samples: list[Sample] = []
             for source, read in self._sources().items():
@@ -60,7 +60,7 @@ class PlatformCollector(Collector):
         }
 
     def _dagster(self) -> dg.DagsterInstance:
-        """The instance, kept between scrapes; opened again when the home was replaced or its settings changed."""
+        """The instance, kept between scrapes; reopened when dagster.yaml was replaced or changed."""
         if self._instance is None or self._settings != _identity(self._home.dagster / "dagster.yaml"):
             if self._instance is not None:
                 self._instance.dispose()
@@ -78,7 +78,7 @@ def _identity(file: Path) -> tuple[int, int] | None:
 
 
 def _lag(samples: Iterable[Sample]) -> Iterator[Sample]:
-    """How far each engine is behind the newest policy."""
+    """Difference between the newest policy version and each engine's version."""
     known = {(sample.name, *sample.labels): sample.value for sample in samples}
     trained = known.get(("rft_policy_version_trained",))
     for (name, *labels), served in known.items():
@@ -90,7 +90,7 @@ def _safely(source: str, read: Callable[[], Iterator[Sample]]) -> list[Sample]:
     samples, failed = [], False
     try:
         samples = list(read())
-    except Exception as error:  # a half-written project must not hide the state of its processes
+    except Exception as error:  # an incomplete project must not hide the state of its processes
         LOG.warning("metrics of %s cannot be read: %s: %s", source, type(error).__name__, error)
         failed = True
     return [*samples, Sample("rft_scrape_failed", failed, (source,))]

@@ -1,4 +1,4 @@
-"""Metrics of Dagster's own records: failed runs by job and fault, heartbeats, and who drives."""
+"""Metrics from Dagster's records: failed runs by job and fault, daemon heartbeats, and whether a driver runs."""
 
 import time
 from collections import Counter
@@ -13,7 +13,7 @@ from rft_platform.metrics.catalogue import Sample
 
 
 def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:
-    """Failed runs; one that died without a word is a fault of the orchestration."""
+    """Failed runs by job and fault; a run without a recorded fault counts as ``orchestration``."""
     failed = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
     counted = Counter((run.job_name, fault_of(run).get(FAULT_TAG, "orchestration")) for run in failed)
     for labels, count in sorted(counted.items()):
@@ -21,7 +21,7 @@ def run_samples(instance: dg.DagsterInstance) -> Iterator[Sample]:
 
 
 def driver_samples(home: Home, instance: dg.DagsterInstance) -> Iterator[Sample]:
-    """Whether a driver is at work, and how long ago each part of the daemon was heard of."""
+    """Whether a driver runs, and the age of each daemon's last heartbeat."""
     yield Sample("rft_driver_running", driver_is_running(home))
     for kind, beat in sorted(instance.get_daemon_heartbeats().items()):
         yield Sample("rft_daemon_heartbeat_age_seconds", max(0.0, time.time() - beat.timestamp), (kind.lower(),))

@@ -1,4 +1,4 @@
-"""Metrics of the long-lived processes, asked through their leases; whoever does not answer in time counts as down."""
+"""Metrics of the long-lived processes, found by their leases; a process that does not answer in time counts as down."""
 
 import weakref
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from rft_platform.metrics.catalogue import Sample
 from rft_platform.processes.lease import Lease, is_alive, read_lease
 from rft_platform.training.wire import Connection, Message
 
-ANSWER_S = 1.0  # a scrape does not wait longer for any of them
+ANSWER_S = 1.0  # time-out of each process's answer
 _VERSION_HEADER = "x-policy-version"
 _COUNTERS = ("requests", "prompt_tokens", "completion_tokens", "generate_seconds", "weight_updates")
 
 
 class Engines:
-    """The engine's replicas, and further policies' engines. Being asked here does not keep an idle engine alive."""
+    """Metrics of the engine's replicas and of further policies' engines. Scrapes do not keep an idle engine alive."""
 
     def __init__(self) -> None:
         self._http = httpx.Client(timeout=ANSWER_S, trust_env=False)
@@ -51,7 +51,7 @@ class Engines:
 
 
 def trainer_samples(home: Home) -> Iterator[Sample]:
-    """Whether the trainer answers, and what it says of itself."""
+    """Whether the trainer answers, whether it is busy, and its processor time and memory."""
     lease = read_lease(home.leases / "trainer.json")
     if lease is None:
         return

@@ -1,4 +1,4 @@
-"""Metrics of the rounds: how far the plan is, what the store holds, what the newest round came to."""
+"""Metrics of the rounds: progress of the plan, rows in the store, results of the newest rounds."""
 
 import os
 import time
@@ -21,11 +21,11 @@ from rft_platform.rounds.time_split import time_split
 
 PHASES: tuple[Literal["explore", "sync"], ...] = ("explore", "sync")
 PLAN_STATES = ("launching", "running", "waiting", "finished", "failed")
-_LOOK_BACK = 200  # rounds: an evaluation that is older than that is no news
+_LOOK_BACK = 200  # rounds whose notes are searched; older results are not reported
 
 
 def plan_samples(project: Project, launches: Launches) -> Iterator[Sample]:
-    """Budget, frontier, running phases, and what the plan says."""
+    """Budget, frontier, running phases and the plan's state."""
     config, state = project.config, observe(project, launches)
     plan, running = plan_next(state), {kind for kind, _ in launches.running}
     yield Sample("rft_project_info", 1, (config.project, config.name, config.mode, rft_platform.__version__))
@@ -49,7 +49,7 @@ def plan_samples(project: Project, launches: Launches) -> Iterator[Sample]:
 
 
 def plan_state(plan: Plan, running: bool) -> str:
-    """The plan in one word; a launch under way outweighs what waits for it."""
+    """The plan's state, one of ``PLAN_STATES``; a running launch takes precedence over launching and waiting."""
     if plan.finished:
         return "finished"
     if plan.failed:
@@ -60,16 +60,16 @@ def plan_state(plan: Plan, running: bool) -> str:
 
 
 class RowTotals:
-    """Rows of all rounds. A round is counted again only after its ledger, or its judgement in force, was rewritten."""
+    """Rows of all rounds. A round is recounted only after its ledger or its current judgement was rewritten."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[tuple[int, int], int, int]] = {}
 
     def samples(self, project: Project) -> Iterator[Sample]:
-        """Rows rolled out and judged, from the ledgers."""
+        """Numbers of rollout rows and judged rows, from the ledgers."""
         store, totals = project.store, [0, 0]
         for number in store.rounds():
-            folder = f"{store.root}/{round_key(number)}"  # texts: a thousand Path objects are felt
+            folder = f"{store.root}/{round_key(number)}"  # str, because thousands of Path objects are slow
             stamp = _changed(f"{folder}/files.json"), _changed(f"{folder}/judged/current.json")
             known = self._known.get(number)
             if known is None or known[0] != stamp:
@@ -81,7 +81,7 @@ class RowTotals:
 
 
 def outcome_samples(project: Project) -> Iterator[Sample]:
-    """Newest policy, evaluation, reward, time split and sign of life; looks at the last rounds' notes only."""
+    """Newest policy, evaluation, reward, time split and time of progress, from the last rounds' notes only."""
     store, numbers = project.store, project.store.rounds()[::-1][:_LOOK_BACK]
     policies = (note for number in numbers if (note := store.read_note(number, POLICY)) is not None)
     if (policy := next(policies, None)) is not None:
@@ -121,7 +121,7 @@ def _time_split(project: Project, numbers: list[int]) -> Iterator[Sample]:
 
 
 def _leading(state: ProjectState, phase: str) -> int:
-    """Rounds from the first on whose phase is done without a gap."""
+    """Number of consecutive rounds, from the first, whose phase is done."""
     return sum(1 for _ in takewhile(lambda current: getattr(current, phase).done, state.rounds))
 
 
@@ -130,7 +130,7 @@ def _frontier(state: ProjectState, phase: str) -> int:
 
 
 def _changed(file: str | Path) -> int:
-    """Time of the last change in ns since the epoch; 0 where there is no such file."""
+    """Time of the last change in ns since the epoch; 0 if there is no such file."""
     try:
         return os.stat(file).st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The exporter's HTTP server: ``/metrics`` for Prometheus, ``/healthz`` for whoever keeps it running."""
+"""The exporter's HTTP server: ``/metrics`` for Prometheus, ``/healthz`` for health checks."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -27,9 +27,9 @@ _POLL_S = 0.2
 
 
 def metrics_app(home: Home, token: str | None) -> Callable[[dict[str, Any], _Answer], Iterable[bytes]]:
-    """A WSGI application; anything but its two paths is answered 404. ``/healthz`` reads nothing of the project.
+    """A WSGI application with the paths ``/metrics`` and ``/healthz``, which does not read the project.
 
-    ``/metrics`` needs ``token``, as a header or as the cookie of the project's other servers; None: everybody reads it.
+    ``/metrics`` requires ``token``, as a header or as the cookie of the project's other servers; None: no token needed.
     """
     hosts = configured_hosts()
     registry = CollectorRegistry(auto_describe=False)
@@ -52,7 +52,7 @@ def metrics_app(home: Home, token: str | None) -> Callable[[dict[str, Any], _Ans
 
 
 def _authorise(environ: dict[str, Any], token: str, hosts: frozenset[str]) -> None:
-    """Raise Refused for a foreign Host or origin, and without the token."""
+    """Raise Refused for a foreign Host or origin, or if the token is missing."""
     headers = {
         name.removeprefix("HTTP_").lower().replace("_", "-"): str(value)
         for name, value in environ.items()
@@ -76,18 +76,18 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """A line a scrape would be all that the log holds."""
+        """Log nothing: one line per scrape would flood the log."""
 
 
 def serve_metrics(home: Home, host: str, port: int, token: str | None) -> None:
-    """Serve until interrupted; without a token to everybody who reaches the port."""
+    """Serve until interrupted; without a token, to everybody who reaches the port."""
     with make_server(host, port, metrics_app(home, token), _Server, _Quiet) as server:
         server.serve_forever(_POLL_S)
 
 
 @contextmanager
 def serving_metrics(home: Home, token: str | None = None) -> Iterator[str]:
-    """Serve on a free loopback port for the length of the block; gives the address."""
+    """Serve on a free loopback port during the block; yields the address."""
     with make_server("127.0.0.1", 0, metrics_app(home, token), _Server, _Quiet) as server:
         thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), daemon=True)
         thread.start()
