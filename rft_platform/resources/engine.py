@@ -1,4 +1,4 @@
-"""The policy engine as a resource: found by its lease, else started; it outlives the run that asked for it."""
+"""The policy engine as a Dagster resource: found by its lease, else started; it outlives the run."""
 
 import dagster as dg
 
@@ -7,7 +7,7 @@ from rft_platform.resources.project import ProjectResource
 
 
 class EngineResource(dg.ConfigurableResource):
-    """The process that serves the policy, and its OpenAI-compatible address."""
+    """The processes that serve the policy."""
 
     project: dg.ResourceDependency[ProjectResource]
 

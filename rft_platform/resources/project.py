@@ -1,4 +1,4 @@
-"""The project a code location works on: its folder, its configuration, its store."""
+"""The project of a code location as a Dagster resource: folder, configuration, store."""
 
 import os
 from pathlib import Path
@@ -15,5 +15,5 @@ class ProjectResource(dg.ConfigurableResource):
     home: str = dg.EnvVar("RFT_HOME") if "RFT_HOME" in os.environ else ".rft"
 
     def open(self) -> Project:
-        """Read the project's configuration; raises UserError where no project was started in the folder yet."""
+        """Read the project's configuration; raises UserError if no project has been started in the folder."""
         return Project.open(Home(Path(self.home).absolute()))

@@ -1,4 +1,4 @@
-"""The MLflow registry as a resource: runs, metrics, model versions and their aliases."""
+"""The MLflow registry as a Dagster resource: runs, metrics, model versions and their aliases."""
 
 import os
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class RegistryResource(dg.ConfigurableResource):
-    """MLflow by URL, or the SQLite store below the project's folder where none is given."""
+    """MLflow at ``tracking_uri``; if that is empty, at the configured URI or the project's SQLite store."""
 
     project: dg.ResourceDependency[ProjectResource]
     tracking_uri: str = dg.EnvVar("MLFLOW_TRACKING_URI") if "MLFLOW_TRACKING_URI" in os.environ else ""
 
     def connect(self) -> "ModelRegistry":
-        """The registry, with the project's experiment and training run at hand."""
+        """The registry of the project's experiment and training run."""
         from rft_platform.rounds.processes import connect_registry
 
         return connect_registry(self.project.open(), self.tracking_uri or None)

@@ -1,4 +1,4 @@
-"""The trainer group as a resource: found by its lease, else started; it outlives the run that asked for it."""
+"""The trainer group as a Dagster resource: found by its lease, else started; it outlives the run."""
 
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 class TrainerResource(dg.ConfigurableResource):
-    """The FSDP trainer's worker processes."""
+    """The trainer's worker processes."""
 
     project: dg.ResourceDependency[ProjectResource]
 
     def connect(self) -> "TrainerClient":
-        """A trainer group that takes commands."""
+        """A trainer group that is ready for commands."""
         from rft_platform.rounds.processes import connect_trainer
 
         return connect_trainer(self.project.open())
