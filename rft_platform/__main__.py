@@ -1,4 +1,4 @@
-"""``python -m rft_platform``: the same as ``rft``."""
+"""``python -m rft_platform``: same as the command ``rft``."""
 
 from rft_platform.cli.main import main
 

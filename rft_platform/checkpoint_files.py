@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint still are those that its manifest lists; neither torch nor MLflow is needed."""
+"""Verify a checkpoint's files against its manifest, without torch or MLflow."""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -9,16 +9,16 @@ from rft_platform.errors import DamagedError
 from rft_platform.files import digest_file, read_sealed_json
 
 MANIFEST = "manifest.json"
-THINNED = "thinned.json"  # beside a manifest whose weights were removed to make room
+THINNED = "thinned.json"  # marks a checkpoint whose weights were removed to free space
 
 Digest = Callable[[Path], str]
 
 
 def checkpoint_damage(folder: Path, digest: Digest | None = digest_file) -> str | None:
-    """What is wrong with the checkpoint in ``folder``, naming the file; None: every byte is what was written.
+    """Describe the damage of the checkpoint in ``folder``, naming the file; None if every byte is as written.
 
-    A folder without a manifest is damaged too: ask only for checkpoints of this platform. Without ``digest`` only sizes
-    are compared.
+    A folder without a manifest counts as damaged, so call this only for checkpoints of this platform. Without
+    ``digest`` only sizes are compared.
     """
     if not folder.is_dir():
         return "is missing"
@@ -39,7 +39,7 @@ def checkpoint_damage(folder: Path, digest: Digest | None = digest_file) -> str 
 def first_damage(
     folder: Path, files: Mapping[str, Mapping[str, Any]], digest: Digest | None = digest_file
 ) -> str | None:
-    """The first of ``files`` (name to size and sha256) that is not what was written, and why; None: all are."""
+    """Describe the first damaged one of ``files`` (name to size and sha256); None if all are as written."""
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
@@ -53,7 +53,7 @@ def first_damage(
 
 
 def digest_once(path: Path) -> str:
-    """``digest_file``, read once a process for one path, time of change and size: for files that are only passed on."""
+    """``digest_file``, cached per process by path, mtime and size; for files that are only passed on."""
     stat = path.stat()
     return _digest_once(path, stat.st_mtime_ns, stat.st_size)
 

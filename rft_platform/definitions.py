@@ -1,4 +1,4 @@
-"""Everything Dagster serves, in one object: assets, jobs, sensors, schedules and the resources they use."""
+"""Dagster's ``Definitions``: assets, jobs, sensors, schedules and the resources that they use."""
 
 import multiprocessing
 
@@ -46,10 +46,10 @@ defs = dg.Definitions(
         "trainer": TrainerResource(project=project),
         "registry": RegistryResource(project=project),
     },
-    # Heavy work lives in the engine and trainer processes: a process a step would only add seconds to every round.
+    # The engine and trainer processes do the heavy work. One process per step would only add seconds to every round.
     executor=dg.in_process_executor,
 )
 
-if multiprocessing.parent_process() is not None:  # a run of Dagster, which has loaded nothing of the user's yet
+if multiprocessing.parent_process() is not None:  # a process of a Dagster run, which has loaded no user code yet
     keep_imports()
     drop_safe_path()

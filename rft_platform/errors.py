@@ -1,7 +1,7 @@
-"""The platform's errors: who is at fault, whether a retry can help, and what happens next.
+"""The platform's errors. Each class states the fault, whether a retry can help, and a hint what to do.
 
-Every message names what was given, what was expected and what to do about it. ``rft_platform.faults`` turns any other
-exception into one of these.
+Every message names what was given, what was expected and what to do. ``rft_platform.faults`` converts any other
+exception to one of these.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from rft_platform.redaction import redact
 
 Fault: TypeAlias = Literal["user_code", "user_input", "engine", "trainer", "storage", "registry", "orchestration"]
 
-#: Names (of rows, parameters, files) that a message spells out.
+#: Maximum number of names (of rows, parameters, files) in a message.
 NAMED = 5
 
-#: What a person reads below the cause of a failure that is retried.
+#: Hint of errors that are retried.
 _REPEATED = "it is retried automatically with increasing delay"
 
 
 class RftError(Exception):
-    """Base of every error the platform raises on purpose. Its text is masked: it may quote an error of user code."""
+    """Base of every error that the platform raises on purpose. Its text is masked, as it may quote user code."""
 
     fault: ClassVar[Fault] = "orchestration"
     retryable: ClassVar[bool] = False
@@ -30,21 +30,21 @@ class RftError(Exception):
 
 
 class UserError(RftError):
-    """Bad input (config, data, model folder, port): refused before anything starts. The CLI exits with code 2."""
+    """Bad input (config, data, model folder, port), refused before anything starts. The CLI exits with code 2."""
 
     fault = "user_input"
     hint = "correct what the message names, then launch the job again"
 
 
 class UserCodeError(RftError):
-    """A workflow or a judge supplied by the user raised; the original exception is chained."""
+    """The user's workflow or judge raised an exception, which is chained."""
 
     fault = "user_code"
     hint = "correct the workflow or the judge, then launch the job again; it runs the code as it is then"
 
 
 class JudgeUnavailableError(RftError):
-    """A model that judges does not answer, or answers nonsense: the runs stay unjudged, none gets a reward for it."""
+    """A judge model does not answer, or its answers are unusable: the runs stay unjudged and get no reward."""
 
     fault = "user_code"
     retryable = True
@@ -52,13 +52,13 @@ class JudgeUnavailableError(RftError):
 
 
 class CheckFailedError(UserCodeError):
-    """A blocking asset check refused the rows that workflow and judge made."""
+    """A blocking asset check refused the rows of workflow and judge."""
 
     hint = "see the failed check's metadata, correct the workflow or the judge, then launch the job again"
 
 
 class TransientError(RftError):
-    """Something between the parts (a connection, a locked database, a process that died) gave way for a moment."""
+    """A temporary failure between processes: a lost connection, a locked database, a process that died."""
 
     retryable = True
     hint = _REPEATED
@@ -79,7 +79,7 @@ class EngineError(RftError):
 
 
 class WeightMismatchError(EngineError):
-    """The engine's log-probs disagree with the trainer's for the same weights: the version was refused."""
+    """The weights do not fit the engine, or its log-probs differ from the trainer's: the version was refused."""
 
     retryable = False
     hint = "the engine goes on serving what it served; compare engine and trainer on that checkpoint"
@@ -94,65 +94,65 @@ class TrainerError(RftError):
 
 
 class TrainingCancelled(TrainerError):
-    """A caller cancelled the training: nothing was published and the parent's state is held again."""
+    """A caller cancelled the training: nothing was published and the trainer holds the parent's state again."""
 
     retryable = False
     hint = "launch the job again to continue"
 
 
 class NonFiniteError(TrainerError):
-    """Loss or gradient became NaN or infinite: the step was refused and the state kept."""
+    """Loss or gradient became NaN or infinite: the step was refused and the state was kept."""
 
     retryable = False
     hint = "lower the learning rate or look at the rows that the message names, then launch the job again"
 
 
 class TrainerMemoryError(TrainerError):
-    """The trainer ran out of memory, which it would do again."""
+    """The trainer ran out of memory. A retry would fail in the same way."""
 
     retryable = False
     hint = "lower trainer.max_token_len_per_gpu or train with LoRA, then launch the job again"
 
 
 class StorageError(RftError):
-    """A file of the store is missing, half-written or does not match its digest."""
+    """A file of the store is missing, incomplete or does not match its digest."""
 
     fault = "storage"
     hint = "bring the file back or make it again as the message says, then launch the job again"
 
 
 class FileSystemError(StorageError):
-    """The file system refused an operation for a reason of its own, such as missing locks or mounts."""
+    """The file system refused an operation, for example because it has no locks or is read-only."""
 
     hint = "see to the disk or its mount as the message says, then launch the job again"
 
 
 class FileSystemDownError(FileSystemError):
-    """A disk or network file system failed for a moment, or for good: a retry tells."""
+    """A disk or network file system failed, temporarily or permanently; only a retry can show which."""
 
     retryable = True
     hint = _REPEATED
 
 
 class DiskFullError(StorageError):
-    """A write found no room. What stood there before still stands; nothing half-written is seen."""
+    """The disk is full. The previous file is kept; no incomplete file becomes visible."""
 
     hint = "make room, then launch the job again"
 
 
 class DamagedError(StorageError):
-    """A file is not what was written; whoever could make it again finds the cause here."""
+    """A file is missing or differs from what was written; the platform may be able to regenerate it."""
 
 
 class DamageRepairedError(DamagedError):
-    """Damaged files were set aside, and the notes that rested on them withdrawn: they are made again."""
+    """Damaged files were quarantined and the notes that depend on them removed, so that they are made again."""
 
     retryable = True
     hint = "the plan repeats the phase that made the files, then this one"
 
 
 class RegistryError(RftError):
-    """MLflow did not answer, or answered with an error of its own."""
+    """MLflow did not answer, or answered with an error."""
 
     fault = "registry"
     retryable = True
@@ -167,5 +167,5 @@ class RegistryLostError(RegistryError):
 
 
 def some(names: Sequence[str]) -> str:
-    """The first few of ``names`` for a message, and that there are more."""
+    """The first ``NAMED`` of ``names`` for a message, with ", ..." if there are more; "none" if there are none."""
     return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "") if names else "none"

@@ -1,4 +1,4 @@
-"""From any exception to the taxonomy: what the platform did not raise itself gets its place here."""
+"""Map any exception to an error of the platform's taxonomy (``errors.py``)."""
 
 import errno
 import re
@@ -22,9 +22,9 @@ from rft_platform.errors import (
 from rft_platform.redaction import redact
 from rft_platform.sqlite_files import is_damage, named_damage
 
-CAUSE_CHARACTERS = 300  # of the one line that runs, plans and skip reasons carry
+CAUSE_CHARACTERS = 300  # maximum length of the cause line of runs, plans and skip reasons
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-#: Troubles of file systems other than a full one, and what to do.
+#: Errors of file systems other than a full disk, and what to do about each.
 FILE_SYSTEM: dict[int | None, str] = {
     errno.EIO: "the disk or its network fails: see the kernel's log, then start again",
     errno.ESTALE: "the network file system lost the file: see that it is mounted, then start again",
@@ -33,7 +33,7 @@ FILE_SYSTEM: dict[int | None, str] = {
     errno.EROFS: "the file system is read-only: mount it writable, or point RFT_HOME at another disk",
 }
 _MAY_PASS = (errno.EIO, errno.ESTALE)
-# Libraries that write for us (safetensors, SQLite) tell of a full disk in words only.
+# Libraries that write files for the platform (safetensors, SQLite) report a full disk in the message only.
 _FULL_IN_WORDS = re.compile(r"No space left on device|os error 28\b|database or disk is full|Disk quota exceeded")
 _MEMORY_IN_WORDS = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 _LOCKED_IN_WORDS = re.compile(r"database( table)? is locked")
@@ -42,7 +42,7 @@ _LIBRARIES = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdli
 
 
 def as_fault(error: BaseException) -> RftError:
-    """``error`` if it is the platform's own, else the error of the taxonomy that it amounts to, chained to it."""
+    """``error`` if it is an RftError, else the matching error of the taxonomy, with ``error`` as its cause."""
     if isinstance(error, RftError):
         return error
     found = _classified(error)
@@ -51,12 +51,12 @@ def as_fault(error: BaseException) -> RftError:
 
 
 def described(error: BaseException) -> str:
-    """``error`` with its type, for a message, a note or a report; secrets in its text are masked."""
+    """Type and text of ``error`` for a message, a note or a report, with secrets masked."""
     return redact(f"{type(error).__name__}: {error}")
 
 
 def cause_line(error: RftError) -> str:
-    """The error in one line, clipped; with the place in the user's code where that is at fault."""
+    """The error in one line, clipped; for an error of user code, with the place in that code."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     line = lines[0] if lines else type(error).__name__
     place = user_place(error) if error.fault == "user_code" else None
@@ -66,7 +66,7 @@ def cause_line(error: RftError) -> str:
 
 
 def user_place(error: BaseException) -> str | None:
-    """``file:line`` of the innermost frame of user code that ``error``, or what caused it, came through."""
+    """``file:line`` of the innermost user-code frame in the traceback of ``error`` or its causes; None if none."""
     for link in _causes(error):
         for frame in reversed(traceback.extract_tb(link.__traceback__)):
             if _is_user_code(frame.filename):
@@ -75,12 +75,12 @@ def user_place(error: BaseException) -> str | None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, is a disk without room."""
+    """Whether ``error`` or one of its causes is a full disk."""
     return any(_says_full(link) for link in _causes(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, is memory that could not be had, on the host or on an accelerator."""
+    """Whether ``error`` or one of its causes is a lack of memory on the host or an accelerator."""
     return any(isinstance(link, MemoryError) or _MEMORY_IN_WORDS.search(str(link)) for link in _causes(error))
 
 
@@ -102,7 +102,7 @@ def _classified(error: BaseException) -> RftError:
 
 
 def _storage_fault(error: BaseException) -> StorageError | None:
-    """The error of a file system or of a damaged database that ``error`` is, or was caused by."""
+    """The file system error or damaged database behind ``error`` or one of its causes; None if there is none."""
     for link in _causes(error):
         if isinstance(link, OSError) and link.errno in FILE_SYSTEM:
             kind = FileSystemDownError if link.errno in _MAY_PASS else FileSystemError
@@ -142,7 +142,7 @@ def _innermost_place(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """``error`` and what led to it; errors that name each other in a circle end it."""
+    """``error`` and its chain of causes and contexts; stops at a cycle."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -1,4 +1,4 @@
-"""Durable file writes and content digests: the only way the platform puts bytes on disk."""
+"""Durable, atomic file writes and content digests, which all code of the platform uses to write files."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from rft_platform.errors import DamagedError, DiskFullError
 from rft_platform.faults import is_disk_full
 from rft_platform.leftovers import remove_leftovers, temporary_path
 
-#: Name of the digest in a sealed JSON document.
+#: Key of the digest in a sealed JSON document.
 SEAL = "$sha256"
 
 
@@ -21,10 +21,9 @@ SEAL = "$sha256"
 def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success fsync and rename it, on failure remove it.
 
-    Works for a file the body writes as well as for a folder the body creates and fills. An existing target file is
-    replaced; an existing target folder is replaced too, after the new one is complete. What writers of the same target
-    left behind when they were killed is removed. Raises DiskFullError where there is no room; ``needs``, in bytes, lets
-    the message say how much is missing.
+    The body may write a file, or create and fill a folder. An existing target file is replaced; an existing target
+    folder is replaced after the new one is complete. Leftovers of killed writers of the same target are removed. Raises
+    DiskFullError if the disk is full; with ``needs`` (bytes) the message states how much space is needed.
     """
     temp = temporary_path(path)
     try:
@@ -58,7 +57,7 @@ def _put_in_place(temp: Path, path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Have an OSError of the block name ``path`` where it names no file: flock, fsync and write do not."""
+    """Set ``path`` on an OSError of the block that names no file, as those of flock, fsync and write."""
     try:
         yield
     except OSError as error:
@@ -84,22 +83,22 @@ def read_json(path: Path) -> Any:
 
 
 def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with a digest of its content, by which ``read_sealed_json`` notices any change."""
+    """Write a JSON object with a digest of its content, so that ``read_sealed_json`` detects changes."""
     plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))
     write_json(path, {**plain, SEAL: _digest_text(_json_text(plain))})
 
 
 def read_sealed_json(path: Path) -> Any:
-    """Read a JSON document, without its digest; DamagedError where its content is not what was written.
+    """Read a JSON document and drop its digest; DamagedError if the content does not match the digest.
 
-    A document without a digest is of an older version of the platform and read as it is.
+    A document without a digest is from an older version of the platform and is returned unchecked.
     """
     text = path.read_text(encoding="utf-8")
     content = json.loads(text)
     if not isinstance(content, dict) or SEAL not in content:
         return content
     written = content.pop(SEAL)
-    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # formatting it anew takes as long as reading it
+    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # formatting again would take as long as reading
     if _digest_text(as_written) != written and _digest_text(_json_text(content)) != written:
         raise DamagedError(
             f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"

@@ -1,4 +1,4 @@
-"""Names of files and folders that are being written, by which those that a killed writer left behind are told."""
+"""Naming scheme for temporary files, so that leftovers of a killed writer can be recognised and removed."""
 
 import hashlib
 import os
@@ -10,39 +10,39 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-#: The target's name, then the machine and the process at work on it; ``.old`` is what a new folder is replacing.
+#: Target's name, machine and process id of the writer, random digits; ``.old`` is a folder that is being replaced.
 _TEMPORARY = re.compile(r"\.(?P<target>.+)\.(?P<machine>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.(?:tmp|old)")
 
 
 def temporary_path(path: Path, ending: str = "tmp") -> Path:
-    """A sibling of ``path`` that nobody else uses; ``ending`` is ``tmp`` or ``old``."""
+    """A unique sibling of ``path``; ``ending`` is ``tmp`` or ``old``."""
     return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.{ending}")
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is the name of a file or folder that is being written, or was when its writer was killed."""
+    """Whether ``name`` is that of a temporary file or folder, in use or left by a killed writer."""
     return _TEMPORARY.fullmatch(name) is not None
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what writers of ``path`` on this machine left beside it when they were killed."""
+    """Remove the temporary files of ``path`` whose writers on this machine no longer run."""
     for leftover in path.parent.iterdir():
         found = _TEMPORARY.fullmatch(leftover.name)
         if found and found["target"] == path.name and found["machine"] == _machine() and not _runs(int(found["pid"])):
-            with suppress(FileNotFoundError):  # another writer removes it, too
+            with suppress(FileNotFoundError):  # another writer may remove it at the same time
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 @cache
 def _machine() -> str:
-    """Six digits that tell machines (and containers) that share a file system apart: a pid means nothing elsewhere."""
+    """Six hex digits that identify this machine or container on a shared file system, as pids are local to it."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
 
 
 def _runs(pid: int) -> bool:
-    import psutil  # here: a rollout worker imports this module in environments that do not have it
+    import psutil  # imported here: rollout workers import this module in environments without psutil
 
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a killed child that nobody has waited for
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a zombie is a killed child, not yet reaped
     except psutil.NoSuchProcess:
         return False

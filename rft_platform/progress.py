@@ -1,7 +1,7 @@
-"""Progress of long work, told once for everyone: the CLI's live view, Dagster's event log, plain lines.
+"""Progress reports of long work, through one logger for all displays: the CLI's live view, Dagster's event log, logs.
 
-Whoever works calls ``report``; whoever shows listens to the logger ``rft_platform.progress`` and reads
-``record.progress`` and ``record.told``. Nothing is printed here.
+Working code calls ``report`` and ``tell``. Displays listen to the logger ``rft_platform.progress`` and read
+``record.progress`` and ``record.told``. This module prints nothing.
 """
 
 import logging
@@ -15,9 +15,9 @@ _last: dict[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one piece of work has come: ``what`` names it, ``done`` of ``total`` units, numbers worth watching.
+    """Progress of the work ``what``: ``done`` of ``total`` units, and numbers to watch.
 
-    ``until`` says what ends the work before ``total``, which then is a maximum. A report with ``done`` 0 is the start.
+    ``until`` names a condition that ends the work early; ``total`` is then a maximum. ``done`` 0 marks the start.
     """
 
     what: str
@@ -32,19 +32,19 @@ class Progress:
 
     @property
     def watched(self) -> str:
-        """The numbers as text, with two spaces before each."""
+        """The numbers as text, each preceded by two spaces."""
         return "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
 
 
 def tell(line: str) -> None:
-    """Tell something that happened on the way, once, in a line of its own."""
+    """Report one event during the work as a separate line."""
     LOGGER.info("%s", line, extra={"told": line})
 
 
 def report(what: str, done: int, total: int, until: str = "", /, **numbers: float) -> None:
-    """Tell how far ``what`` is. At most two a second for one ``what``; the last one (done == total) always.
+    """Report the progress of ``what``: at most two reports per second, but always the last one (done == total).
 
-    Report ``done`` 0 where the work starts: durations are measured from there.
+    Report ``done`` 0 at the start of the work: durations are measured from there.
     """
     now = time.monotonic()
     if done < total and now - _last.get(what, 0.0) < _EVERY_S:

@@ -1,9 +1,9 @@
-"""What must not reach a log, a database or a terminal: tokens, keys, passwords, and URLs that carry them.
+"""Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
 
-``redact`` is the one function that masks. It is applied where text leaves the process: log formatters
-(``formats.py``), standard output and error (``masked_output.py``), the text of the platform's own errors
-(``errors.py``), the description of any other error (``faults.described``) and Dagster's instance
-(``jobs/masked_instance.py``). Standard library only: rollout workers run under foreign interpreters.
+Only ``redact`` masks. It is applied where text leaves the process: log formatters (``formats.py``), standard output and
+error (``masked_output.py``), the text of the platform's errors (``errors.py``), the description of any other error
+(``faults.described``) and Dagster's instance (``jobs/masked_instance.py``). Standard library only, because rollout
+workers run in other environments.
 """
 
 import os
@@ -13,15 +13,15 @@ from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 MASK = "***"
-_LEAST_LENGTH = 6  # a shorter value would also be a part of ordinary words
+_LEAST_LENGTH = 6  # a shorter value could be part of ordinary words
 _SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
-#: Variables that hold a URL which is itself a secret, or holds one.
+#: Variables whose value is a URL that is itself a secret or contains one.
 _SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
 
-# At most 40 characters before the telling word: an unbounded prefix takes quadratic time on long texts.
+# At most 40 characters before the keyword: an unbounded prefix takes quadratic time on long texts.
 _NAMES = r"(?:[\w-]{0,40}[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
 _PATTERNS = [
-    # User and password of a URL; the placeholder of a message that shows the form of a URL stays.
+    # User and password of a URL, except the placeholder USER:PASSWORD in messages.
     (re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),
     (re.compile(r"(https://hooks\.slack\.com/)\S+"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
@@ -38,21 +38,21 @@ _PATTERNS = [
         rf"\1{MASK}",
     ),
 ]
-#: Of these patterns, those that no ordinary setting matches: the first and the last.
+#: The patterns that match no ordinary setting: the first and the last.
 _UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
 _registered: set[str] = set()
 
 
 def hide(secret: str) -> None:
-    """From now on this very text is masked wherever ``redact`` is applied in this process."""
+    """Make ``redact`` mask this text from now on in this process."""
     if len(secret) >= _LEAST_LENGTH:
         _registered.update(_spellings(secret))
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """``text`` with everything masked that is, or looks like, a secret.
+    """Mask everything in ``text`` that is or looks like a secret.
 
-    The values of the environment's secret-looking variables (default: this process's) are masked wherever they occur.
+    This includes the values of variables with secret-like names in ``environment`` (default: this process's).
     """
     for value in sorted({*_registered, *_secret_values(environment)}, key=len, reverse=True):
         text = text.replace(value, MASK)
@@ -62,7 +62,7 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
 
 
 def holds_secret(setting: str) -> bool:
-    """Whether the value of a setting carries a URL's password or a well-known kind of key."""
+    """Whether the value of a setting contains a URL's password or a well-known kind of key."""
     return any(pattern.search(setting) for pattern, _ in _UNMISTAKABLE)
 
 
@@ -78,7 +78,7 @@ def _names_a_secret(name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """The secrets among the variables: whole values, and the passwords of URLs (which also travel alone)."""
+    """The secrets in the variables: whole values, and the passwords of URLs, which also occur alone."""
     found = [value for _, value in pairs if len(value) >= _LEAST_LENGTH]
     passwords = (re.search(r"://[^/@:]*:([^/@]+)@", value) for value in found)
     found += [match[1] for match in passwords if match and len(match[1]) >= _LEAST_LENGTH]
@@ -86,6 +86,6 @@ def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
 
 
 def _spellings(secret: str) -> tuple[str, ...]:
-    """The secret as it is, as part of a URL, and as Python and JSON write it between quotes."""
+    """The secret unchanged, URL-encoded, and escaped as in Python and JSON strings."""
     escaped = secret.encode("unicode_escape").decode("ascii")
     return (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))

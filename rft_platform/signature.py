@@ -1,4 +1,4 @@
-"""User functions are called by parameter name: which names they may have, and which arguments they get."""
+"""Check the parameter names of user functions, and select the arguments that a function declares."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -15,9 +15,9 @@ def check_parameters(
     optional: Collection[str],
     extra: Collection[str] = (),
 ) -> None:
-    """Raise ``ValueError`` unless ``function`` has every required parameter and none beyond those it may have.
+    """Raise ``ValueError`` unless ``function`` has every required parameter and only allowed ones.
 
-    ``extra`` are the names of further arguments that will be given, so the function must have them too.
+    ``extra``: names of further arguments that will be passed, so the function must declare them too.
     """
     parameters = inspect.signature(function).parameters.values()
     variadic = [str(parameter) for parameter in parameters if parameter.kind in _VARIADIC]
@@ -40,6 +40,6 @@ def check_parameters(
 
 
 def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``arguments`` that ``function`` has a parameter for."""
+    """The ``arguments`` for which ``function`` has a parameter."""
     names = inspect.signature(function).parameters
     return {name: value for name, value in arguments.items() if name in names}

@@ -1,6 +1,6 @@
-"""Find damaged SQLite files below a project's folder, and say which can be lost and what to do.
+"""Find damaged SQLite files below a project's folder, with a remedy and what is lost by it.
 
-SQLite's errors do not name the file. Whoever meets one asks here which file of the project is damaged.
+SQLite's errors do not name the file. The functions here find the project's damaged file for an error.
 """
 
 import os
@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-#: How the address of an SQLite database begins.
+#: Prefix of an SQLite database's URL.
 SQLITE_URI = "sqlite:///"
 _PATTERNS = ("dagster/**/*.db", "mlflow/*.db", "judging/*.sqlite")
 _DAMAGED_IN_WORDS = re.compile(
@@ -34,17 +34,17 @@ class DamagedDatabase:
 
 
 def database_file(uri: str) -> Path | None:
-    """The file behind ``sqlite:///FILE``; None for servers and other databases."""
+    """The file of the URL ``sqlite:///FILE``; None for servers and other databases."""
     return Path(uri.removeprefix(SQLITE_URI)) if uri.startswith(SQLITE_URI) else None
 
 
 def databases(root: Path) -> list[Path]:
-    """Every SQLite file below a project's folder."""
+    """All SQLite files below a project's folder."""
     return sorted({path for pattern in _PATTERNS for path in root.glob(pattern) if path.is_file()})
 
 
 def damaged_databases(root: Path, *, thorough: bool = False) -> Iterator[DamagedDatabase]:
-    """Those that cannot be read; ``thorough`` reads every page, else the header and the schema are read."""
+    """The databases that cannot be read; ``thorough`` checks every page, else only header and schema are read."""
     for path in databases(root):
         why = damage_of_database(path, thorough=thorough)
         if why is not None:
@@ -52,7 +52,7 @@ def damaged_databases(root: Path, *, thorough: bool = False) -> Iterator[Damaged
 
 
 def damage_of_database(path: Path, *, thorough: bool = True) -> str | None:
-    """What is wrong with a SQLite file; None: it can be read. An empty file is an empty database."""
+    """Describe the damage of an SQLite file; None if it can be read. An empty file is an empty database."""
     try:
         with path.open("rb") as stream:
             header = stream.read(len(_MAGIC))
@@ -69,7 +69,7 @@ def damage_of_database(path: Path, *, thorough: bool = True) -> str | None:
 
 
 def remedy(path: Path) -> str:
-    """What to do about a damaged database: move it away, with what is lost by it."""
+    """What to do about a damaged database, and what is lost by it."""
     move = f"move it away (with {path.name}-wal and {path.name}-shm) and start again"
     if path.name == "mlflow.db":
         return f"move it away (with {path.name}-wal and {path.name}-shm) and run `rft models rebuild`"
@@ -79,15 +79,15 @@ def remedy(path: Path) -> str:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether one exception is SQLite's complaint about a damaged file, as it is or as another library tells it."""
+    """Whether an exception is SQLite's error about a damaged file, raised directly or by another library."""
     database = isinstance(error, sqlite3.DatabaseError) or type(error).__module__.startswith(("sqlalchemy", "mlflow"))
     return database and _DAMAGED_IN_WORDS.search(str(error)) is not None
 
 
 def named_damage(error: BaseException, root: Path | None = None) -> str:
-    """One line for an error of ``is_damage``: the damaged files of the project with remedies.
+    """One line for an error that ``is_damage`` accepts: the project's damaged files with remedies.
 
-    ``root`` is the project's folder, by default that which ``RFT_HOME`` names.
+    ``root`` is the project's folder, by default ``RFT_HOME``.
     """
     root = root or Path(os.environ.get("RFT_HOME", ".rft"))
     found = list(damaged_databases(root)) or list(damaged_databases(root, thorough=True))

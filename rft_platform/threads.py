@@ -1,4 +1,4 @@
-"""Threads of their own for code that blocks: one that hangs keeps nobody waiting, not even the end of the process."""
+"""Run blocking code in separate daemon threads, so that hanging code delays neither other work nor the process end."""
 
 import asyncio
 import contextvars
@@ -13,34 +13,35 @@ from typing import Any
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A daemon thread for every piece of work. No work waits for another's, and the interpreter's end for none.
+    """An executor with one daemon thread per call. No call waits for another, and the interpreter's end for none.
 
-    A thread cannot be stopped: in a pool of some size, those that hang would leave no room for the others.
+    A thread cannot be stopped, so hanging calls would fill a pool of fixed size.
     """
 
     def __init__(self, name: str) -> None:
-        """``name`` is that of the threads. The base class, which event loops ask for, starts none of its own."""
+        """``name``: name of the threads. Event loops require the base class, which starts no threads itself here."""
         super().__init__(max_workers=1)
         self._name = name
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
-        """Begin ``fn(*args, **kwargs)`` at once."""
+        """Start ``fn(*args, **kwargs)`` at once."""
         future: Future[Any] = Future()
         work = partial(fn, *args, **kwargs)
         threading.Thread(target=_work, args=(work, future), daemon=True, name=self._name).start()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Wait for nothing."""
+        """Do nothing; in particular, do not wait."""
 
 
 _THREADS = DaemonThreads("rft-call")
 
 
 async def call_in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The function's result, from a thread of its own; a caller that stops waiting leaves that thread behind.
+    """Run ``function`` in its own thread and return its result; a cancelled caller leaves that thread running.
 
-    What it raises is raised here; SystemExit and what else is no Exception as RuntimeError.
+    Exceptions of the function are raised here. StopIteration, SystemExit and others that are no Exception are raised
+    as RuntimeError.
     """
     context = contextvars.copy_context()
     work = partial(context.run, function, **arguments)
@@ -72,9 +73,10 @@ def _work(work: Callable[[], Any], future: "Future[Any]") -> None:
 
 
 def end_forked_child(owner: int, error: BaseException | None = None) -> None:
-    """End this process at once if user code, called in process ``owner``, has forked it and then come back.
+    """End this process at once if it is a fork of process ``owner`` that user code made and returned from.
 
-    It would go on as if it were ``owner``, whose loop, connections and files it shares. ``error``: what it raised.
+    Otherwise the child would continue as if it were ``owner``, whose event loop, connections and files it shares.
+    ``error``: the exception that the user code raised.
     """
     if os.getpid() == owner:
         return

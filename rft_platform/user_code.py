@@ -1,7 +1,7 @@
-"""The user's functions and classes by name: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+"""References to the user's functions and classes: ``package.module:attribute`` or ``path/to/file.py:attribute``.
 
-A reference is text, so that a configuration can hold it and any process can load what it names. What only this process
-can reach (a lambda, a function of a notebook) is kept in its memory and called ``live:name``.
+A reference is text, so a configuration can hold it and any process can load the object. An object that only this
+process can reach (a lambda, a function of a notebook) is kept in memory under the reference ``live:name``.
 """
 
 import importlib
@@ -16,17 +16,17 @@ from rft_platform.errors import UserError
 from rft_platform.faults import described, user_place
 from rft_platform.files import digest_json
 
-_FILE_MODULE = "rft_user_"  # how the modules of loaded files are called
+_FILE_MODULE = "rft_user_"  # prefix of the module names of loaded files
 _LIVE = "live"
-#: Keeps the working folder off ``sys.path`` of a Python process. Processes of the platform set it to a value by which
-#: ``drop_safe_path`` recognises their own setting.
+#: This variable keeps the working folder off ``sys.path`` of a Python process. The platform's processes set it to a
+#: value that ``drop_safe_path`` recognises.
 SAFE_PATH, OWN_SAFE_PATH = "PYTHONSAFEPATH", "rft_platform"
 _live_objects: dict[str, Any] = {}
 _being_loaded: list[str] = []
 
 
 def load_object(reference: str, what: str) -> Any:
-    """What ``reference`` names; ``what`` says in messages what it is for, as in ``workflow``. Raises UserError."""
+    """Load the object that ``reference`` names; ``what``: its role in messages (``workflow``). Raises UserError."""
     module_name, separator, attribute = reference.rpartition(":")
     if module_name == _LIVE:
         return _live(attribute, what)
@@ -39,7 +39,7 @@ def load_object(reference: str, what: str) -> Any:
         raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
     except FileNotFoundError as error:
         raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
-    except Exception as error:  # user code: whatever it raises
+    except Exception as error:  # user code may raise anything
         place = user_place(error)
         said = f"{described(error)}{f' ({place})' if place else ''}"
         raise UserError(f"{what} {reference!r}: importing {module_name} raised {said}") from error
@@ -53,10 +53,10 @@ def load_object(reference: str, what: str) -> Any:
 
 
 def find_working_folder() -> None:
-    """Let modules of the working folder be imported, after all others.
+    """Append the working folder to ``sys.path``.
 
-    Files such as ``gql.py`` or ``datasets.py`` there must not shadow libraries. The platform's processes start without
-    the working folder on their path (``python -P``).
+    It comes last because files such as ``gql.py`` or ``datasets.py`` there must not shadow libraries. The platform's
+    processes start without it (``python -P``).
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -64,16 +64,16 @@ def find_working_folder() -> None:
 
 
 def drop_safe_path() -> None:
-    """Keep the platform's own ``PYTHONSAFEPATH`` from programs that user code starts in this process."""
+    """Unset the platform's own ``PYTHONSAFEPATH``, so that programs started by user code do not inherit it."""
     if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:
         del os.environ[SAFE_PATH]
 
 
 def reference_of(value: Any) -> str:
-    """The reference that loads ``value`` in another process; UserError for what only this one can reach.
+    """The reference that loads ``value`` in another process; UserError if only this process can reach it.
 
-    What a script defines is named by the script's file: another process imports it under another name than
-    ``__main__``, so the script must guard what it runs by ``if __name__ == "__main__":``.
+    An object of a script is named by the script's file. Another process imports that file under a name other than
+    ``__main__``, so the script must guard its top-level calls by ``if __name__ == "__main__":``.
     """
     name = getattr(value, "__qualname__", None)
     module = sys.modules.get(getattr(value, "__module__", None) or "")
@@ -92,7 +92,7 @@ def reference_of(value: Any) -> str:
 
 
 def module_elsewhere(name: str) -> str:
-    """Under which name other processes know a module of this one: the script that runs is ``__main__`` here alone."""
+    """Name of this process's module ``name`` in other processes; it differs for the running script, ``__main__``."""
     main = sys.modules.get("__main__")
     if name != "__main__" or main is None:
         return name
@@ -101,9 +101,9 @@ def module_elsewhere(name: str) -> str:
 
 
 def keep_alive(value: Any, what: str) -> str:
-    """A reference that loads ``value`` in this process and nowhere else, for what ``reference_of`` refuses.
+    """A reference that loads ``value`` in this process only, for objects that ``reference_of`` refuses.
 
-    An object of the same name and use takes the place of an earlier one.
+    An object replaces an earlier one of the same name and use.
     """
     name = f"{what}/{getattr(value, '__qualname__', type(value).__qualname__)}"
     _live_objects[name] = value
@@ -111,7 +111,7 @@ def keep_alive(value: Any, what: str) -> str:
 
 
 def short_name(reference: str) -> str:
-    """A reference as people call it: without the folders of a file or the use of a live object."""
+    """A short form of a reference for people: without the folders of a file or the use of a live object."""
     module_name, _, attribute = reference.rpartition(":")
     if module_name == _LIVE:
         return attribute.rpartition("/")[2]
@@ -119,12 +119,12 @@ def short_name(reference: str) -> str:
 
 
 def is_live(reference: str) -> bool:
-    """Whether a reference holds in the process that made it alone."""
+    """Whether a reference is valid only in the process that made it."""
     return reference.startswith(f"{_LIVE}:")
 
 
 def file_being_loaded() -> str | None:
-    """The file of user code whose import is under way: what it does at its top level must not start anything."""
+    """The file of user code that is being imported, or None; its top level must not start anything."""
     return _being_loaded[-1] if _being_loaded else None
 
 
@@ -143,7 +143,7 @@ def _file_module(path: Path) -> str:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """The module of a Python file, executed once a process; a script that runs is itself, not a second copy."""
+    """The module of a Python file, executed once per process; for the running script, ``__main__`` itself."""
     path = path.resolve(strict=True)
     main = sys.modules.get("__main__")
     running = getattr(main, "__file__", None)
@@ -156,9 +156,9 @@ def _load_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: its dataclasses look themselves up
+    sys.modules[name] = module  # before it is executed, because dataclasses look up their module
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # its neighbours; after the libraries, which they must not shadow
+        sys.path.append(str(path.parent))  # for imports of neighbouring files; last, so that they shadow no library
     _being_loaded.append(str(path))
     try:
         spec.loader.exec_module(module)

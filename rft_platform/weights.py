@@ -1,4 +1,4 @@
-"""Identity of a set of weights: what the trainer publishes, the engine serves and the registry tags."""
+"""Digest that identifies a set of weights in the trainer, the engine and the registry."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from rft_platform.files import digest_file, digest_json
 
 
 def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) -> str:
-    """SHA-256 of a model folder's safetensors: of the file where there is one, of all names and digests otherwise."""
+    """SHA-256 of a model folder's safetensors: of the file if there is one, else of all names and digests."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
