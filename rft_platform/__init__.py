@@ -1,8 +1,8 @@
 """rft_platform: reinforcement fine-tuning of LLM agents, orchestrated by Dagster.
 
-This folder holds the modules that all packages may use:
+``docs/architecture.md`` describes the packages. This folder holds the modules that all of them may use:
 
-- ``errors.py``, ``faults.py``: the error taxonomy, and its mapping from any exception.
+- ``errors.py``, ``faults.py``: the error taxonomy, and the mapping of any exception to it.
 - ``files.py``, ``leftovers.py``, ``checkpoint_files.py``, ``sqlite_files.py``: durable writes and damage checks.
 - ``weights.py``: digest of a set of weights.
 - ``user_code.py``, ``signature.py``, ``threads.py``: load and call the user's functions.

@@ -70,7 +70,7 @@ class Replicas:
             return dict(self._down)
 
     def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
-        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless it is much busier, else the idlest.
+        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless much busier, else the least loaded.
 
         Release the load with ``give_back``. Raises EngineError, naming each replica, if none is left besides those
         ``tried``.

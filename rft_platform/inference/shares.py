@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-#: Fewest sequences per share. A decode step of so few sequences takes hardly longer than a step of one, so splitting
-#: further would not be faster.
+#: A batch is split into at most one share per this many sequences. A decode step of so few sequences takes hardly
+#: longer than a step of one, so further splitting would not be faster.
 ROWS_A_SHARE = 8
 
 

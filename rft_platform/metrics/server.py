@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 def metrics_app(home: Home, token: str | None) -> Callable[[dict[str, Any], _Answer], Iterable[bytes]]:
-    """A WSGI application with the paths ``/metrics`` and ``/healthz``, which does not read the project.
+    """A WSGI application with the paths ``/metrics`` and ``/healthz``; ``/healthz`` does not read the project.
 
     ``/metrics`` requires ``token``, as a header or as the cookie of the project's other servers; None: no token needed.
     """

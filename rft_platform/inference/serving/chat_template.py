@@ -115,6 +115,7 @@ def load_template(source: str | None) -> str | None:
 
 
 def text_of(content: Any) -> str:
+    """The text of a message's content, which may be None, text or a list of text parts; UserError for anything else."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -48,7 +48,7 @@ class TimedProtocol(_UvicornProtocol):
             self._set_timer(None)
 
     def _set_timer(self, waits_for: str | None, seconds: float = 0.0) -> None:
-        """Set the timer for a stage; data within a stage does not restart it, lest slow senders hold connections."""
+        """Set the timer for a stage. Data within a stage does not restart it, so slow senders hold no connection."""
         if waits_for == self._waits_for and waits_for is not None:
             return
         if self._timer is not None:

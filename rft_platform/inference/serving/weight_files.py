@@ -1,6 +1,6 @@
 """Check whether a folder of weights fits the served model, before the engine changes anything.
 
-Only file headers are read, and a tied output head's bytes where a folder holds both tensors.
+Reads only file headers, plus the bytes of a tied output head and its original if the folder holds both.
 """
 
 import json

@@ -19,7 +19,7 @@ def target_modules(layout: Layout) -> list[str]:
 
 
 def check_adapter(layout: Layout, folder: Path, max_rank: int) -> None:
-    """Raise WeightMismatchError unless the adapter in ``folder`` is complete and fits the served model."""
+    """Raise WeightMismatchError unless the adapter in ``folder`` is complete, fits, and has at most ``max_rank``."""
     shapes = {name: place.shape for name, place in read_headers(folder).items()}
     expected: set[str] = set()
     for name, shape in shapes.items():
