@@ -1,24 +1,24 @@
-"""Names of rollout files: which explore batches a file holds."""
+"""File names of rollouts and the explore batches that each file holds."""
 
 import re
 from collections.abc import Iterable
 
-# One batch; or several in one file, once they were compacted; and ``.v2`` once an older schema's rows were rewritten.
+# One batch; or a range of batches after compaction; with ``.v2`` after rows of an older schema were rewritten.
 _BATCHES = re.compile(r"batch-(\d{4,})(?:-(\d{4,}))?(?:\.v(\d+))?\.parquet")
 
 
 def batch_file(batch: int) -> str:
-    """Name of the file of an explore batch as it is first written."""
+    """File name of an explore batch when it is first written."""
     return f"batch-{batch:04d}.parquet"
 
 
 def merged_file(batches: range, schema_version: int) -> str:
-    """Name of the file that some batches were rewritten into; never one that ``batch_file`` gives."""
+    """File name of a rewrite of some batches; always different from a name of ``batch_file``."""
     return f"batch-{batches[0]:04d}-{batches[-1]:04d}.v{schema_version}.parquet"
 
 
 def is_batch_file(name: str) -> bool:
-    """Whether a file name is that of a rollout file."""
+    """Whether a file name is the name of a rollout file."""
     return _BATCHES.fullmatch(name) is not None
 
 
@@ -32,7 +32,7 @@ def batches_in(name: str) -> range:
 
 
 def without_doubles(names: Iterable[str]) -> list[str]:
-    """Of files that hold the same batches, the one that was made of the others; in batch order."""
+    """Drop files whose batches another file also holds, and keep the rewritten one; in batch order."""
     kept: list[str] = []
     for name in sorted(filter(is_batch_file, names), key=lambda name: (-len(batches_in(name)), -_version(name), name)):
         if not any(set(batches_in(name)) & set(batches_in(other)) for other in kept):

@@ -1,4 +1,4 @@
-"""Python values to Arrow columns and back, a whole column at a time: never a loop over single tokens."""
+"""Convert Python values to Arrow columns and back, column by column, without Python loops over single tokens."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -10,21 +10,21 @@ import pyarrow as pa
 
 from rft_platform.experience.record import valid_text
 
-#: Levels of lists and dictionaries in a JSON value. Readers recurse: Python's stop below a thousand levels.
+#: Maximum nesting of lists and dictionaries in a JSON value. Parsers recurse, and Python's fails below 1000 levels.
 DEEPEST_JSON = 200
 
 _NUMPY = {pa.int32(): np.int32, pa.float32(): np.float32, pa.bool_(): np.bool_}
 
 
 def lists_to_column(values: Sequence[Sequence[Any]], kind: pa.DataType) -> pa.ListArray:
-    """One list a row -> ``list<kind>``; ``kind`` is int32, float32 or bool."""
+    """One list per row -> ``list<kind>``; ``kind`` is int32, float32 or bool."""
     offsets = _offsets(values)
     flat: np.ndarray = np.fromiter(chain.from_iterable(values), dtype=_NUMPY[kind], count=int(offsets[-1]))
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, type=kind))
 
 
 def column_to_lists(column: pa.ChunkedArray) -> list[list[Any]]:
-    """``list<kind>`` -> one list a row."""
+    """``list<kind>`` -> one list per row."""
     rows: list[list[Any]] = []
     for chunk in column.chunks:
         flat = chunk.values.to_numpy(zero_copy_only=False).tolist()
@@ -38,7 +38,7 @@ def list_lengths(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def maps_to_column(values: Sequence[dict[str, float]]) -> pa.MapArray:
-    """One dictionary a row -> ``map<string, double>``."""
+    """One dictionary per row -> ``map<string, double>``."""
     offsets = _offsets(values)
     keys = texts_to_column(list(chain.from_iterable(values)))
     items = chain.from_iterable(value.values() for value in values)
@@ -47,7 +47,7 @@ def maps_to_column(values: Sequence[dict[str, float]]) -> pa.MapArray:
 
 
 def column_to_maps(column: pa.ChunkedArray) -> list[dict[str, float]]:
-    """``map<string, double>`` -> one dictionary a row."""
+    """``map<string, double>`` -> one dictionary per row."""
     rows: list[dict[str, float]] = []
     for chunk in column.chunks:
         pairs = list(zip(chunk.keys.to_pylist(), chunk.items.to_pylist(), strict=True))
@@ -56,7 +56,7 @@ def column_to_maps(column: pa.ChunkedArray) -> list[dict[str, float]]:
 
 
 def texts_to_column(values: Sequence[str | None]) -> pa.StringArray:
-    """One text a row -> string; what UTF-8 cannot hold is replaced (``valid_text``)."""
+    """One text per row -> string. Characters that UTF-8 cannot encode are replaced (``valid_text``)."""
     try:
         return pa.array(values, type=pa.string())
     except UnicodeEncodeError:
@@ -64,10 +64,7 @@ def texts_to_column(values: Sequence[str | None]) -> pa.StringArray:
 
 
 def json_to_column(values: Iterable[Any]) -> pa.StringArray:
-    """One JSON value a row -> string; ``None`` stays null. ValueError for what is no JSON or is nested too deep.
-
-    The runs of a group share their prompt's messages as one object, so an object seen before is not written anew.
-    """
+    """One JSON value per row -> string; ``None`` stays null. ValueError for values that are not JSON or too deep."""
     seen: dict[int, str] = {}
 
     def encode(value: Any) -> str | None:
@@ -78,7 +75,7 @@ def json_to_column(values: Iterable[Any]) -> pa.StringArray:
             text = seen[id(value)] = _json(value)
         return text
 
-    kept = list(values)  # keeps every object alive, so that no id is used twice
+    kept = list(values)  # keeps every object alive, so that no id is reused
     return texts_to_column([encode(value) for value in kept])
 
 
@@ -104,7 +101,7 @@ def _is_too_deep(value: Any) -> bool:
 
 
 def column_to_json(column: pa.ChunkedArray) -> list[Any]:
-    """String -> one JSON value a row. Rows of equal text share one object: treat it as read-only."""
+    """String -> one JSON value per row. Rows with equal text share one object: treat it as read-only."""
     parse: Callable[[str], Any] = json.loads
     seen: dict[str | None, Any] = {None: None}
     texts = column.to_pylist()

@@ -1,12 +1,12 @@
-"""Which groups of runs may train: the one place that says so, for exploration and for the checks of what it left."""
+"""Decide which groups of runs may train; used by exploration and by the checks of its result."""
 
 from typing import Literal
 
-#: What becomes of a group with a failed run. ``complete``: the missing runs are tried once more, all attempts anew,
-#: and the group is dropped if one still fails; ``drop``: it is dropped; ``partial``: what succeeded is kept.
+#: Handling of a group with a failed run. ``complete``: retry the failed runs once more with all attempts, and drop the
+#: group if one still fails; ``drop``: drop the group; ``partial``: keep the successful runs.
 GroupPolicy = Literal["complete", "drop", "partial"]
 
 
 def may_train(runs: int, repeat_times: int, policy: GroupPolicy) -> bool:
-    """Whether a group with ``runs`` runs of the ``repeat_times`` that were asked for may train."""
+    """Whether a group with ``runs`` of the requested ``repeat_times`` runs may train."""
     return runs == repeat_times or (policy == "partial" and 0 < runs < repeat_times)

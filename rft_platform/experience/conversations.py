@@ -1,15 +1,15 @@
-"""One row a conversation: what a run said, thought, called and earned, as SQL over the view ``experiences``.
+"""SQL view with one row per conversation, over the view ``experiences``.
 
-``messages`` is the whole conversation of the run's last call, its answer included. ``thoughts`` are what the model
-reasoned, ``{step, content}``, steps counted from 1. ``tool_calls`` are ``{step, tool, args, result}``: the result is
-taken from the tool message that answers the call in a later prompt of the run; null where none came. ``rewards`` are
-the judge's parts of the run's last step, ``total_reward`` what they came to.
+``messages`` is the whole conversation of the run's last call, including the answer. ``thoughts`` are the model's
+reasoning texts, ``{step, content}``, with steps counted from 1. ``tool_calls`` are ``{step, tool, args, result}``: the
+result comes from the tool message that answers the call in a later prompt of the run, null if there is none.
+``rewards`` are the judge's reward parts of the run's last step, ``total_reward`` its reward.
 
-Of a call with several choices one counts. Thoughts and tool calls are collected over all steps, so those of an
-agent that shortens its history are there too.
+Of a call with several choices only one is included. Thoughts and tool calls are collected over all steps, so they are
+complete even if an agent shortens its history.
 """
 
-#: Needs the view ``experiences``.
+#: Requires the view ``experiences``.
 CONVERSATIONS = """
 CREATE VIEW conversations AS
 WITH steps AS (

@@ -1,4 +1,4 @@
-"""Whether a round's files still are what was written; what is not is named and set aside, to be produced again."""
+"""Detect damaged files of a round and move them to ``aside/``, so that the phase that made them is repeated."""
 
 import time
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ from rft_platform.processes.lease import locked
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
 
-#: Notes that say something of the files in a subfolder, and so are withdrawn with them.
+#: Notes that depend on the files in a subfolder; they are withdrawn together with a damaged file.
 RESTING_ON = {"rollouts": ("explore", "judge"), "judged": ("judge",)}
-#: The note of a round that has trained: its rows have done their work, and nothing of it is repeated.
+#: The note of a round that has trained. Its phases are never repeated.
 TRAINED = "policy"
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedFile:
-    """A file of a round that is not what its ledger says."""
+    """A file of a round that differs from its ledger entry."""
 
     path: Path
-    why: str  # in words, as in "is 10 bytes long, 812 were written"
+    why: str  # for example "is 10 bytes long, 812 were written"
 
 
 def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[DamagedFile]:
-    """The damaged files of a round: missing, of another size, with an unreadable footer or other rows.
+    """The damaged files of a round: missing, of a different size, with an unreadable footer or a wrong row count.
 
-    With ``digest`` every byte is read and compared with what was written, else a few kB a file.
+    With ``digest`` every byte is read and compared with the recorded digest, otherwise only a few kB per file.
     """
     folder = store.round_folder(round)
     try:
@@ -41,16 +41,16 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
         return [DamagedFile(folder / LEDGER, str(error))]
     if not any(_fault(folder / name, entry, digest) for name, entry in files.items()):
         return []
-    with Ledger(folder).change() as contents:  # it may have been in the making: look again while nothing is written
+    with Ledger(folder).change() as contents:  # it may have been incomplete: check again under the lock
         found = [(folder / name, _fault(folder / name, entry, digest)) for name, entry in contents.files.items()]
     return sorted((DamagedFile(path, why) for path, why in found if why is not None), key=lambda file: file.path)
 
 
 def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Path:
-    """Move a file of a round to its ``aside/`` folder, with ``why`` beside it; returns where it lies (or would lie).
+    """Move a file of a round to its ``aside/`` folder and write ``why`` beside it. Returns the target path.
 
-    It has landed no longer, and the notes that rest on it are withdrawn, so that their phases are repeated. A round
-    that has trained keeps its notes: they tell what happened, and nothing of it is to be repeated.
+    The file leaves the ledger, and the notes that depend on it are withdrawn, so that their phases are repeated. A
+    round that has trained keeps its notes: they record what happened, and none of its phases is repeated.
     """
     folder = store.round_folder(round)
     name = str(path.relative_to(folder))
@@ -59,7 +59,7 @@ def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Pat
     ledger = Ledger(folder)
     with ledger.change() as contents:
         entry = contents.files.get(name)
-        _withdraw_what_rests_on(store, round, path)  # before the file goes: a crash must not leave them standing
+        _withdraw_what_rests_on(store, round, path)  # first: a crash must not leave notes without their file
         contents.files.pop(name, None)
         ledger.save(contents)
         target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
@@ -93,12 +93,12 @@ def _withdraw_what_rests_on(store: "ExperienceStore", round: int, path: Path) ->
     if not trained:
         for note in RESTING_ON[kind]:
             store.withdraw_note(round, note)
-    if kind == "judged" or not trained:  # last: a repeat after a crash tells by it that the notes are still to go
+    if kind == "judged" or not trained:  # last: while it exists, a repeat after a crash withdraws the notes
         (store.round_folder(round) / "judged" / "current.json").unlink(missing_ok=True)
 
 
 def _set_aside_document(folder: Path, path: Path, why: str) -> Path:
-    """A note or the ledger itself. A round without a ledger gets a new one of what lies there."""
+    """Move a note or the ledger aside. A round without a ledger gets a new one from the files in its folder."""
     with locked(folder / LEDGER):
         target = move_aside(path, folder)
         _write_reason(target, path.name, why, None)

@@ -1,8 +1,8 @@
-"""The ledger of a round: which Parquet files have landed, with digest, rows and size. What is not in it is not there.
+"""The ledger of a round (``files.json``): every Parquet file that has landed, with digest, rows and size.
 
-``files.json`` is replaced atomically after each file is renamed into place, both under the round's lock. So a crash
-between the two leaves a file that nobody reads and that the repeated phase replaces. A round that was written before
-there were ledgers gets one when it is first read: whatever lies there is taken as it is.
+Readers ignore files that are not in the ledger. ``files.json`` is replaced atomically after each file is renamed into
+place, both under the round's lock. A crash between the two steps leaves a file that nobody reads and that the repeated
+phase replaces. A round from a version without ledgers gets one on first read, which accepts all files in its folder.
 """
 
 import time
@@ -22,13 +22,13 @@ from rft_platform.files import atomic_path, digest_file, read_sealed_json, write
 from rft_platform.processes.lease import locked
 
 LEDGER = "files.json"
-ROLLOUTS, JUDGED = "rollouts", "judged"  # the folders of a round that hold Parquet files
+ROLLOUTS, JUDGED = "rollouts", "judged"  # the subfolders of a round with Parquet files
 _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that another one was made of and that need not be there any more."""
+    """A file from which another file was made and which may no longer exist."""
 
     name: str
     sha256: str
@@ -37,7 +37,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file that has landed."""
+    """A file that has landed."""
 
     sha256: str
     rows: int
@@ -45,11 +45,11 @@ class FileEntry:
     schema_version: int
     written_at: float  # seconds since the epoch
     kept: int | None = None  # of a judgement: rows that no filter dropped
-    made_of: tuple[SourceFile, ...] = ()  # in row order, where the file is a rewrite of others that were written first
+    made_of: tuple[SourceFile, ...] = ()  # in row order: the original files, if this file is a rewrite of others
 
     @classmethod
     def of(cls, path: Path, made_of: tuple[SourceFile, ...] = ()) -> "FileEntry":
-        """What a file holds now; a file that cannot be read counts no rows."""
+        """The entry for a file's current content. A file that cannot be read gets 0 rows."""
         stat, kept = path.stat(), None
         try:
             with pq.ParquetFile(path) as file:
@@ -62,48 +62,48 @@ class FileEntry:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "FileEntry":
-        """Read back what ``asdict`` gave."""
+        """Parse the result of ``asdict``."""
         return cls(**{**value, "made_of": tuple(SourceFile(**source) for source in value.get("made_of", ()))})
 
     def sources(self, name: str) -> tuple[SourceFile, ...]:
-        """The files as they were first written that a file of this ``name`` stands for."""
+        """The originally written files that the file ``name`` replaces, or the file itself."""
         return self.made_of or (SourceFile(name, self.sha256, self.rows),)
 
     @property
     def digests(self) -> list[str]:
-        """Digests of the files as they were first written: rewriting a file changes its bytes, not its identity."""
+        """Digests of the originally written files: a rewrite changes a file's bytes, but not its identity."""
         return [source.sha256 for source in self.made_of] or [self.sha256]
 
 
 @dataclass(frozen=True, slots=True)
 class RetiredFile:
-    """A file whose rows were removed on purpose; what it was stays known."""
+    """A file whose rows were removed on purpose; its entry is kept."""
 
     entry: FileEntry
     retired_at: float  # seconds since the epoch
-    archived_to: str | None  # where it lies now; None: deleted
+    archived_to: str | None  # its new path; None: deleted
 
 
 @dataclass(slots=True)
 class Contents:
-    """What a ledger says. Names are relative to the round's folder, as in ``rollouts/batch-0000.parquet``."""
+    """Content of a ledger. Names are relative to the round's folder, for example ``rollouts/batch-0000.parquet``."""
 
     files: dict[str, FileEntry] = field(default_factory=dict)
     retired: dict[str, RetiredFile] = field(default_factory=dict)
-    superseded: dict[str, float] = field(default_factory=dict)  # replaced files that late readers may hold: since when
+    superseded: dict[str, float] = field(default_factory=dict)  # replaced file, kept for late readers -> time
 
     def rollouts(self, *, retired: bool = False) -> list[str]:
-        """Names of the rollout files in batch order; with ``retired`` also of those whose rows were removed."""
+        """Names of the rollout files in batch order; with ``retired`` also those of retired files."""
         names = [*self.files, *(self.retired if retired else ())]
         found = [name for name in names if name.startswith(f"{ROLLOUTS}/")]
         return sorted(found, key=lambda name: batches_in(PurePosixPath(name).name)[0])
 
     def judgements(self) -> list[str]:
-        """Names of the judgements' files, in alphabetical order."""
+        """Names of the judgement files, in alphabetical order."""
         return sorted(name for name in self.files if name.startswith(f"{JUDGED}/"))
 
     def retirement(self) -> str:
-        """In words what became of the retired files; empty where there are none."""
+        """A message about the retired files; empty if there are none."""
         if not self.retired:
             return ""
         files = list(self.retired.values())
@@ -117,7 +117,7 @@ class Contents:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "Contents":
-        """Read a ledger document; raises KeyError, TypeError or ValueError where it is none."""
+        """Parse a ledger document; raises KeyError, TypeError or ValueError if it is malformed."""
         if document["format"] != _FORMAT:
             raise ValueError(f"format {document['format']}, expected {_FORMAT}")
         return cls(
@@ -131,7 +131,7 @@ class Contents:
 
 
 class Ledger:
-    """``files.json`` of one round folder."""
+    """The file ``files.json`` of one round folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -139,7 +139,7 @@ class Ledger:
         self._saved: dict[str, Any] = {}
 
     def read(self) -> Contents:
-        """What has landed. Raises StorageError where the ledger is unreadable."""
+        """The files that have landed. Raises StorageError if the ledger is unreadable."""
         try:
             return self._load()
         except FileNotFoundError:
@@ -150,7 +150,7 @@ class Ledger:
 
     @contextmanager
     def change(self) -> Iterator[Contents]:
-        """Hold the round's lock; what the caller makes of the contents is saved when the body ends well."""
+        """Hold the round's lock and yield the contents; changes are saved if the block ends without an exception."""
         with locked(self.path):
             try:
                 contents = self._load()
@@ -163,15 +163,15 @@ class Ledger:
                 self.save(contents)
 
     def save(self, contents: Contents) -> None:
-        """Write the ledger; the caller holds the lock."""
+        """Write the ledger. The caller holds the lock."""
         write_sealed_json(self.path, contents.to_json())
         self._saved = contents.to_json()
 
     def land(self, contents: Contents, name: str, write: Callable[[Path], None]) -> Path:
-        """Have ``write`` make the file ``name``, and enter it. The caller holds the lock.
+        """Create the file ``name`` by calling ``write`` and add it to the ledger. The caller holds the lock.
 
-        A file that is replaced stays until the new one is complete. Its entry goes just before the rename, so that a
-        crash never leaves new bytes under an old digest.
+        A file that is replaced stays until the new one is complete. Its entry is removed just before the rename, so
+        that a crash never leaves new bytes with an old digest.
         """
         path, replaced = self.folder / name, contents.files.get(name)
         try:
@@ -187,7 +187,7 @@ class Ledger:
                 self.save(contents)
             raise
         contents.files[name] = entry
-        contents.superseded.pop(name, None)  # one of this name had been replaced: what lies there now is to stay
+        contents.superseded.pop(name, None)  # the file at this path is current again and must not be swept
         self.save(contents)
         return path
 
@@ -200,7 +200,7 @@ class Ledger:
             ) from error
 
     def _adopted(self) -> Contents:
-        """The files of a round that has no ledger yet."""
+        """Contents for a round without a ledger: all files in its folder."""
         return Contents({str(path.relative_to(self.folder)): FileEntry.of(path) for path in self._parquet_files()})
 
     def _parquet_files(self) -> list[Path]:

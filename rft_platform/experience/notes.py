@@ -1,4 +1,4 @@
-"""Round folders and the notes in them: one small JSON document for each thing a round has done."""
+"""Round folders and their notes: one small JSON document for each completed phase of a round."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _NOTE = re.compile(r"[a-z][a-z0-9_-]*")
 
 
 class RoundNotes:
-    """One folder a round below ``root``, and the notes it holds."""
+    """One folder per round below ``root``, and the notes in them."""
 
     def __init__(self, rounds: Path) -> None:
         self.root = Path(rounds)
@@ -29,11 +29,11 @@ class RoundNotes:
             return []
 
     def round_folder(self, round: int) -> Path:
-        """Folder of a round; it need not exist."""
+        """Path of a round's folder, which may not exist."""
         return self.root / round_key(round)
 
     def write_note(self, round: int, name: str, value: Any) -> Path:
-        """Write one small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
+        """Write a small JSON document of a round, such as ``explore``, ``train`` or ``evaluation``."""
         path = self._note_path(round, name)
         if isinstance(value, dict):
             write_sealed_json(path, value)
@@ -42,9 +42,9 @@ class RoundNotes:
         return path
 
     def read_note(self, round: int, name: str) -> Any | None:
-        """A note's value, or ``None`` when it was never written.
+        """A note's value, or ``None`` if it was never written.
 
-        Raises StorageError where it cannot be read, DamagedError where it was changed after it was written.
+        Raises StorageError if it cannot be read, DamagedError if it was changed after it was written.
         """
         path = self._note_path(round, name)
         try:
@@ -55,16 +55,16 @@ class RoundNotes:
             raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
 
     def has_note(self, round: int, name: str) -> bool:
-        """Whether a note was written; the cost of looking at one folder entry."""
-        return os.path.exists(f"{self._root}/{round_key(round)}/{name}.json")  # noqa: PTH110 (asked of every round)
+        """Whether a note was written; costs a single file system call."""
+        return os.path.exists(f"{self._root}/{round_key(round)}/{name}.json")  # noqa: PTH110 (called for every round)
 
     def notes(self, round: int) -> list[str]:
-        """Names of the notes that a round holds, in alphabetical order."""
+        """Names of a round's notes, in alphabetical order."""
         found = (path.stem for path in self.round_folder(round).glob("*.json"))
         return sorted(name for name in found if name != "files")
 
     def withdraw_note(self, round: int, name: str) -> Path | None:
-        """Take back a note, so that its phase counts as not done: it moves to ``aside/``. None: there was none."""
+        """Move a note to ``aside/``, so that its phase counts as not done. None if there was no note."""
         path = self._note_path(round, name)
         return move_aside(path, self.round_folder(round)) if path.exists() else None
 
@@ -75,7 +75,7 @@ class RoundNotes:
 
 
 def move_aside(path: Path, folder: Path) -> Path:
-    """Move a file to ``folder/aside/`` under a name that is free there; returns where it lies now."""
+    """Move a file to ``folder/aside/`` under an unused name; returns its new path."""
     target = free_name(folder / ASIDE / path.name)
     target.parent.mkdir(parents=True, exist_ok=True)
     path.rename(target)

@@ -1,12 +1,12 @@
-"""How the tasks of a project went: runs and passes by task and round, asked of the stored rows."""
+"""Runs and passes per task and round, from the stored rows; task selectors use them."""
 
 from collections.abc import Iterable
 
 from rft_platform.experience.store import ExperienceStore
 
-# A run's judgement stands on all its rows (of several policies, the first's counts where it has any). What operators
-# made of its reward does not count: part ``judged`` keeps the judge's own, and ``passed`` is the verdict of operator
-# pass_rate_calculator.
+# All rows of a run carry its judgement. With several policies, the row of the first policy counts if the run has one.
+# Changes that operators made to the reward are ignored: part ``judged`` keeps the judge's reward, and ``passed`` is the
+# verdict of operator pass_rate_calculator.
 _QUERY = """
 SELECT task_id, round, count(*)::DOUBLE AS runs, sum(passed) AS passes
 FROM (
@@ -24,8 +24,8 @@ GROUP BY task_id, round ORDER BY round, task_id
 def task_outcomes(
     store: ExperienceStore, rounds: Iterable[int], pass_reward: float = 1.0
 ) -> list[tuple[str, int, float, float]]:
-    """``(task_id, round, runs, passes)`` by the judgement in force of some rounds; failed judgements do not count."""
-    from rft_platform.experience.queries import connect  # duckdb is heavy, and the definitions come here
+    """``(task_id, round, runs, passes)`` by the current judgement of some rounds; failed judgements do not count."""
+    from rft_platform.experience.queries import connect  # duckdb is slow to import, and definitions import this module
 
     numbers = list(rounds)
     if not numbers:

@@ -1,4 +1,4 @@
-"""Parquet files of the store: how they are written, read as the current schema, and named when they are broken."""
+"""Write and read the store's Parquet files: encoding, upgrade to the current schema, errors for broken files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from rft_platform.errors import StorageError
 from rft_platform.experience import schema
 
-# Dictionaries pay where values repeat; token ids and log-probs are left to zstd alone.
+# Dictionary encoding pays off for repeated values; token ids and log-probs are compressed by zstd only.
 _DICTIONARY = frozenset(
     {
         "task_id",
@@ -23,17 +23,17 @@ _DICTIONARY = frozenset(
         "tools",
     }
 )
-# Statistics serve to skip files by number. On text with nulls they make DuckDB 2.0.0 answer IS NULL wrongly, where all
-# values that are there are equal (as those of ``dropped_by`` tend to be).
+# Statistics let readers skip files by number. On text columns with nulls they make DuckDB 2.0.0 answer IS NULL wrongly
+# if all non-null values are equal (as is common in ``dropped_by``).
 _STATISTICS = frozenset({"round", "step", "policy_version", "created_at", "run_reward", "reward", "advantage"})
 
-# Row ids are random, so neither order nor statistics find one. With a Bloom filter (1.8 bytes a row) DuckDB opens a
-# thousand files in a fifth of a second and reads but the one that holds it.
+# Row ids are random, so neither order nor statistics help to find one. With a Bloom filter (1.8 bytes per row) DuckDB
+# opens a thousand files in a fifth of a second and reads only the file that holds the row.
 _FALSE_POSITIVES = 0.001
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Write ``table`` as the store's files are written; ``path`` is a temporary file of the caller's."""
+    """Write ``table`` with the store's encoding; ``path`` is a temporary file of the caller."""
     pq.write_table(
         table,
         path,
@@ -45,7 +45,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def read_tables(paths: Sequence[Path], expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
-    """The rows of some files in order, as ``expected`` (empty when there are none); ``columns`` limits what is read."""
+    """The rows of some files in order, in schema ``expected``; ``columns`` limits what is read."""
     tables = [read_table(path, expected, columns) for path in paths]
     if tables:
         return pa.concat_tables(tables)
@@ -53,7 +53,7 @@ def read_tables(paths: Sequence[Path], expected: pa.Schema, columns: list[str] |
 
 
 def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None) -> pa.Table:
-    """The rows of one file; raises StorageError naming it where it is broken, foreign or of a newer version."""
+    """The rows of one file. Raises StorageError naming a file that is broken, of another record or a newer version."""
     try:
         with pq.ParquetFile(path) as file:
             schema.check_version(file.schema_arrow, expected, str(path))
@@ -65,7 +65,7 @@ def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None
 
 
 def footer(path: Path) -> pq.FileMetaData:
-    """Row count and schema of a file, without its rows; raises StorageError where it cannot be read."""
+    """Row count and schema of a file, without its rows. Raises StorageError if the file cannot be read."""
     try:
         return pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
@@ -73,7 +73,7 @@ def footer(path: Path) -> pq.FileMetaData:
 
 
 def unreadable(path: Path, error: Exception) -> StorageError:
-    """What to say of a file that cannot be read."""
+    """The error for a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
         return StorageError(f"{path}: is missing: produce it again")
     return StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again")

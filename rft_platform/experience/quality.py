@@ -1,4 +1,4 @@
-"""Checks of a round's data: pure functions from tables to small results, for whoever blocks or warns on them."""
+"""Checks of a round's data: pure functions from tables to small results, which the asset checks report."""
 
 from dataclasses import dataclass
 
@@ -27,32 +27,32 @@ JUDGED_COLUMNS = ["row_id", "group_id", "run_id", "step", "reward", "advantage",
 
 @dataclass(frozen=True, slots=True)
 class RolloutQuality:
-    """What is wrong with the rollouts of a round; the tuples name the first few offenders."""
+    """Defects of a round's rollouts; the tuples name the first few offenders."""
 
     rows: int
     unequal_lengths: tuple[str, ...]  # row ids whose ids, log-probs and mask differ in length
     bad_logprobs: tuple[str, ...]  # row ids with a log-prob that is NaN, infinite or above 0
     duplicate_rows: tuple[str, ...]  # row ids that occur twice
     empty_responses: tuple[str, ...]  # row ids without a token
-    incomplete_groups: tuple[str, ...]  # group ids with another number of runs than the group policy permits
+    incomplete_groups: tuple[str, ...]  # group ids whose number of runs the group policy does not permit
     policy_versions: tuple[int, ...]  # ascending
     truncated_share: float
 
     @property
     def sound(self) -> bool:
-        """Whether the rows can be trained on: all but completeness and versions, which have checks of their own."""
+        """Whether the rows can be trained on; completeness and versions have separate checks."""
         return not (self.unequal_lengths or self.bad_logprobs or self.duplicate_rows or self.empty_responses)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedQuality:
-    """What is wrong with a judgement of a round, and how much of it carries a signal."""
+    """Defects of a round's judgement, and the share of it that gives a learning signal."""
 
     rows: int
-    non_finite: tuple[str, ...]  # row ids, not dropped, with a reward or advantage that is missing or infinite
+    non_finite: tuple[str, ...]  # row ids, not dropped, with a missing or infinite reward or advantage
     unjudged: tuple[str, ...]  # row ids of rollouts without a judgement
     orphans: tuple[str, ...]  # row ids of judgements without a rollout
-    dropped_share: float  # rows kept from training by a filter
+    dropped_share: float  # rows that a filter excluded from training
     zero_variance_share: float  # groups whose runs all have the same reward
 
     @property
@@ -62,9 +62,9 @@ class JudgedQuality:
 
 
 def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "complete") -> RolloutQuality:
-    """Check rollouts (at least ``ROLLOUT_COLUMNS``) of which every group should have ``repeat_times`` runs.
+    """Check rollouts (at least ``ROLLOUT_COLUMNS``); every group should have ``repeat_times`` runs.
 
-    ``policy`` says whether a group with fewer may train.
+    ``policy`` defines whether a group with fewer runs may train.
     """
     ids = table["row_id"]
     lengths = list_lengths(table["response_ids"])
@@ -85,10 +85,10 @@ def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "co
 
 
 def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
-    """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of the rollouts it judges."""
+    """Check a judgement (at least ``JUDGED_COLUMNS``) against the ``row_id`` column of its rollouts."""
     numbers = (pc.fill_null(pc.is_finite(judged[name]), False) for name in ("reward", "advantage"))
     finite = pc.and_(*numbers)
-    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # a failed judge leaves dropped nulls
+    unusable = pc.invert(pc.or_(finite, pc.is_valid(judged["dropped_by"])))  # failed judges leave dropped nulls
     ids, wanted = judged["row_id"], rollouts["row_id"]
     return JudgedQuality(
         rows=judged.num_rows,
@@ -101,7 +101,7 @@ def check_judged(judged: pa.Table, rollouts: pa.Table) -> JudgedQuality:
 
 
 def zero_variance_share(judged: pa.Table) -> float:
-    """Share of groups whose runs all have the same reward; a run's reward is that of its last step."""
+    """Share of groups whose runs all have the same reward; the reward of a run is that of its last step."""
     if judged.num_rows == 0:
         return 0.0
     last = judged.select(["group_id", "run_id", "step", "reward"]).sort_by("step")
@@ -111,7 +111,7 @@ def zero_variance_share(judged: pa.Table) -> float:
 
 
 def _rows_with_bad_logprob(column: pa.ChunkedArray) -> np.ndarray:
-    """True for rows of which a log-prob is not in (-inf, 0]; a rounding error above 0 is let pass."""
+    """True for rows with a log-prob that is not in (-inf, 0], with a tolerance of 1e-4 for rounding errors."""
     values = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.empty(0, np.float32)])
     bad = ~(np.isfinite(values) & (values <= 1e-4))
     rows = np.repeat(np.arange(len(column)), list_lengths(column))

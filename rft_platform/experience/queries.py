@@ -1,4 +1,4 @@
-"""Questions to the rows of all rounds, answered by DuckDB over the Parquet files where they lie."""
+"""SQL queries over the rows of all rounds: DuckDB views that read the Parquet files in place."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, sel
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
 
-#: One row a checkpoint; ``manifest`` is the whole document, for ``json_extract``.
+#: One row per checkpoint; ``manifest`` is the whole document as text, for ``json_extract``.
 CHECKPOINT_SCHEMA = pa.schema(
     [
         ("checkpoint", pa.string()),
@@ -32,16 +32,17 @@ CHECKPOINT_SCHEMA = pa.schema(
     ]
 )
 
-# Judgements do not name their round, their folder does. Taken from there, a question to one round opens its files only.
+# Judgement files do not contain their round, but their folder's name does. With the round taken from the path, a query
+# for one round opens only the files of that round.
 JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
 _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
 _FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
 SELECTIONS_WITH_TRAINING = SELECTION_SCHEMA.append(pa.field("training", pa.int32()))
 _FROM_SELECTIONS = "* EXCLUDE (filename), CAST(regexp_extract(filename, '/r(\\d+)/[^/]+$', 1) AS INTEGER) AS training"
-# Earlier versions of the platform wrote NaN where a judge had failed.
+# Earlier versions of the platform wrote NaN for a failed judgement.
 _FROM_JUDGED = f"* EXCLUDE (filename) REPLACE (nullif(reward, 'NaN'::DOUBLE) AS reward), {_ROUND} AS round"
 
-#: Of a checkpoint ``c``: its rows were chosen one by one.
+#: Condition on a checkpoint ``c``: its rows were selected one by one.
 _SELECTED = "json_extract(c.manifest, '$.lineage.row_selection') IS NOT NULL"
 
 MEMORY_LIMIT = "512MB"
@@ -54,19 +55,19 @@ def connect(
     rounds: Iterable[int] | None = None,
     memory_limit: str = MEMORY_LIMIT,
 ) -> duckdb.DuckDBPyConnection:
-    """An in-memory connection with these views, of the files that lie there now (without any, they are empty):
+    """An in-memory connection with these views of the current files (a view without files is empty):
 
-    - ``rollouts``: every rollout row, of whatever schema version, as the current schema;
-    - ``judgements``: the rows of every judge version; ``judged``: those of the judgement in force of each round; both
-      with their ``round``;
-    - ``experiences``: rollouts with their judgement in force, null before there is one;
-    - ``selections``: one row a row that a training took, where rows are chosen one by one, with ``training``, the
+    - ``rollouts``: every rollout row, of any schema version, in the current schema;
+    - ``judgements``: the rows of every judge version; ``judged``: the rows of each round's current judgement; both with
+      their ``round``;
+    - ``experiences``: rollouts joined with their current judgement, null if there is none yet;
+    - ``selections``: one row for each row that a training took, where rows are selected one by one; ``training`` is the
       round of that training;
-    - ``conversations``: one row a run, its messages, thoughts, tool calls and rewards (``conversations.py``);
-    - ``checkpoints``: one row a ``manifest.json`` below ``checkpoints_root``.
+    - ``conversations``: one row per run with its messages, thoughts, tool calls and rewards (``conversations.py``);
+    - ``checkpoints``: one row per ``manifest.json`` below ``checkpoints_root``.
 
-    ``rounds`` limits what is looked at (default: all): a question to one round then costs what one round costs. What
-    does not fit into ``memory_limit`` is spilled to a temporary folder.
+    ``rounds`` limits the views to some rounds (default: all): a query over one round then costs only that round's
+    files. Data that exceeds ``memory_limit`` is spilled to a temporary folder.
     """
     connection = _open(memory_limit)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
@@ -86,7 +87,7 @@ def connect(
 
 
 def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    """``round, runs, mean_reward, std_reward`` of every judged round; a run's reward is that of its last step."""
+    """``round, runs, mean_reward, std_reward`` of every judged round; the reward of a run is that of its last step."""
     return _rows(
         connection,
         "SELECT round, count(*) AS runs, avg(reward) AS mean_reward, coalesce(stddev_samp(reward), 0) AS std_reward "
@@ -98,9 +99,9 @@ def mean_reward_by_round(connection: duckdb.DuckDBPyConnection) -> list[dict[str
 def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list[dict[str, Any]]:
     """The rows behind a round's checkpoint: ``row_id, group_id, run_id, step, reward, advantage, judge_version``.
 
-    They are the rows judged by the judge version that the checkpoint's manifest names, less those a filter dropped;
-    known of retired rounds too. Where its rows were chosen one by one they are those, of whatever rounds. Empty while
-    the round has published no checkpoint.
+    These are the rows judged by the judge version in the checkpoint's manifest, without the rows that a filter dropped;
+    they are also known for retired rounds. If the training selected its rows one by one, these are the selected rows,
+    of any round. Empty until the round has published a checkpoint.
     """
     selected = _rows(
         connection,
@@ -121,9 +122,10 @@ def rows_that_trained(connection: duckdb.DuckDBPyConnection, round: int) -> list
 
 
 def rollout_transcripts(connection: duckdb.DuckDBPyConnection, round: int, n: int) -> list[dict[str, Any]]:
-    """At most ``n`` runs of a round to read, evenly from the best reward to the worst, the same ones each time.
+    """At most ``n`` runs of a round, evenly spaced from the highest reward to the lowest; deterministic.
 
-    ``run_id, task_id, reward, steps, messages, response, run_output``; messages and response are of the last step.
+    Columns: ``run_id, task_id, reward, steps, messages, response, run_output``; messages and response are those of the
+    last step.
     """
     runs = _rows(
         connection,
@@ -147,7 +149,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, query: str, parameters: Sequenc
 
 
 def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dict[str, Any] | None:
-    """Some columns of one rollout row, wherever it lies; None where no round holds it."""
+    """Some columns of one rollout row of any round; None if no round holds it."""
     numbers = store.rounds()
     rollouts = _by_schema((store.round_folder(number), store.ledger(number).read()) for number in numbers)
     with _open(MEMORY_LIMIT) as connection:
@@ -157,14 +159,14 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
 
 
 def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) -> list[dict[str, Any]]:
-    """What every judge version of some rounds made of a row: the columns of ``JUDGED_SCHEMA`` and ``round``."""
+    """All judgements of a row in some rounds, one per judge version: the columns of ``JUDGED_SCHEMA`` and ``round``."""
     with connect(store, rounds=rounds) as connection:
         return _rows(connection, "SELECT * FROM judgements WHERE row_id = ? ORDER BY judge_version", [row_id])
 
 
 @dataclass(slots=True)
 class _Files:
-    """The files behind the views."""
+    """The files that the views read."""
 
     rollouts: list[list[Path]]
     judgements: list[Path]
@@ -184,7 +186,7 @@ class _Files:
 
 
 def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> list[list[Path]]:
-    """Rollout files of the current schema, then those of each older one."""
+    """Rollout files grouped by schema version, the current version first."""
     versions: dict[int, list[Path]] = {ROLLOUT_SCHEMA_VERSION: []}
     for folder, contents in ledgers:
         for name in contents.rollouts():
@@ -196,17 +198,17 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     connection = duckdb.connect(":memory:")
     connection.execute(f"SET memory_limit = '{memory_limit}'")
     connection.execute("SET preserve_insertion_order = false")
-    with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets: there is no bar that could be shown
+    with suppress(duckdb.InvalidInputException):  # a notebook without ipywidgets: it cannot show a progress bar
         connection.execute("SET enable_progress_bar = false")
     spill = (Path(tempfile.gettempdir()) / f"rft-duckdb-{os.getpid()}").as_posix().replace("'", "''")
-    connection.execute(f"SET temp_directory = '{spill}'")  # else below whatever folder the process was started in
+    connection.execute(f"SET temp_directory = '{spill}'")  # the default is below the current folder
     return connection
 
 
 def _create_view(
     connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[list[Path]], schema: pa.Schema, select: str
 ) -> None:
-    """A view of the rows of some groups of files; those of one group have the same columns."""
+    """A view of the rows of some groups of files; files of one group have the same columns."""
     parts = [] if groups[0] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
     for paths in filter(None, groups):
         files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
@@ -219,7 +221,7 @@ def _create_view(
 
 
 def _empty(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> str:
-    """A table without rows, in a schema of its own so that SHOW TABLES lists what there is to ask."""
+    """An empty table. It lies in a separate schema, so that SHOW TABLES lists only the views."""
     connection.execute("CREATE SCHEMA IF NOT EXISTS nothing")
     connection.register("empty", schema.empty_table())
     connection.execute(f"CREATE TABLE nothing.{name} AS SELECT * FROM empty")

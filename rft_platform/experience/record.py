@@ -1,4 +1,4 @@
-"""The record of one model call, and of its judgement: the platform's one description of an experience."""
+"""The records of the experience store: one model call (``RolloutRow``) and its judgement (``JudgedRow``)."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -7,21 +7,21 @@ from typing import Any
 ROLLOUT_SCHEMA_VERSION = 4  # 2: attempt; 3: env_state_hash; 4: policy, step_reward
 JUDGED_SCHEMA_VERSION = 1
 
-LARGEST_TOP_K = 2**31 - 1  #: the column's limit; more tokens than any vocabulary has, so the meaning stays
+LARGEST_TOP_K = 2**31 - 1  #: the column's limit; above any vocabulary size, so the meaning is unchanged
 
-LARGEST_METRIC = 3.4e38  #: of 32-bit floats, which TensorBoard stores; sums and squares of such values stay finite
+LARGEST_METRIC = 3.4e38  #: limit of 32-bit floats, as TensorBoard stores; sums and squares of such values are finite
 METRIC_EXPECTED = "a finite number (at most 3.4e38); leave a metric out where it has no value"
 
-#: Metric of a run's last row: the workflow's own reward for a further policy, whose name follows.
+#: Prefix of a metric in a run's last row: the workflow's own reward for a further policy, whose name follows.
 POLICY_REWARD = "reward/"
-#: Metric of a run's last row: 1 where the run ended because its next prompt was longer than the context.
+#: Metric in a run's last row: 1 if the run ended because its next prompt exceeded the context.
 TRUNCATED_METRIC = "truncated_by_context"
-#: Metric of a run's last row: model calls that the agent broke off or did not wait for; absent where there are none.
+#: Metric in a run's last row: number of model calls that the agent cancelled or did not await; absent if 0.
 UNFINISHED_METRIC = "unfinished_calls"
 
 
 def row_id(run_id: str, step: int, choice: int = 0) -> str:
-    """Identity of a model call: the same run, step and choice always give the same id, so re-runs are idempotent."""
+    """Id of a model call. The same run, step and choice always give the same id, so repeated runs are idempotent."""
     return hashlib.sha256(f"{run_id}/{step}/{choice}".encode()).hexdigest()[:32]
 
 
@@ -34,9 +34,9 @@ def is_metric_value(value: Any) -> bool:
 
 
 def valid_text(text: str) -> str:
-    """``text`` with every half of a surrogate pair (of a cut emoji, say) replaced by U+FFFD: UTF-8 cannot hold it.
+    """Replace unpaired surrogates in ``text`` (for example half of an emoji) by U+FFFD, since UTF-8 cannot encode them.
 
-    Two halves that stand side by side become the character that they are.
+    Two adjacent halves of a pair become the character that they encode.
     """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
@@ -45,8 +45,9 @@ def valid_text(text: str) -> str:
 class RolloutRow:
     """One model call, exactly as the engine saw it. Written once, never changed.
 
-    ``response_ids``, ``logprobs`` and ``loss_mask`` have equal length; ``logprobs`` are natural logarithms under the
-    sampling distribution (temperature applied). ``run_output`` and ``run_reward`` stand on the last row of a run only.
+    ``response_ids``, ``logprobs`` and ``loss_mask`` have equal length. ``logprobs`` are natural logarithms under the
+    sampling distribution (temperature applied). ``run_output`` and ``run_reward`` are set in the last row of a run
+    only.
     """
 
     row_id: str
@@ -55,15 +56,15 @@ class RolloutRow:
     group_id: str  # runs of one task in one round
     run_id: str  # one run of the workflow
     step: int  # position of the call within its run, from 0
-    msg_id: str  # the id of the engine's answer
+    msg_id: str  # id of the engine's response
     round: int
-    policy_version: int  # optimiser steps behind the weights that sampled
+    policy_version: int  # optimiser steps of the weights that sampled
     engine: str
     template_hash: str  # digest of the chat template that rendered the prompt
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
-    loss_mask: list[bool]  # True where the token was sampled by the policy and may be trained on
+    loss_mask: list[bool]  # True if the policy sampled the token and it may be trained on
     temperature: float
     top_p: float
     top_k: int
@@ -73,14 +74,14 @@ class RolloutRow:
     tools: list[dict[str, Any]]
     response: dict[str, Any]  # the assistant message
     run_output: Any = None  # what the workflow returned for the judge, JSON-serialisable
-    run_reward: float | None = None  # the workflow's own reward, if it gave one
+    run_reward: float | None = None  # the workflow's own reward, if it returned one
     metrics: dict[str, float] = field(default_factory=dict)
     created_at: float = 0.0  # seconds since the epoch
     duration_s: float = 0.0
-    attempt: int | None = None  # of the run, from 0: its sampling seed follows from it; None: not recorded then
-    env_state_hash: str | None = None  # of the environment's state that the call answered; None: the workflow told none
-    policy: str | None = None  # which of the project's further trainable policies was called; None: the first
-    step_reward: float | None = None  # what the environment gave for this step alone, where the workflow told
+    attempt: int | None = None  # attempt of the run, from 0; its sampling seed depends on it; None: not recorded
+    env_state_hash: str | None = None  # hash of the environment's state at this call; None: the workflow reported none
+    policy: str | None = None  # which further trainable policy was called; None: the first policy
+    step_reward: float | None = None  # the environment's reward for this step alone, if the workflow reported it
 
 
 @dataclass(slots=True)
@@ -91,8 +92,8 @@ class JudgedRow:
     group_id: str
     run_id: str
     step: int
-    reward: float  # NaN where the judge failed on the run, which files and views hold as null
+    reward: float  # NaN if the judge failed on the run; null in files and views
     reward_parts: dict[str, float]
     judge_version: str
     advantage: float  # one value for all trainable tokens of the row
-    dropped_by: str | None = None  # the filter that keeps the row from training, if any
+    dropped_by: str | None = None  # the filter that excludes the row from training, if any

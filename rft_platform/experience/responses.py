@@ -1,13 +1,13 @@
 """Store what a workflow returned for its judge as JSON, and rebuild the objects that the judge declares.
 
-Agent frameworks return messages of their own classes (AgentScope's ``Msg``, pydantic models, dataclasses), judges are
-written for these, and a judge may run long after the run, in another process. Such an object is stored as
+Agent frameworks return messages of their own classes (AgentScope's ``Msg``, pydantic models, dataclasses), and judges
+expect these classes. A judge may run long after the run, in another process. Such an object is stored as
 ``{"$class": "package.module:Class", "value": ...}``.
 
-A stored document is data: a model wrote it, or it comes with somebody else's store. The class name in it is only
-compared with the names of the classes that the judge declares; nothing is imported or called because of it. A JSON
-object of the workflow's own that has a key ``$class`` is stored as ``{"$class": null, "value": {...}}``, so that it is
-not taken for an object.
+A stored document is untrusted data: a model wrote it, or it comes from another user's store. The class name in it is
+only compared with the names of the classes that the judge declares; it never causes an import or a call. If a JSON
+object of the workflow itself has a key ``$class``, it is stored as ``{"$class": null, "value": {...}}``, so that it is
+not mistaken for an object.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from rft_platform.user_code import module_elsewhere
 
 _CLASS, _VALUE = "$class", "value"
 
-#: The message class of AgentScope. It is always rebuilt where AgentScope is installed: its metrics expect it.
+#: Package of AgentScope's message class, which is always rebuilt if it is installed: its metrics need it.
 _AGENTSCOPE = "agentscope."
 
 
 def encode_response(value: Any) -> Any:
-    """``value`` as JSON can hold it: JSON values unchanged, an object with the name of its class beside its content.
+    """Encode ``value`` as JSON: JSON values stay unchanged, an object becomes its class name and its content.
 
-    Objects are pydantic models, dataclasses, and whatever has ``to_dict``. Raises TypeError for anything else.
+    Supported objects are pydantic models, dataclasses and objects with ``to_dict``. Raises TypeError for anything else.
     """
     content = _content(value)
     try:
@@ -44,16 +44,16 @@ def encode_response(value: Any) -> Any:
 
 
 class ResponseDecoder:
-    """Turns stored responses into what a judge gets: objects of the classes that it declares, else plain values."""
+    """Decode stored responses for a judge: objects of the classes that the judge declares, otherwise plain values."""
 
     def __init__(self, classes: Iterable[type] = ()) -> None:
-        """``classes`` are those that the judge declares; a class that cannot be rebuilt is ignored."""
+        """``classes``: those that the judge declares. A class that cannot be rebuilt is ignored."""
         self._classes = {_name(kind): kind for kind in classes if is_rebuildable(kind)}
-        #: Why the objects of a class came as plain values, by the name of the class.
+        #: Class name -> reason why its objects were passed as plain values.
         self.left_plain: dict[str, str] = {}
 
     def decode(self, document: Any) -> Any:
-        """The response that ``encode_response`` was given, or its content where it is not to be rebuilt."""
+        """The value that ``encode_response`` received, or its plain content if its class cannot be rebuilt."""
         if not (isinstance(document, dict) and set(document) == {_CLASS, _VALUE}):
             return document
         name, content = document[_CLASS], document[_VALUE]
@@ -67,20 +67,20 @@ class ResponseDecoder:
             return content
         try:
             return _rebuild(kind, content)
-        except Exception as error:  # a content that the class does not take: of another version of it, say
+        except Exception as error:  # the class refuses the content, for example that of another version
             self.left_plain.setdefault(name, f"{type(error).__name__}: {error}")
             return content
 
 
 def is_rebuildable(kind: Any) -> bool:
-    """Whether objects of ``kind`` can be rebuilt from what ``encode_response`` stores of them."""
+    """Whether objects of ``kind`` can be rebuilt from what ``encode_response`` stores."""
     return isinstance(kind, type) and (
         dataclasses.is_dataclass(kind) or hasattr(kind, "model_validate") or hasattr(kind, "from_dict")
     )
 
 
 def _content(value: Any) -> Any:
-    """The content of an object as plain values; None for what is no such object."""
+    """The content of a supported object as plain values; None for any other value."""
     for method in ("model_dump", "to_dict"):
         if hasattr(value, method) and not isinstance(value, type):
             return getattr(value, method)()
@@ -99,11 +99,11 @@ def _name(kind: type) -> str:
 
 
 def _agentscope_message(name: str) -> type | None:
-    """AgentScope's ``Msg`` where ``name`` is its name. What is imported does not depend on ``name``."""
+    """AgentScope's ``Msg`` if ``name`` is its name. The import does not depend on ``name``."""
     if not (name.startswith(_AGENTSCOPE) and name.endswith(":Msg")):
         return None
     try:
         from agentscope.message import Msg
-    except Exception:  # not installed, or an installation that is broken
+    except Exception:  # not installed, or a broken installation
         return None
     return Msg if _name(Msg) == name else None

@@ -1,4 +1,4 @@
-"""Rollouts of old rounds removed on purpose: deleted, or moved to an archive. What they were stays in the ledger."""
+"""Retire rollouts of old rounds: delete them or move them to an archive. Their entries stay in the ledger."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """The rollouts of one round that were (or would be) retired."""
+    """The rollouts of one round that were retired, or would be in a dry run."""
 
     round: int
     files: tuple[str, ...]
@@ -29,11 +29,11 @@ class Retirement:
 def retire_round(
     store: "ExperienceStore", round: int, *, archive: Path | None = None, dry_run: bool = False
 ) -> Retirement | None:
-    """Retire a round's rollouts, after copying them to ``archive`` if there is one; None where it has none.
+    """Retire a round's rollouts, after copying them to ``archive`` if given. Returns None if there are none.
 
-    Judgements, notes and the ledger stay: the round's digest is what it was, and its rows can still be told from their
-    judgements. The files themselves go with the next ``sweep_round``. Raises StorageError where a copy differs from
-    what was written, or where the archive holds another file of that name.
+    Judgements, notes and the ledger stay, so the round's digest does not change and its rows remain listed in their
+    judgements. The next ``sweep_round`` deletes the files. Raises StorageError if a copy differs from what was written,
+    or if the archive holds a different file of the same name.
     """
     ledger = store.ledger(round)
     if not ledger.read().rollouts():

@@ -1,8 +1,8 @@
-"""Rollout files written anew: many small ones as one, or those of an older schema as the current one.
+"""Rewrite rollout files: merge many small ones (compaction), or convert older schemas to the current one.
 
-Rows keep their order and ids. The old files' digests stay in the ledger, so that a round's digest, which trainings are
-compared with, is the same before and after. A reader that still holds an old file's name can go on reading it: replaced
-files are deleted when they have been replaced for a while.
+Rows keep their order and ids. The ledger keeps the digests of the old files, so the round's digest, which trainings are
+compared with, does not change. Replaced files are deleted only after a grace period, so that readers that still hold
+their names can finish.
 """
 
 import time
@@ -25,13 +25,13 @@ from rft_platform.files import atomic_path, digest_file
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore
 
-#: Seconds that a replaced file stays for readers that hold its name: longer than any training reads.
+#: Seconds that a replaced file is kept for readers that hold its name; longer than any training reads.
 GRACE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Files that were (or, in a dry run, would be) replaced by one."""
+    """Files that were replaced by one, or would be in a dry run."""
 
     round: int
     replaced: tuple[str, ...]  # names in the round's folder
@@ -42,9 +42,9 @@ class Rewrite:
 
 
 def compact_round(store: "ExperienceStore", round: int, *, dry_run: bool = False) -> list[Rewrite]:
-    """Merge the rollout files of a round into one; nothing where there is at most one.
+    """Merge the rollout files of a round into one; does nothing if there is at most one.
 
-    Raises StorageError where a file does not hold what was written, or batches are missing between others.
+    Raises StorageError if a file does not hold what was written, or if batches are missing in between.
     """
     ledger = store.ledger(round)
     if len(ledger.read().rollouts()) < 2:
@@ -55,7 +55,7 @@ def compact_round(store: "ExperienceStore", round: int, *, dry_run: bool = False
 
 
 def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False) -> list[Rewrite]:
-    """Rewrite those rollout files of a round that are of an older schema; raises StorageError as ``compact_round``."""
+    """Rewrite a round's rollout files that have an older schema; raises StorageError as ``compact_round`` does."""
     ledger = store.ledger(round)
     if not _outdated(ledger.read()):
         return []
@@ -64,9 +64,9 @@ def upgrade_round(store: "ExperienceStore", round: int, *, dry_run: bool = False
 
 
 def sweep_round(store: "ExperienceStore", round: int, *, grace_s: float = GRACE_S, dry_run: bool = False) -> int:
-    """Delete the files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed.
+    """Delete files that were replaced or retired more than ``grace_s`` seconds ago; returns the bytes freed.
 
-    A file that has landed again under such a name stays.
+    A file that has landed again under the same name stays.
     """
     ledger = store.ledger(round)
     if not ledger.read().superseded:
@@ -88,7 +88,7 @@ def _outdated(contents: Contents) -> list[str]:
 
 
 def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str], dry_run: bool) -> Rewrite:
-    """Replace some files by one; the caller holds the lock, and the ledger changes in one step."""
+    """Replace some files by one. The caller holds the lock; the ledger changes in one step."""
     entries = [contents.files[name] for name in names]
     target = f"{ROLLOUTS}/{merged_file(_batches(ledger.folder, names), ROLLOUT_SCHEMA_VERSION)}"
     rows, before = sum(entry.rows for entry in entries), sum(entry.bytes for entry in entries)
@@ -118,7 +118,7 @@ def _batches(folder: Path, names: Sequence[str]) -> range:
 
 
 def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) -> pa.Table:
-    """The rows of some files, whose bytes are those that were written."""
+    """The rows of some files, after a check of their digests."""
     for name, entry in zip(names, entries, strict=True):
         if digest_file(folder / name) != entry.sha256:
             raise StorageError(

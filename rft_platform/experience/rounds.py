@@ -1,4 +1,4 @@
-"""Names of rounds: the partition key is also the folder name of the store."""
+"""Names of rounds: the Dagster partition key, which is also the name of the round's folder."""
 
 import re
 
@@ -11,12 +11,12 @@ def round_key(number: int) -> str:
 
 
 def is_round_key(key: str) -> bool:
-    """Whether ``key`` names a round; ``r3`` and ``r00003`` do not."""
+    """Whether ``key`` is the name of a round; ``r3`` and ``r00003`` are not."""
     return _KEY.fullmatch(key) is not None
 
 
 def round_number(key: str) -> int:
-    """Round of a partition key: ``r0003`` -> 3. Raises ValueError for anything else."""
+    """Round number of a partition key: ``r0003`` -> 3. Raises ValueError for anything else."""
     if not is_round_key(key):
         raise ValueError(f"round key {key!r}: expected r followed by at least four digits, as in r0003")
     return int(key[1:])

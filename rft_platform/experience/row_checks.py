@@ -1,4 +1,4 @@
-"""What a table must hold before it is stored."""
+"""Checks of a table before it is stored."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from rft_platform.experience.schema import rows_to_table
 
 
 def check_storable(rows: Sequence[RolloutRow]) -> None:
-    """Raise ValueError where the rows of one run cannot be stored or averaged: the run fails, not its batch."""
+    """Raise ValueError if the rows of one run cannot be stored or averaged; then the run fails, not its batch."""
     table = rows_to_table(rows)
     for name, value in ((name, value) for row in rows for name, value in row.metrics.items()):
         if not is_metric_value(value):
@@ -21,7 +21,7 @@ def check_storable(rows: Sequence[RolloutRow]) -> None:
 
 
 def check_lengths(table: pa.Table) -> None:
-    """Refuse a row whose log-probs or mask are not one a response token."""
+    """Refuse a row whose log-probs or mask do not have one value per response token."""
     expected = list_lengths(table["response_ids"])
     for name in ("logprobs", "loss_mask"):
         found = list_lengths(table[name])
@@ -50,7 +50,7 @@ def check_judge(table: pa.Table, judge_version: str) -> None:
 
 
 def check_unique(table: pa.Table, others: Sequence[pa.Table] = ()) -> None:
-    """Refuse a ``row_id`` that occurs again, in ``table`` itself or in one of ``others``."""
+    """Refuse a ``row_id`` that occurs twice in ``table``, or also in one of ``others``."""
     seen = {row for other in others for row in other["row_id"].to_pylist()}
     for row in table["row_id"].to_pylist():
         if row in seen:

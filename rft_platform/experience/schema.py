@@ -1,4 +1,4 @@
-"""Arrow schemas of the records, and rows to tables and back."""
+"""Arrow schemas of the records, and conversion of records to tables and back."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ JUDGED_SCHEMA = pa.schema(
     metadata={RECORD_KEY: b"judged", VERSION_KEY: str(JUDGED_SCHEMA_VERSION).encode()},
 )
 
-#: The schema version that brought a column; files of earlier versions hold nothing for it.
+#: Schema version that added a column; files of earlier versions do not have it.
 ADDED_IN = {
     (b"rollout", "attempt"): 2,
     (b"rollout", "env_state_hash"): 3,
@@ -79,7 +79,7 @@ ADDED_IN = {
     (b"rollout", "step_reward"): 4,
 }
 
-#: NaN in a record, null in a file: a number that there is not. Files of earlier versions of the platform hold NaN.
+#: Columns with NaN in a record and null in a file for a missing value. Older files of the platform hold NaN.
 MISSING_AS_NULL = frozenset({"reward"})
 
 #: Columns that hold a JSON document as text.
@@ -92,7 +92,7 @@ def rows_to_table(rows: Sequence[RolloutRow]) -> pa.Table:
 
 
 def table_to_rows(table: pa.Table) -> list[RolloutRow]:
-    """The rows of a rollout table. Equal JSON documents are one shared object: treat them as read-only."""
+    """The rows of a rollout table. Rows with equal JSON documents share one object: treat it as read-only."""
     return _from_table(table, ROLLOUT_SCHEMA, RolloutRow)
 
 
@@ -107,12 +107,12 @@ def table_to_judged(table: pa.Table) -> list[JudgedRow]:
 
 
 def version_of(schema: pa.Schema) -> int:
-    """Schema version that a file was written with; 0 where it says none."""
+    """Schema version with which a file was written; 0 if it records none."""
     return int((schema.metadata or {}).get(VERSION_KEY, b"0"))
 
 
 def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
-    """Refuse a file of another record, or of a schema newer than this code knows."""
+    """Refuse a file of another record, or of a newer schema than this code knows."""
     metadata, wanted = schema.metadata or {}, expected.metadata
     if metadata.get(RECORD_KEY) != wanted[RECORD_KEY]:
         found = metadata.get(RECORD_KEY, b"no record of ours").decode()
@@ -125,9 +125,9 @@ def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
 
 
 def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequence[str], source: str) -> pa.Table:
-    """What was read of a file of schema ``version`` as ``columns`` of ``expected``: later columns come as nulls.
+    """Convert a table read from a file of schema ``version`` to ``columns`` of ``expected``; newer columns are null.
 
-    A reward that an earlier version of the platform wrote as NaN comes as null too.
+    A reward that an earlier version of the platform wrote as NaN becomes null.
     """
     for name in columns:
         if name not in table.column_names:

@@ -1,4 +1,4 @@
-"""The Parquet store of experiences: one folder a round, files written whole or not at all, each known by its digest."""
+"""The Parquet store of experiences: one folder per round, files written atomically and identified by digest."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -42,16 +42,16 @@ class ExperienceStore(RoundNotes):
     # --- rollouts
 
     def write_rollouts(self, round: int, batch: int, rows: Sequence[RolloutRow]) -> Path:
-        """Write the rows of one explore batch; the same batch again replaces its file.
+        """Write the rows of one explore batch; writing the same batch again replaces its file.
 
-        Raises ``ValueError`` naming the row when lengths differ, a row belongs to another round, or a ``row_id``
-        occurs twice in the batch or already stands in another batch of the round; ``StorageError`` for a batch of a
-        round that was compacted or retired.
+        Raises ``ValueError`` naming the row if lengths differ, a row belongs to another round, or a ``row_id`` occurs
+        twice in the batch or also in another batch of the round; ``StorageError`` for a batch of a round that was
+        compacted or retired.
         """
         return self.write_rollout_table(round, batch, schema.rows_to_table(rows))
 
     def write_rollout_table(self, round: int, batch: int, table: pa.Table) -> Path:
-        """``write_rollouts`` of a table of ``ROLLOUT_SCHEMA``."""
+        """Like ``write_rollouts``, for a table of ``ROLLOUT_SCHEMA``."""
         name = f"{ROLLOUTS}/{batch_file(batch)}"
         check_lengths(table)
         check_round(table, round)
@@ -73,7 +73,7 @@ class ExperienceStore(RoundNotes):
         return [number for path in self.rollout_files(round) for number in batches_in(path.name)]
 
     def read_rollouts(self, round: int, columns: list[str] | None = None) -> pa.Table:
-        """Rollouts of a round as one table (empty when there are none); ``columns`` limits what is read.
+        """Rollouts of a round as one table (empty if there are none); ``columns`` limits what is read.
 
         Raises StorageError for a round whose rollouts were retired.
         """
@@ -88,7 +88,7 @@ class ExperienceStore(RoundNotes):
         return schema.table_to_rows(self.read_rollouts(round))
 
     def count_rollouts(self, round: int) -> int:
-        """Number of rollout rows of a round, from the ledger alone."""
+        """Number of rollout rows of a round, read from the ledger only."""
         contents = self.ledger(round).read()
         return sum(contents.files[name].rows for name in contents.rollouts())
 
@@ -97,14 +97,14 @@ class ExperienceStore(RoundNotes):
     def write_judged(
         self, round: int, judge_version: str, rows: Sequence[JudgedRow], *, make_current: bool = True
     ) -> Path:
-        """Write one judgement of a round, by default putting it in force; the same version again replaces its file.
+        """Write a judgement of a round and by default make it the current one; the same version replaces its file.
 
-        Raises ``ValueError`` naming the row when a ``row_id`` occurs twice or a row carries another judge version.
+        Raises ``ValueError`` naming the row if a ``row_id`` occurs twice or a row has another judge version.
         """
         return self.write_judged_table(round, judge_version, schema.judged_to_table(rows), make_current=make_current)
 
     def write_judged_table(self, round: int, judge_version: str, table: pa.Table, *, make_current: bool = True) -> Path:
-        """``write_judged`` of a table of ``JUDGED_SCHEMA``."""
+        """Like ``write_judged``, for a table of ``JUDGED_SCHEMA``."""
         check_judge(table, judge_version)
         check_unique(table)
         ledger = self.ledger(round)
@@ -115,7 +115,7 @@ class ExperienceStore(RoundNotes):
         return path
 
     def put_in_force(self, round: int, judge_version: str) -> None:
-        """Make a stored judgement the one that trains; raises StorageError where it has not landed."""
+        """Make a stored judgement the current one, which trains. Raises StorageError if it has not landed."""
         folder, name = self.round_folder(round), _judged_name(judge_version)
         entry = self.ledger(round).read().files.get(name)
         if entry is None:
@@ -123,11 +123,11 @@ class ExperienceStore(RoundNotes):
         write_sealed_json(folder / _CURRENT, {"judge_version": judge_version, "rows": entry.rows})
 
     def current_file(self, round: int) -> Path:
-        """The document that names the judgement in force; it need not exist."""
+        """Path of the document that names the current judgement; it may not exist."""
         return self.round_folder(round) / _CURRENT
 
     def judge_version(self, round: int) -> str | None:
-        """The judge version in force, or ``None`` before the first judgement."""
+        """The current judge version, or ``None`` before the first judgement."""
         path = self.round_folder(round) / _CURRENT
         try:
             return str(read_sealed_json(path)["judge_version"])
@@ -137,15 +137,15 @@ class ExperienceStore(RoundNotes):
             raise unreadable(path, error) from error
 
     def judge_versions(self, round: int) -> list[str]:
-        """Every judge version that a round was judged with, in alphabetical order."""
+        """Every judge version of a round's judgements, in alphabetical order."""
         return sorted(unquote(path.stem) for path in self.judged_files(round))
 
     def judged_file(
         self, round: int, judge_version: str | None = None, *, contents: Contents | None = None
     ) -> Path | None:
-        """File of a judgement (default: the one in force), or ``None`` when there is none.
+        """File of a judgement (default: the current one), or ``None`` if there is none.
 
-        ``contents`` of the ledger are read unless the caller has them.
+        ``contents``: the ledger's contents, if the caller has already read them.
         """
         version = judge_version or self.judge_version(round)
         if version is None:
@@ -159,17 +159,17 @@ class ExperienceStore(RoundNotes):
         return None
 
     def in_force_file(self, round: int) -> Path | None:
-        """Where the judgement in force lies or should lie; ``None`` before the first judgement."""
+        """Path of the current judgement, whether or not the file exists; ``None`` before the first judgement."""
         version = self.judge_version(round)
         return None if version is None else self.round_folder(round) / _judged_name(version)
 
     def judged_files(self, round: int) -> list[Path]:
-        """Files of every judgement of a round, whatever its judge version."""
+        """Files of all judgements of a round, of any judge version."""
         ledger = self.ledger(round)
         return [ledger.folder / name for name in ledger.read().judgements()]
 
     def read_judged(self, round: int, judge_version: str | None = None, columns: list[str] | None = None) -> pa.Table:
-        """A judgement of a round as a table (empty when there is none); default: the one in force."""
+        """A judgement of a round as a table (empty if there is none); default: the current one."""
         path = self.judged_file(round, judge_version)
         return read_tables([path] if path else [], schema.JUDGED_SCHEMA, columns)
 
@@ -178,7 +178,7 @@ class ExperienceStore(RoundNotes):
         return schema.table_to_judged(self.read_judged(round, judge_version))
 
     def count_judged(self, round: int, judge_version: str | None = None) -> int:
-        """Number of judged rows, from the ledger alone: a file that went missing since counts; 0 where none landed."""
+        """Number of judged rows, read from the ledger only, even if the file is missing; 0 if none has landed."""
         version = judge_version or self.judge_version(round)
         if version is None:
             return 0
@@ -186,7 +186,7 @@ class ExperienceStore(RoundNotes):
         return 0 if entry is None else entry.rows
 
     def count_kept(self, round: int) -> int:
-        """Number of rows of the judgement in force that no filter dropped, from the ledger alone."""
+        """Number of rows of the current judgement that no filter dropped, read from the ledger only."""
         path = self.in_force_file(round)
         entry = None if path is None else self.ledger(round).read().files.get(f"{JUDGED}/{path.name}")
         return 0 if entry is None else entry.rows if entry.kept is None else entry.kept
@@ -194,17 +194,17 @@ class ExperienceStore(RoundNotes):
     # --- integrity
 
     def entry(self, round: int, path: Path) -> FileEntry:
-        """What the ledger says of a file that has landed; raises StorageError for any other."""
+        """The ledger entry of a file; raises StorageError if the file has not landed."""
         entry = self.ledger(round).read().files.get(str(path.relative_to(self.round_folder(round))))
         if entry is None:
             raise StorageError(f"{path}: has not landed, so there is nothing to compare it with: produce it again")
         return entry
 
     def digest(self, round: int, *, judge_version: str | None = None, verify: bool = False) -> str:
-        """SHA-256 over the files of a round's rollouts and of a judgement (in force), as they were first written.
+        """SHA-256 over a round's rollout files and a judgement (default: the current one), as originally written.
 
-        It is what a training read, whatever was compacted, upgraded or retired since. With ``verify`` the files are
-        read to see that they still are what was written; raises DamagedError naming those that are not.
+        It identifies what a training read and does not change by compaction, upgrade or retirement. With ``verify`` the
+        files are read and compared with their digests; raises DamagedError naming those that differ.
         """
         contents, judged = self.ledger(round).read(), self.judged_file(round, judge_version)
         if verify:
@@ -214,11 +214,11 @@ class ExperienceStore(RoundNotes):
         return digest_json([digest for name in names for digest in entries[name].digests])
 
     def damaged(self, round: int, *, digest: bool) -> list[DamagedFile]:
-        """The files of a round that are missing, truncated or unreadable; with ``digest`` also with other bytes."""
+        """Files of a round that are missing, truncated or unreadable; with ``digest`` also files with changed bytes."""
         return integrity.damaged(self, round, digest=digest)
 
     def damaged_sizes(self, round: int, contents: Contents) -> list[Path]:
-        """Those files of ``contents`` that are missing or of another size: all that can be seen without opening any."""
+        """Files of ``contents`` that are missing or have another size; no file is opened."""
         files = ((self.round_folder(round) / name, entry.bytes) for name, entry in contents.files.items())
         return [path for path, size in files if not path.exists() or path.stat().st_size != size]
 
@@ -229,12 +229,12 @@ class ExperienceStore(RoundNotes):
             raise DamagedError("\n".join(f"{file.path}: {file.why}" for file in found))
 
     def set_aside(self, round: int, path: Path, why: str) -> Path:
-        """Move a damaged file to ``aside/`` and withdraw the notes that rest on it, so that it is produced again."""
+        """Move a damaged file to ``aside/`` and withdraw the notes that depend on it, so that it is produced again."""
         return integrity.set_aside(self, round, path, why)
 
 
 def _check_open(contents: Contents, round: int, batch: int) -> None:
-    """Rows of a round that was compacted or retired are settled: new ones beside them would be another round."""
+    """Refuse new rollouts for a round that was compacted or retired: they would change the round."""
     settled = "retired" if contents.retired else "compacted" if any(e.made_of for e in contents.files.values()) else ""
     if settled:
         raise StorageError(
