@@ -1,4 +1,4 @@
-"""From the named columns of an offline dataset to what is trained on: a conversation, or a pair of answers."""
+"""Map the columns of an offline dataset to training data: a conversation, or a pair of answers."""
 
 import difflib
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _RESPONSES = ("response", "completion")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names of the columns; as section ``format`` of an experience buffer has them."""
+    """Column names, from section ``format`` of an experience buffer."""
 
     prompt_type: str | None = None
     messages: str = "messages"
@@ -37,7 +37,7 @@ class Columns:
     system_prompt: str | None = None
 
     def check_demonstrations(self, source: str, found: Sequence[str]) -> None:
-        """Raise UserError unless there are the columns of demonstrations among those ``found``."""
+        """Raise UserError unless ``found`` contains the columns of demonstrations."""
         answers = [self.response] if self.response else list(_RESPONSES)
         pair = self.prompt in found and any(name in found for name in answers)
         whole = self.messages in found
@@ -52,7 +52,7 @@ class Columns:
             raise _missing(source, found, names, f"{self.messages!r}, or {wanted_pair}")
 
     def check_pairs(self, source: str, found: Sequence[str]) -> None:
-        """Raise UserError unless there are the columns of preference pairs among those ``found``."""
+        """Raise UserError unless ``found`` contains the columns of preference pairs."""
         names = [self.prompt, self.chosen, self.rejected]
         if not {self.chosen, self.rejected} <= set(found):
             raise _missing(source, found, names, ", ".join(map(repr, names)))
@@ -62,10 +62,10 @@ class Columns:
 
 
 def conversation_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
-    """A row of demonstrations as ``messages`` and perhaps ``tools``; None where prompt or answer is empty.
+    """A row of demonstrations as ``messages`` and optionally ``tools``; None if prompt or answer is empty.
 
-    Of a prompt that is a conversation, the assistant's earlier answers are context: only the response is imitated.
-    Raises UserError beginning with ``where``.
+    If the prompt is a conversation, its assistant messages are context: only the response is learned. Raises UserError
+    with a message that begins with ``where``.
     """
     if columns.prompt_type in (None, "messages") and columns.messages in raw:
         if is_empty(raw[columns.messages]):
@@ -84,9 +84,9 @@ def conversation_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | 
 
 
 def pair_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
-    """A row of pairs as ``prompt``, ``chosen``, ``rejected`` and perhaps ``tools``; None where one of them is empty.
+    """A row of pairs as ``prompt``, ``chosen``, ``rejected`` and optionally ``tools``; None if one of them is empty.
 
-    Raises UserError beginning with ``where``.
+    Raises UserError with a message that begins with ``where``.
     """
     chosen, rejected = raw.get(columns.chosen), raw.get(columns.rejected)
     if is_empty(chosen) or is_empty(rejected):
@@ -121,7 +121,7 @@ def _answer(columns: Columns, value: Any, where: str) -> list[Message]:
 
 
 def _are_whole(columns: Columns, chosen: Any, rejected: Any) -> bool:
-    """Whether the answers bring their prompt with them."""
+    """Whether both answers are conversations that include their prompt."""
     if columns.prompt_type in ("plaintext", "chatpair"):
         return False
     return all(
@@ -136,7 +136,7 @@ def _shared_prompt(
     left = conversation(chosen, f"{where}, {columns.chosen}")
     right = conversation(rejected, f"{where}, {columns.rejected}")
     shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))))
-    while shared and left[shared - 1]["role"] == "assistant":  # an answer that both give is theirs, not the prompt's
+    while shared and left[shared - 1]["role"] == "assistant":  # a shared answer is not part of the prompt
         shared -= 1
     if not shared or shared in (len(left), len(right)):
         raise UserError(

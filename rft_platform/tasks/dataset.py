@@ -1,4 +1,4 @@
-"""Loading a taskset: rows become tasks, faulty rows are left out and reported, the content gets a digest."""
+"""Load a taskset: convert rows to tasks, drop and report invalid rows, compute the content's digest."""
 
 import difflib
 import json
@@ -14,28 +14,28 @@ from rft_platform.tasks.readers import NumberedRow
 from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.task import Task
 
-LISTED = 10  # line numbers that a report names
+LISTED = 10  # line numbers listed in a report
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """What was read and what was left out. Lines are line numbers of text files, else row numbers, from 1."""
+    """Counts of read and dropped rows. Lines are line numbers of text files, otherwise row numbers, from 1."""
 
     source: str
     columns: tuple[str, ...]
     rows: int
-    duplicates: int  # rows equal to an earlier one in every column; left out
+    duplicates: int  # rows equal to an earlier one in every column; dropped
     duplicate_lines: tuple[int, ...]  # the first few
-    empty: int  # rows without a prompt or without an answer; left out
+    empty: int  # rows without a prompt or without an answer; dropped
     empty_lines: tuple[int, ...]  # the first few
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDataset:
-    """The tasks in file order (ids are unique), their digest and the report of the loading.
+    """The tasks in file order (with unique ids), their digest, and the report.
 
-    The digest is the data version. It covers the order, because the order decides which tasks form a batch, and the
-    column mapping, because it decides what the tasks are.
+    The digest is the data version. It includes the order, which determines the tasks of a batch, and the column
+    mapping, which determines the tasks themselves.
     """
 
     tasks: tuple[Task, ...]
@@ -43,7 +43,7 @@ class TaskDataset:
     report: DatasetReport
 
     def by_id(self) -> dict[str, Task]:
-        """Tasks by ``task_id``."""
+        """Map ``task_id`` to task."""
         return {task.task_id: task for task in self.tasks}
 
 
@@ -60,16 +60,16 @@ def load_tasks(
     """Load a file, a folder of split files or a Hugging Face dataset as tasks.
 
     Args:
-        path: where the rows are; relative to the current folder.
-        name: of the taskset; default: the file's or dataset's own name with the split.
-        split: which file of a folder, or which split of a Hugging Face dataset; of no use for a single file.
-        subset_name: folder inside the folder, or configuration of a Hugging Face dataset.
-        prompt_key: column with the prompt; None: the row itself, as JSON text, stands for it.
+        path: location of the rows; relative to the current folder.
+        name: name of the taskset; default: the name of the file or dataset, with the split.
+        split: file of a folder, or split of a Hugging Face dataset; unused for a single file.
+        subset_name: subfolder of the folder, or configuration of a Hugging Face dataset.
+        prompt_key: column with the prompt; None: the prompt is the row itself as JSON text.
         response_key: column with the reference answer; None: the tasks have none.
-        limit: keep the first so many tasks.
+        limit: keep only the first ``limit`` tasks.
 
     Raises:
-        UserError: nothing there, unreadable rows, an unknown column, or no task left.
+        UserError: nothing found, unreadable rows, an unknown column, or no task left.
     """
     numbered = ((number, row) for _, number, row in located_rows(path, split, subset_name))
     report, rows = _collect(path, numbered, prompt_key, response_key)
@@ -125,7 +125,7 @@ def _require(report: DatasetReport, keys: list[str], kept: int) -> None:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell holds nothing that could be asked or learned."""
+    """Whether a cell is empty: None or blank text."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 

@@ -1,4 +1,4 @@
-"""Reading rows of a Hugging Face dataset by its name."""
+"""Read the rows of a Hugging Face dataset by its name."""
 
 import re
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ def is_hub_name(path: str) -> bool:
 
 
 def read_hub(name: str, split: str, subset_name: str | None) -> Iterator[NumberedRow]:
-    """Rows of the dataset, numbered from 1; from the local cache where there is no network."""
+    """Rows of the dataset, numbered from 1; without a network they come from the local cache."""
     try:
         import datasets
     except ImportError:

@@ -1,4 +1,4 @@
-"""Cells of a dataset as chat messages: text, a list of messages, or such a list as JSON; every fault is named."""
+"""Parse cells of a dataset as chat messages (text, a list of messages, or such a list as JSON), with clear errors."""
 
 import json
 import math
@@ -13,10 +13,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = None) -> list[Message]:
-    """A prompt or an answer as messages; text becomes one message of ``role``, and a number is its text.
+    """A prompt or an answer as messages. Text becomes one message of ``role``; a number is converted to text.
 
-    ``prompt_type`` as in the configuration: ``plaintext`` takes text alone, ``chatpair`` lists alone (also as JSON).
-    Raises UserError beginning with ``where`` for anything else.
+    ``prompt_type`` has the values of the configuration: ``plaintext`` accepts only text, ``chatpair`` only lists (also
+    as JSON). Raises UserError with a message that begins with ``where`` for anything else.
     """
     if prompt_type != "chatpair":
         if isinstance(value, str | int | float) and not isinstance(value, bool):
@@ -29,7 +29,7 @@ def as_messages(value: Any, role: str, where: str, *, prompt_type: str | None = 
 
 
 def conversation(value: Any, where: str) -> list[Message]:
-    """A list of messages, given as such or as JSON text; UserError beginning with ``where`` for anything else."""
+    """A list of messages, given as a list or as JSON text; UserError beginning with ``where`` for anything else."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -41,7 +41,7 @@ def conversation(value: Any, where: str) -> list[Message]:
 
 
 def learned(messages: Sequence[Message], where: str = "messages") -> list[int]:
-    """Places of the messages that are imitated: the assistant's, but for those whose ``weight`` is 0."""
+    """Indices of the messages that are learned: the assistant's, except those with ``weight`` 0."""
     return [
         i
         for i, message in enumerate(messages)
@@ -50,7 +50,7 @@ def learned(messages: Sequence[Message], where: str = "messages") -> list[int]:
 
 
 def weight_of(message: Message, where: str) -> float:
-    """Factor of the loss on a message, 1 where it gives none; UserError for what is not a number from 0 on."""
+    """Factor of the loss on a message, 1 by default; UserError unless it is a finite number >= 0."""
     weight = message.get("weight")
     if weight is None:
         return 1.0
@@ -60,19 +60,19 @@ def weight_of(message: Message, where: str) -> float:
 
 
 def as_context(messages: Sequence[Message]) -> list[Message]:
-    """The messages with ``weight`` 0 on the assistant's: they are read, not imitated."""
+    """The messages with ``weight`` 0 on the assistant's, so that they are context and not learned."""
     return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in messages]
 
 
 def with_system(messages: list[Message], prompt: str | None) -> list[Message]:
-    """The conversation with ``prompt`` as its system message, where it brings none of its own."""
+    """The conversation with ``prompt`` as its system message, unless it has one already."""
     if not prompt or messages[0]["role"] in ("system", "developer"):
         return messages
     return [{"role": "system", "content": prompt}, *messages]
 
 
 def tools_of(value: Any, where: str) -> list[dict[str, Any]] | None:
-    """The JSON schemas of a conversation's tools, given as a list or as JSON text; None where there are none."""
+    """The JSON schemas of a conversation's tools, given as a list or as JSON text; None if there are none."""
     if isinstance(value, str) and value.strip():
         try:
             value = json.loads(value)

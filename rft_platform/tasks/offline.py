@@ -1,4 +1,4 @@
-"""Datasets of offline trainings: rows become conversations, or pairs of answers; each knows where it was read."""
+"""Load the dataset of an offline training: rows become conversations or pairs, each with its file and line."""
 
 import hashlib
 import json
@@ -14,30 +14,30 @@ from rft_platform.files import digest_file, digest_json
 from rft_platform.tasks.columns import Columns, Row, conversation_of, pair_of
 from rft_platform.tasks.sources import LocatedRow, located_rows, source_files
 
-LISTED = 10  # rows that a report names
+LISTED = 10  # rows listed in a report
 
 
 @dataclass(frozen=True, slots=True)
 class OfflineReport:
-    """What was read and what was left out; rows are named FILE:LINE, the first few of each kind."""
+    """Counts of read and dropped rows. Rows are named FILE:LINE, the first few of each kind."""
 
     source: str
     columns: tuple[str, ...]
     rows: int
-    duplicates: int  # rows equal to an earlier one in what is trained on
+    duplicates: int  # rows equal to an earlier one in the content that is trained on
     duplicate_rows: tuple[str, ...]
     empty: int  # rows without a prompt or an answer
     empty_rows: tuple[str, ...]
-    equal: int  # pairs whose answers are equal: nothing is preferred in them
+    equal: int  # pairs with equal answers, which express no preference
     equal_rows: tuple[str, ...]
 
     def left_out(self) -> str:
-        """In words what was left out; empty where nothing was."""
+        """A message about the dropped rows; empty if none were dropped."""
         said = ", ".join(f"{count:,} {name}" for name, count, _ in self._kinds() if count)
         return f"left out {said} of {self.rows:,} rows" if said else ""
 
     def examples(self) -> str:
-        """In words what was left out, with the first places of each kind."""
+        """A message about the dropped rows, with the first locations of each kind."""
         return "; ".join(f"{count:,} {name} (first: {', '.join(at[:3])})" for name, count, at in self._kinds() if count)
 
     def _kinds(self) -> tuple[tuple[str, int, tuple[str, ...]], ...]:
@@ -50,10 +50,10 @@ class OfflineReport:
 
 @dataclass(frozen=True, slots=True)
 class OfflineDataset:
-    """The rows in file order, where each stands, and the digest of all that is trained on (order included)."""
+    """The rows in file order, their locations, and the digest of everything that is trained on (including order)."""
 
-    rows: tuple[Row, ...]  # messages, or prompt, chosen and rejected (lists of messages); perhaps tools
-    places: tuple[tuple[str, int], ...]  # file and line (or row number) of each
+    rows: tuple[Row, ...]  # messages; or prompt, chosen and rejected (lists of messages); optionally tools
+    places: tuple[tuple[str, int], ...]  # file and line (or row number) of each row
     digest: str
     report: OfflineReport
     files: dict[str, str]  # SHA-256 of each source file; empty for a dataset of the hub
@@ -62,9 +62,9 @@ class OfflineDataset:
 def load_conversations(
     path: str, columns: Columns, *, split: str = "train", subset_name: str | None = None, limit: int | None = None
 ) -> OfflineDataset:
-    """Demonstrations: rows with ``messages``, or with a prompt and a response, in the columns that are named.
+    """Load demonstrations: rows with ``messages``, or with a prompt and a response, in the named columns.
 
-    Raises UserError naming the columns that were found and those that are expected, or the row that is malformed.
+    Raises UserError naming the columns found and expected, or the malformed row.
     """
     return _load(path, split, subset_name, limit, columns.check_demonstrations, partial(conversation_of, columns))
 
@@ -72,9 +72,9 @@ def load_conversations(
 def load_pairs(
     path: str, columns: Columns, *, split: str = "train", subset_name: str | None = None, limit: int | None = None
 ) -> OfflineDataset:
-    """Preference pairs: rows with a prompt and its chosen and rejected answers, in the columns that are named.
+    """Load preference pairs: rows with a prompt and its chosen and rejected answers, in the named columns.
 
-    Without a prompt column, chosen and rejected are whole conversations that begin alike. Raises as
+    Without a prompt column, chosen and rejected are whole conversations with the same beginning. Raises UserError as
     ``load_conversations`` does.
     """
     return _load(path, split, subset_name, limit, columns.check_pairs, partial(pair_of, columns))
@@ -112,7 +112,7 @@ def _load(
 
 
 class _Sorting:
-    """Tells rows to train on from duplicate, empty and undecided ones, which it counts."""
+    """Separates rows to train on from duplicate, empty and undecided rows, and counts the latter."""
 
     def __init__(self) -> None:
         self._rows = 0
@@ -123,7 +123,7 @@ class _Sorting:
     def kept(
         self, located: Iterable[LocatedRow], make: Callable[[dict[str, Any], str], Row | None]
     ) -> Iterator[tuple[tuple[str, int], Row]]:
-        """The rows to train on, each with its place."""
+        """The rows to train on, each with its location."""
         seen: set[bytes] = set()
         for file, number, raw in located:
             self._rows += 1
@@ -140,7 +140,7 @@ class _Sorting:
                 yield (file, number), row
 
     def report(self, path: str, columns: tuple[str, ...]) -> OfflineReport:
-        """What was counted so far."""
+        """The counts so far."""
         named = [(len(rows), tuple(rows[:LISTED])) for rows in (self._duplicates, self._empty, self._equal)]
         (duplicates, duplicate_rows), (empty, empty_rows), (equal, equal_rows) = named
         return OfflineReport(

@@ -1,4 +1,4 @@
-"""Reading rows from JSONL, JSON, CSV and Parquet files; every fault names the file and the line."""
+"""Read rows from JSONL, JSON, CSV and Parquet files. Every error names the file and the line."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from rft_platform.errors import UserError
 from rft_platform.tasks.splits import names_any_split, names_split
 
-#: A row and where it stands: a line number for text files, a row number (from 1) for the others.
+#: A row and its position: a line number in text files, a row number (from 1) in other files.
 NumberedRow = tuple[int, dict[str, Any]]
 
 
@@ -27,12 +27,12 @@ def read_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]:
-    """The files of a split: ``train.jsonl``, or shards such as ``train-00000-of-00002.parquet``, also below ``data/``.
+    """The files of a split: ``train.jsonl``, or shards like ``train-00000-of-00002.parquet``, also below ``data/``.
 
-    Else those whose names hold a word for the split (``my_dev.csv`` for ``validation``); where no file's name holds
-    any such word, all of them are ``train``. So ``datasets.load_dataset`` finds them too.
+    Otherwise the files whose names contain a word for the split (``my_dev.csv`` for ``validation``). If no file name
+    contains such a word, all files are ``train``. ``datasets.load_dataset`` uses the same rules.
 
-    A ``subset_name`` is a folder inside ``folder``.
+    ``subset_name`` is a subfolder of ``folder``.
     """
     root = folder / subset_name if subset_name and (folder / subset_name).is_dir() else folder
     for base in (root, root / "data"):
@@ -43,7 +43,7 @@ def split_files(folder: Path, split: str, subset_name: str | None) -> list[Path]
         found = exact or [path for path in files if path.stem.startswith(f"{split}-")]
         found = found or [path for path in files if names_split(path.stem, split)]
         if not found and split == "train" and not any(names_any_split(path.stem) for path in files):
-            found = files  # no file says what it holds: all are to be trained on
+            found = files  # no file name contains a split: train on all files
         if found:
             return found
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix.lower() in _READERS)
@@ -71,13 +71,13 @@ def _read_json(path: Path) -> Iterator[NumberedRow]:
 
 
 def _are_lines(text: str) -> bool:
-    """Whether a JSON file holds an object a line."""
+    """Whether a JSON file holds one object per line."""
     first, _, rest = text.strip().partition("\n")
     return first.startswith("{") and first.rstrip().endswith("}") and rest.lstrip().startswith("{")
 
 
 def _read_csv(path: Path) -> Iterator[NumberedRow]:
-    """Rows with the types that ``datasets.load_dataset`` gives them: those that pandas infers, column by column."""
+    """Rows with the types that pandas infers for each column, as ``datasets.load_dataset`` does."""
     import pandas as pd
 
     lines = list(_csv_lines(path))
@@ -91,7 +91,7 @@ def _read_csv(path: Path) -> Iterator[NumberedRow]:
 
 
 def _csv_lines(path: Path) -> Iterator[int]:
-    """The line in which each row ends; UserError for a row with too many or too few fields."""
+    """The number of the last line of each row; UserError for a row with too many or too few fields."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
@@ -115,7 +115,7 @@ def _read_parquet(path: Path) -> Iterator[NumberedRow]:
 
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with values JSON does not know (dates, decimals, bytes) as text."""
+    """The row with values that JSON does not support (dates, decimals, bytes) converted to text."""
     return json.loads(json.dumps(row, default=str, ensure_ascii=False))
 
 
@@ -127,7 +127,7 @@ def _parse(path: Path, text: str, first_line: int) -> Any:
         raise UserError(f"{path}, line {line}: not valid JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
         raise UserError(f"{path}, line {first_line}: not readable JSON: nested too deep") from None
-    except ValueError as error:  # a number of more digits than Python reads
+    except ValueError as error:  # a number with more digits than Python parses
         raise UserError(f"{path}, line {first_line}: not readable JSON: {error}") from None
 
 

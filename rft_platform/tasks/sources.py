@@ -1,4 +1,4 @@
-"""Where a dataset's rows lie: a file, the files of a split below a folder, or a dataset of the Hugging Face hub."""
+"""Locate a dataset's rows: a file, the files of a split in a folder, or a dataset of the Hugging Face hub."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,14 +10,14 @@ from rft_platform.tasks.hub import is_hub_name, read_hub
 from rft_platform.tasks.readers import read_rows, split_files
 from rft_platform.tasks.splits import SplitPart, split_parts
 
-#: A row, the file (or dataset) it stands in, and its line there; see ``readers.NumberedRow``.
+#: The file (or dataset) of a row, its line there (see ``readers.NumberedRow``), and the row.
 LocatedRow = tuple[str, int, dict[str, Any]]
 
 
 def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
-    """The files behind a dataset's path, in the order in which they are read; none for a dataset of the hub.
+    """The files of a dataset's path, in reading order; none for a dataset of the hub.
 
-    Raises UserError for a path that is none of these.
+    Raises UserError for any other path.
     """
     local = Path(path).expanduser()
     if local.is_dir():
@@ -30,7 +30,7 @@ def source_files(path: str, split: str, subset_name: str | None) -> list[Path]:
 
 
 def located_rows(path: str, split: str, subset_name: str | None) -> Iterator[LocatedRow]:
-    """Every row of a dataset in order, with where it stands. ``split`` may be an expression, as in ``train[:100]``."""
+    """Every row of a dataset in order, with its location. ``split`` may be an expression such as ``train[:100]``."""
     if not source_files(path, split, subset_name):
         for number, row in read_hub(path, split, subset_name):
             yield path, number, row

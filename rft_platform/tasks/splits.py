@@ -1,4 +1,4 @@
-"""Split expressions as ``datasets.load_dataset`` reads them: ``train[:100]``, ``train[10%:20%]``, ``a+b``."""
+"""Split expressions with the syntax of ``datasets.load_dataset``: ``train[:100]``, ``train[10%:20%]``, ``a+b``."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
-#: Other words for a split in the names of its files.
+#: Synonyms of a split in file names.
 ALIASES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "dev", "val"),
@@ -21,7 +21,7 @@ ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class SplitPart:
-    """One split, or a slice of it; bounds as written (``100``, ``-5``, ``10%``), None where there is none."""
+    """One split, or a slice of it. Bounds are texts as written (``100``, ``-5``, ``10%``), or None."""
 
     name: str
     start: str | None = None
@@ -29,7 +29,7 @@ class SplitPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is cut off."""
+        """Whether the part is the whole split."""
         return self.start is None and self.stop is None
 
     def of(self, rows: Sequence[Row]) -> Sequence[Row]:
@@ -38,7 +38,7 @@ class SplitPart:
 
 
 def split_parts(expression: str) -> list[SplitPart]:
-    """The splits that an expression adds up; UserError for what is no such expression."""
+    """The splits of an expression, which are concatenated; UserError for an invalid expression."""
     parts = []
     for text in expression.split("+"):
         match = _PART.fullmatch(text.strip())
@@ -52,17 +52,17 @@ def split_parts(expression: str) -> list[SplitPart]:
 
 
 def words_for(split: str) -> tuple[str, ...]:
-    """The words by which a file's name says that it holds ``split``."""
+    """The words that mark a file name as part of ``split``."""
     return next((words for words in ALIASES.values() if split in words), (split,))
 
 
 def names_split(stem: str, split: str) -> bool:
-    """Whether a file's name without its suffix holds one of the words for ``split``, set off from other letters."""
+    """Whether a file name without suffix contains a word for ``split``, separated from other letters."""
     return any(re.search(rf"(^|[-._ \d]){re.escape(word)}($|[-._ \d])", stem) for word in words_for(split))
 
 
 def names_any_split(stem: str) -> bool:
-    """Whether a file's name says which of the usual splits it holds."""
+    """Whether a file name contains a word for one of the usual splits."""
     return any(names_split(stem, split) for split in ALIASES)
 
 

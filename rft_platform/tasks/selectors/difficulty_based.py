@@ -1,7 +1,7 @@
-"""Tasks of the difficulty from which most is learned: a Beta posterior over the pass rate of every task.
+"""Select the tasks with the most useful difficulty, by a Beta posterior over the pass rate of every task.
 
-Runs of a task pass with an unknown rate p; with prior Beta(a, b), s passes and f failures its posterior is
-Beta(a + s, b + f). The variance of a group's rewards, p (1 - p), and with it the gradient, is largest at one half.
+Runs of a task pass with an unknown rate p. With prior Beta(a, b), s passes and f failures the posterior is Beta(a + s,
+b + f). The variance of a group's rewards, p (1 - p), and with it the gradient, is largest at p = 1/2.
 """
 
 from collections.abc import Sequence
@@ -34,13 +34,13 @@ def difficulty_based(
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0,
     pass_reward: float = 1.0,
 ) -> Chosen:
-    """The tasks whose pass rate is most probably near ``target``, the same one at most once a round if they suffice.
+    """The tasks whose pass rate is most probably near ``target``. A task repeats in a round only if there are too few.
 
-    ``how: thompson`` ranks by the distance of one draw from each posterior, so that what is little known has its
-    chance; ``probability`` by the posterior probability of being within ``width`` of the target. Outcomes are those of
-    the rounds behind the policy that explores; older ones fade by ``decay`` a round, for the policy has changed since.
-    The first of ``feature_keys``, if any, is a column with an expected pass rate, worth ``prior_runs`` runs. Equal
-    ranks are settled at random by seed and round.
+    ``how: thompson`` ranks by the distance between ``target`` and one draw from each posterior, so that tasks with few
+    runs are explored. ``probability`` ranks by the posterior probability of a rate within ``width`` of the target. Only
+    outcomes up to the round that trained the exploring policy count; older rounds are weighted by ``decay`` per round,
+    because the policy has changed since. The first of ``feature_keys``, if any, is a column with an expected pass rate,
+    which counts as ``prior_runs`` runs. Ties are broken at random by seed and round.
     """
     passes_T, failures_T = history.outcomes(moment.step, pass_reward).totals(len(tasks), decay)
     expected_T, weight = _expected(tasks, moment.feature_keys), prior_runs if moment.feature_keys else 0.0
@@ -70,7 +70,7 @@ def near(alpha: np.ndarray, beta: np.ndarray, target: float, width: float) -> np
     from scipy.special import betainc  # type: ignore[import-untyped]
 
     high, low = betainc(alpha, beta, min(target + width, 1.0)), betainc(alpha, beta, max(target - width, 0.0))
-    return np.round(high - low, 12)  # equal posteriors tie, whatever the order of their sums
+    return np.round(high - low, 12)  # equal posteriors tie, regardless of rounding errors
 
 
 def _expected(tasks: Sequence[Task], feature_keys: Sequence[str]) -> np.ndarray:

@@ -15,10 +15,10 @@ from rft_platform.tasks.task import Task
 def easy_to_hard(
     tasks: Sequence[Task], moment: Moment, history: History, *, descending: bool = False, pass_reward: float = 1.0
 ) -> Chosen:
-    """By the columns ``feature_keys``, the smallest value (``descending``: the largest) being the easiest.
+    """Sort by the columns ``feature_keys``; the smallest value (with ``descending`` the largest) is the easiest.
 
-    Without columns by the pass rate that was measured before the epoch began (a run passes at ``pass_reward``), tasks
-    that were never run standing as at one half. Equal ones keep the order of the dataset.
+    Without columns, sort by the pass rate measured before the epoch began (a run passes at ``pass_reward``); a task
+    without runs counts as one half. Ties keep the order of the dataset.
     """
     if moment.feature_keys:
         by_column = _by_columns(tasks, moment.feature_keys, descending)

@@ -1,4 +1,4 @@
-"""Selectors that use every task once an epoch: a batch that crosses the end of one goes on with the next."""
+"""Selectors that use every task once per epoch; a batch at the end of an epoch continues with the next epoch."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,7 +17,7 @@ def sequential(tasks: Sequence[Task], moment: Moment, history: History) -> Chose
 
 @selector("shuffle")
 def shuffle(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
-    """In a new random order each epoch."""
+    """In a new random order in each epoch."""
 
     def permuted(epoch: int) -> Sequence[int]:
         order: list[int] = np.random.default_rng([moment.seed, epoch]).permutation(len(tasks)).tolist()
@@ -27,7 +27,7 @@ def shuffle(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
 
 
 def in_epochs(count: int, moment: Moment, order_of: Callable[[int], Sequence[int]]) -> Chosen:
-    """The batch of a stream in which epoch after epoch follows ``order_of(epoch)``, a permutation of ``count``."""
+    """The batch of ``moment`` in a stream of epochs; ``order_of(epoch)`` is a permutation of ``count`` indices."""
     positions = range(moment.step * moment.batch_size, (moment.step + 1) * moment.batch_size)
     orders = {epoch: order_of(epoch) for epoch in sorted({position // count for position in positions})}
     return Chosen([orders[position // count][position % count] for position in positions])

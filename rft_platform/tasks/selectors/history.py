@@ -1,4 +1,4 @@
-"""What was known of the tasks at a moment: how often each was run and solved."""
+"""Outcomes of tasks at a point of the run: how often each was run and solved."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """One entry a task and round in which it was run; of tasks that no longer exist there is none."""
+    """One entry per task and round in which the task was run; tasks that no longer exist are omitted."""
 
     task_N: np.ndarray  # int64: index of the task
     round_N: np.ndarray  # int64
@@ -18,14 +18,14 @@ class Outcomes:
 
     @classmethod
     def of(cls, task_ids: Sequence[str], found: Sequence[tuple[str, int, float, float]]) -> "Outcomes":
-        """Of ``(task_id, round, runs, passes)``."""
+        """Build from tuples ``(task_id, round, runs, passes)``."""
         index = {task_id: number for number, task_id in enumerate(task_ids)}
         known = [(index[task], *rest) for task, *rest in found if task in index]
         columns = np.array(known, np.float64).reshape(-1, 4).T
         return cls(columns[0].astype(np.int64), columns[1].astype(np.int64), columns[2], columns[3])
 
     def totals(self, tasks: int, decay: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """float64 [tasks] each: passes and failures; those of a round count ``decay ** (newest round - round)``."""
+        """float64 [tasks] each: passes and failures. A round has the weight ``decay ** (newest round - round)``."""
         weight_N = decay ** (self.round_N.max(initial=0) - self.round_N).astype(np.float64)
         passes_T = np.bincount(self.task_N, weights=weight_N * self.passes_N, minlength=tasks)
         runs_T = np.bincount(self.task_N, weights=weight_N * self.runs_N, minlength=tasks)
@@ -33,11 +33,11 @@ class Outcomes:
 
 
 class History(Protocol):
-    """Where selectors learn how the tasks went."""
+    """Source of the tasks' outcomes for selectors."""
 
     def outcomes(self, step: int, pass_reward: float) -> Outcomes:
-        """What was known when batch ``step`` of tasks was chosen; a run passes at ``pass_reward``.
+        """The outcomes known when batch ``step`` of tasks was chosen; a run passes at ``pass_reward``.
 
-        The same whenever it is asked: what came later does not count.
+        Repeated calls give the same result: later outcomes do not count.
         """
         ...

@@ -1,4 +1,4 @@
-"""Selectors by name."""
+"""Registry of task selectors, and the types that they receive and return."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from rft_platform.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Which batch of tasks is to be chosen, and what a choice may depend on."""
+    """The batch of tasks to choose, and everything that the choice may depend on."""
 
     batch_size: int
-    step: int  # batches of tasks that the project took before it
+    step: int  # batches of tasks that the project took before
     round: int
-    round_step: int  # batches of tasks that its round took before it
+    round_step: int  # batches of tasks that the round took before
     seed: int
-    feature_keys: Sequence[str] = ()  # columns of the tasks that say how hard they are
+    feature_keys: Sequence[str] = ()  # columns of the tasks with their difficulty
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Indices of the chosen tasks, in order, and numbers for the report."""
+    """Indices of the chosen tasks, in order, and statistics for the report."""
 
     indices: list[int]
     statistics: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def selector(name: str) -> Callable[[SelectorFunction], SelectorFunction]:
 
 
 def find_selector(name: str, args: Mapping[str, Any]) -> SelectorFunction:
-    """The selector called ``name``; UserError for an unknown name, or options that do not fit."""
+    """The selector called ``name``; UserError for an unknown name or unsuitable options."""
     function = SELECTORS.get(name)
     check_arguments(f"task selector {name!r}", function, args)
     return function
@@ -55,7 +55,7 @@ def find_selector(name: str, args: Mapping[str, Any]) -> SelectorFunction:
 def select(
     name: str, tasks: Sequence[Task], moment: Moment, history: History, args: Mapping[str, Any] | None = None
 ) -> Chosen:
-    """The tasks of one batch. Raises ValueError where there is nothing to choose from, and as ``find_selector``."""
+    """The tasks of one batch. Raises ValueError if nothing can be chosen, and UserError as ``find_selector``."""
     if not tasks or moment.batch_size < 1 or moment.step < 0:
         raise ValueError(
             f"select: {len(tasks)} tasks, batch_size {moment.batch_size}, step {moment.step}: nothing can be selected"
