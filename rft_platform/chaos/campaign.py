@@ -1,4 +1,4 @@
-"""One project under fire: the kills of a schedule, one after another, and then the way to its undisturbed end."""
+"""Run one project of a chaos campaign: perform the scheduled kills, then let the project finish undisturbed."""
 
 import time
 from collections import Counter
@@ -14,8 +14,8 @@ from rft_platform.chaos.striking import strike, wait_for_moment
 from rft_platform.chaos.supervised import Supervisor
 from rft_platform.chaos.tending import LIMITS, TEND_S, Limits, Tender, everything_ends
 
-_LOOK_S = 0.5  # how often the faults are counted
-_STRIKES_A_PHASE = 3  # the plan repeats a phase as often by itself
+_LOOK_S = 0.5  # interval at which the faults are counted
+_STRIKES_A_PHASE = 3  # as often as the plan retries a phase
 
 
 def run_project(
@@ -26,9 +26,9 @@ def run_project(
     targets: Sequence[str],
     say: Callable[[str], None] = lambda line: None,
 ) -> Outcome:
-    """Kill as planned, let the project come to its end, and end its processes; returns what happened.
+    """Kill as scheduled, let the project finish, and end its processes; returns a record of what happened.
 
-    Whether rows, checkpoints, MLflow and Dagster are sound is for ``invariants.check_project`` to say.
+    ``invariants.check_project`` checks afterwards whether rows, checkpoints, MLflow and Dagster are sound.
     """
     began, home = time.monotonic(), supervisor.home
     with everything_ends(home), Tender(supervisor) as tender:
@@ -50,7 +50,7 @@ def run_project(
 
 @dataclass(slots=True)
 class _Fire:
-    """The kills of one project."""
+    """Performs the kills of one project and records them."""
 
     supervisor: Supervisor
     scratch: Scratch
@@ -65,7 +65,7 @@ class _Fire:
     _strikes: Counter[tuple[int, bool]] = field(default_factory=Counter)
 
     def do(self, kill: Kill) -> None:
-        """Wait for the recovery from the kill before (unless this one is in a hurry) and for the moment; then kill."""
+        """Wait for the previous recovery (unless ``kill.hurry``) and for the planned moment, then kill."""
         if not kill.hurry:
             self._recover()
         home = self.supervisor.home
@@ -90,13 +90,13 @@ class _Fire:
         self.say(_line(struck))
 
     def wait_for_faults(self) -> None:
-        """Let the project go on until every file system fault has struck, or was carried often enough in vain."""
+        """Let the project run until every file system fault has struck, or counts as missed after several starts."""
         faults = self.supervisor.io_faults()
         if faults is None:
             return
         left, changed_at = faults.left(), time.monotonic()
         while left and time.monotonic() - changed_at < self.limits.fault_s:
-            self.tender.settled()  # raises what broke the harness
+            self.tender.settled()  # raises errors of the harness
             if GIVEN_UP.wait(_LOOK_S):
                 raise KeyboardInterrupt
             if faults.left() != left:
@@ -104,7 +104,7 @@ class _Fire:
                 self.say(f"{time.monotonic() - self.began:7.1f} s  {left} file system faults left")
 
     def finish(self) -> None:
-        """Drive the project to its end undisturbed."""
+        """Let the project run to its end undisturbed."""
         self._recover()
         rounds = self.tender.let_end()
         if not wait_for(self.supervisor.finished, self.limits.end_s, TEND_S):
@@ -116,7 +116,7 @@ class _Fire:
             )
 
     def _spare(self) -> None:
-        """Wait while the phase under way was struck as often as it is repeated: once more, and a person is asked."""
+        """Wait while the current phase has been hit as often as it is retried: another hit would require a person."""
         wait_for(lambda: self._strikes[now(self.supervisor.home).half] < _STRIKES_A_PHASE, self.limits.recovery_s)
 
     def _recover(self) -> None:

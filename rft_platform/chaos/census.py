@@ -1,4 +1,4 @@
-"""Which processes belong to a home, and what each of them is: told by environment and command line."""
+"""List the processes that belong to a home, and determine their roles from environment and command line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import psutil
 from rft_platform.config.home import Home
 from rft_platform.processes.lease import find_process
 
-#: Words of a command line -> role; the first line that fits wins.
+#: Role and the words of its command line; the first match wins.
 _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("rft_platform.inference.transformers_engine",)),
     ("engine", ("rft_platform.inference.vllm_engine.middleware.EnginePlanes",)),
@@ -17,7 +17,7 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("daemon", ("rft_platform.jobs.daemon", "run")),
     ("webserver", ("rft_platform.servers.dagster_server",)),
     ("run_worker", ("dagster", "api", "execute_run")),
-    ("run_worker", ("--multiprocessing-fork",)),  # the code server starts runs so
+    ("run_worker", ("--multiprocessing-fork",)),  # the code server starts runs this way
     ("code_server", ("dagster", "api", "grpc")),
     ("mlflow", ("rft_platform.servers.mlflow_server",)),
 )
@@ -25,17 +25,17 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A living process of a home."""
+    """A running process of a home."""
 
     pid: int
     created: float
-    role: str  # "other" for helpers that none of the roles fits
+    role: str  # "other" for processes without a known role
     parent: int
     command: tuple[str, ...]
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the process still runs."""
         return find_process(self.pid, self.created) is not None
 
     def __str__(self) -> str:
@@ -43,12 +43,12 @@ class Member:
 
 
 def members(home: Home) -> list[Member]:
-    """Every living process whose environment or command line names ``home``."""
+    """Every running process whose environment or command line names ``home``."""
     return list(_members(home))
 
 
 def find(home: Home, role: str) -> list[Member]:
-    """The living processes of one role, oldest first; of a server with workers, the one that started them."""
+    """The running processes of a role, oldest first; child processes with the same role are omitted."""
     found = sorted((member for member in _members(home) if member.role == role), key=lambda member: member.created)
     pids = {member.pid for member in found}
     return [member for member in found if member.parent not in pids]

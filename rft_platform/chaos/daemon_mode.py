@@ -1,4 +1,4 @@
-"""A project driven by its daemon, with webserver and MLflow server, each started again when it dies."""
+"""Run a project with daemon, webserver and MLflow server, and restart each of them when it ends."""
 
 import time
 from contextlib import ExitStack
@@ -22,14 +22,14 @@ from rft_platform.servers.sensors import start_sensors
 from rft_platform.servers.supervise import Children, Server, serving
 from rft_platform.web_guard.token import access_token
 
-_TICK_S = "1"  # the sensors' interval
-_LOOK_S = 1.0  # how often the plan is asked whether the project is finished
+_TICK_S = "1"  # polling interval of the sensors
+_LOOK_S = 1.0  # interval at which the plan is computed
 _WITHOUT_BOUND = 1_000_000
 _NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
 
 
 class DaemonMode:
-    """The servers of `rft ui`, runs on an MLflow server. See ``supervised.Supervisor``."""
+    """The servers of `rft ui`, with an MLflow server. Implements ``supervised.Supervisor``."""
 
     mode: Mode = "daemon"
 
@@ -44,7 +44,7 @@ class DaemonMode:
         self._plan, self._planned_at = Plan(), 0.0
 
     def start(self, rounds: int) -> None:
-        """Put the budget in force; the first time, start the servers."""
+        """Write the configuration with the budget; on the first call also start the servers."""
         self._scratch.put_in_force(self.home, rounds)
         self._plan, self._planned_at = Plan(), time.monotonic()
         if self._children is None:
@@ -53,7 +53,7 @@ class DaemonMode:
             start_sensors(self._url, access_token(self.home.web_token))
 
     def tend(self) -> None:
-        """Start dead servers again, and launch by hand what the plan has given up."""
+        """Restart servers that ended, and relaunch a failed run if the plan has stopped."""
         for number, child in enumerate(self._children or ()):
             if (code := child.process.poll()) is None:
                 continue
@@ -68,20 +68,20 @@ class DaemonMode:
                 self._note("plan", 1, self._plan.failed)
 
     def finished(self) -> bool:
-        """Whether the plan says so."""
+        """Whether the plan reports the project as finished."""
         return self._plan.finished
 
     def serves(self, role: str) -> bool:
-        """Whether the role's server answers again; the others are told by the project's progress."""
+        """Whether the role's server answers again. Other roles recover when the project makes progress."""
         return role not in _NAMES or all(
             child.server.is_ready() for child in self._children or () if child.server.name == _NAMES[role]
         )
 
     def io_faults(self) -> None:
-        """None: its processes are killed and stopped only."""
+        """None: this mode does not inject file system faults."""
 
     def stop(self) -> None:
-        """End the servers and what they left behind."""
+        """End the servers and their remaining processes."""
         self._stack.close()
 
     def _servers(self) -> list[Server]:

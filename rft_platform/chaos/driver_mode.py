@@ -1,4 +1,4 @@
-"""A project driven by `rft run`, which is started again whenever it ends before the project does."""
+"""Run a project with `rft run`, which is restarted whenever it ends before the project is finished."""
 
 import os
 import subprocess
@@ -13,12 +13,12 @@ from rft_platform.chaos.scratch import Scratch
 from rft_platform.errors import RftError
 
 _MESSAGE_LINES = 12
-_STUCK_AFTER = 6  # ends in a row that got no further: the project is beyond recovery
-_RETRY_S = "0.2"  # a failed phase is repeated soon: rounds last a second here
+_STUCK_AFTER = 6  # ends without progress in a row after which the project counts as stuck
+_RETRY_S = "0.2"  # a short delay before retries, because rounds last a second here
 
 
 class DriverMode:
-    """`rft run` as a child process. See ``supervised.Supervisor``."""
+    """`rft run` as a child process. Implements ``supervised.Supervisor``."""
 
     mode: Mode = "driver"
 
@@ -37,13 +37,13 @@ class DriverMode:
         self._notes, self._in_vain = -1, 0
 
     def start(self, rounds: int) -> None:
-        """Begin or go on, with a budget of ``rounds``; a driver that is at work learns of it when it has ended."""
+        """Start or continue with a budget of ``rounds``; a running driver receives the new budget at its next start."""
         self._rounds, self._finished = rounds, False
         if self._child is None:
             self._spawn()
 
     def tend(self) -> None:
-        """Start the driver again unless it runs or has done every round; RftError where that gets it no further."""
+        """Restart the driver if it ended before its last round; RftError if restarts make no progress."""
         if self._child is None or self._finished or (code := self._child.poll()) is None:
             return
         if code == 0 and self._budget_of_child == self._rounds:
@@ -57,19 +57,19 @@ class DriverMode:
         self._spawn()
 
     def finished(self) -> bool:
-        """Whether the last driver said so."""
+        """Whether the last driver completed every round."""
         return self._finished
 
     def serves(self, role: str) -> bool:
-        """A driver serves by the progress it makes; engine and trainer are started by it."""
+        """Always True: the driver recovers when it makes progress, and it starts engine and trainer itself."""
         return True
 
     def io_faults(self) -> IoFaults | None:
-        """The faults that each start of the driver carries some of."""
+        """The file system faults; each start of the driver carries some of them."""
         return self._faults
 
     def stop(self) -> None:
-        """End the driver, if one runs."""
+        """End the driver if it runs."""
         if self._child is not None and self._child.poll() is None:
             self._child.terminate()
             self._child.wait()
@@ -106,7 +106,7 @@ class DriverMode:
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """The environment of a scratch project's processes: its own home, and nothing of the caller's other projects."""
+    """Environment of a scratch project's processes: its own home, without variables of the caller's other projects."""
     others = ("RFT_", "DAGSTER_", "MLFLOW_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     own = {"RFT_HOME": str(home), "RFT_RETRY_DELAY_S": _RETRY_S, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

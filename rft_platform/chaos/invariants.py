@@ -1,4 +1,4 @@
-"""All invariants of a project that has come through its kills, and how they are put together."""
+"""All invariants of a project that has survived its kills, and the functions that check them."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -46,18 +46,18 @@ AFTER_STOP: tuple[Callable[[Home], Iterator[Broken]], ...] = (
 
 
 def check_open(home: Home, outcome: Outcome) -> None:
-    """What must hold while the project's processes still run."""
+    """Check what must hold while the project's processes still run."""
     _add(outcome, servers_hold_their_leases.__name__, servers_hold_their_leases(home))
 
 
 def check_stopped(home: Home, outcome: Outcome) -> None:
-    """What must hold once everything was ended."""
+    """Check what must hold after all processes have ended."""
     for machine in AFTER_STOP:
         _add(outcome, machine.__name__, machine(home))
 
 
 def check_project(scene: Scene, outcome: Outcome) -> None:
-    """What must hold of rows, checkpoints, MLflow and Dagster. A check that breaks down is a violation, too."""
+    """Check rows, checkpoints, MLflow and Dagster. A check that raises an exception is a violation, too."""
     for invariant in AT_THE_END:
         try:
             _add(outcome, invariant.__name__, invariant(scene))
@@ -68,7 +68,7 @@ def check_project(scene: Scene, outcome: Outcome) -> None:
 
 
 def _unclear(ended: Sequence[Ended]) -> Iterator[Broken]:
-    """A process that ended by itself says why in words, not in a traceback."""
+    """A process that ended by itself must report a clear cause, not a traceback."""
     for end in ended:
         if not end.message.strip() or "Traceback (most recent call last)" in end.message:
             yield Broken(f"{end.role} ended with code {end.exit_code} and no clear cause:\n{end.message}")

@@ -1,4 +1,4 @@
-"""File system faults of a campaign: planned by a seed, injected when the driver is started, counted as they strike."""
+"""File system faults of a campaign: planned by a seed, injected at the driver's start, counted when they strike."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -9,10 +9,10 @@ from rft_platform.chaos.schedule import Kill
 from rft_platform.chaos.syscall_faults import Call, SyscallFault, build_library, injecting
 from rft_platform.errors import RftError
 
-_FIRST_NUMBER = 1001  # numbers of kills are below
-_AT_ONCE = 6  # faults that one start of the driver carries
-_STARTS = 8  # starts that a fault is carried by before it counts as missed
-#: Calls of each target, with the latest call that is struck; the paths are those of the project's home.
+_FIRST_NUMBER = 1001  # above all numbers of kills
+_AT_ONCE = 6  # faults per start of the driver
+_STARTS = 8  # starts of the driver with a fault before it counts as missed
+#: Calls of each target with the highest call number to strike; only paths in the project's home match.
 _CALLS: dict[str, tuple[tuple[Call, int], ...]] = {
     "driver": (
         ("rename", 30), ("fsync", 60), ("fdatasync", 120), ("write", 60), ("pwrite", 400), ("unlink", 60),
@@ -28,7 +28,7 @@ _TRAINER_SHARE = 0.3
 
 @dataclass(slots=True)
 class IoFaults:
-    """The faults of one project; a fault that has struck leaves its file in ``folder``."""
+    """The faults of one project. A fault that has struck leaves its file in ``folder``."""
 
     folder: Path
     home: Path
@@ -39,7 +39,7 @@ class IoFaults:
     missed: list[SyscallFault] = field(default_factory=list)
 
     def environment(self) -> dict[str, str]:
-        """The variables that the next start of the driver carries; empty when no fault is left."""
+        """Environment variables with the faults of the driver's next start; empty if no fault is left."""
         self.settle()
         self._carried, self.waiting = self.waiting[:_AT_ONCE], self.waiting[_AT_ONCE:]
         if not self._carried:
@@ -50,7 +50,7 @@ class IoFaults:
         return injecting(library, self._carried, self.folder / "strikes.txt")
 
     def settle(self) -> list[SyscallFault]:
-        """Count the faults of the last start that have struck, and plan the others again; returns the former."""
+        """Count the faults of the last start that have struck, and reschedule the others; returns those that struck."""
         struck = [fault for fault in self._carried if fault.once is not None and fault.once.exists()]
         self.struck += struck
         for fault in self._carried:
@@ -63,12 +63,12 @@ class IoFaults:
         return struck
 
     def left(self) -> int:
-        """How many faults have neither struck nor been missed yet."""
+        """Number of faults that have neither struck nor been missed."""
         carried = sum(fault.once is None or not fault.once.exists() for fault in self._carried)
         return len(self.waiting) + carried
 
     def records(self) -> list[Struck]:
-        """The faults as the campaign reports them."""
+        """The faults as records of the campaign's report."""
         self.settle()
         return [
             Struck(
@@ -86,7 +86,7 @@ class IoFaults:
 
 
 def plan_io_faults(seed: int, count: int, folder: Path, home: Path) -> IoFaults:
-    """``count`` faults for the project in ``home``. Equal arguments give equal faults."""
+    """Plan ``count`` faults for the project in ``home``. Equal arguments give equal faults."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = random.Random(f"io/{seed}/{home.name}")
     faults = []

@@ -1,4 +1,4 @@
-"""A judge whose rewards differ even on an untrained model, so that every round of a scratch project trains."""
+"""A judge whose rewards vary even for an untrained model, so that every round of a scratch project trains."""
 
 
 def digit_share(task: dict, response: str) -> float:

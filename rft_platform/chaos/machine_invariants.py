@@ -1,4 +1,4 @@
-"""Invariants of processes and files: no orphan, no stale lease, nothing half-written."""
+"""Invariants of processes and files: no orphans, no stale leases, no half-written files."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ _SERVERS = ("engine", "trainer")
 
 
 def servers_hold_their_leases(home: Home) -> Iterator[Broken]:
-    """While a project is open: every engine and trainer holds a lease, and every lease is held."""
+    """While the project is open: every engine and trainer has a lease, and every lease has a running process."""
     held = leases_of(home)
     owners = {lease.lease.pid for lease in held} | {lease.lease.details.get("launcher") for lease in held}
     for member in members(home):
@@ -24,19 +24,19 @@ def servers_hold_their_leases(home: Home) -> Iterator[Broken]:
 
 
 def no_process_is_left(home: Home) -> Iterator[Broken]:
-    """After the end: no process names the home."""
+    """After the end: no process belongs to the home."""
     for member in members(home):
         yield Broken(f"{member} still runs")
 
 
 def no_lease_is_left(home: Home) -> Iterator[Broken]:
-    """After the end: no lease file."""
+    """After the end: no lease file is left."""
     for lease in leases_of(home):
         yield Broken(f"{lease.path} is still there")
 
 
 def nothing_is_half_written(home: Home) -> Iterator[Broken]:
-    """After the end: no temporary file or folder of ours anywhere in the home."""
+    """After the end: no temporary file or folder of the platform is left in the home."""
     for path in sorted(home.root.rglob(".*")):
         if is_temporary(path.name):
             yield Broken(f"{path} was left behind by a writer that was killed")

@@ -1,4 +1,4 @@
-"""How far a project is, read from its files many times a second: no process is asked, none is disturbed."""
+"""Read a project's progress from its files, many times a second, without disturbing its processes."""
 
 import threading
 import time
@@ -14,9 +14,9 @@ from rft_platform.leftovers import is_temporary
 from rft_platform.processes.lease import read_lease
 
 POLL_S = 0.002
-GIVEN_UP = threading.Event()  # set where a run is interrupted: its projects end, on whatever thread they are
+GIVEN_UP = threading.Event()  # set when a campaign is interrupted: every thread then ends its project
 
-#: What a round goes through, in order; each note ends the phase before it.
+#: The phases of a round, in order; each note ends the phase before it.
 _PHASES = ("rollouts", "judging", "training", "evaluation", "between")
 _BEGUN_BY = {
     "explore.json": "judging",
@@ -28,24 +28,24 @@ _BEGUN_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a project stands: its newest round, and what that round is at."""
+    """A project's progress: its newest round, and the phase of that round."""
 
-    round: int  # -1: nothing has begun
-    phase: str  # one of the phases; before round 1 "start" and "warm start"
+    round: int  # -1: no round has started
+    phase: str  # one of ``_PHASES``; before round 1 "start" and "warm start"
 
     @property
     def position(self) -> int:
-        """Grows as the project goes on."""
+        """Progress as a number that increases from phase to phase."""
         return self.round * len(_PHASES) + (_PHASES.index(self.phase) if self.phase in _PHASES else 0)
 
     @property
     def half(self) -> tuple[int, bool]:
-        """The round, and whether its second job (training and evaluation) is the one at work."""
+        """The round, and whether its second job (training and evaluation) is running."""
         return self.round, self.phase in ("training", "evaluation")
 
 
 def now(home: Home) -> Moment:
-    """The newest round and its phase, from the notes that stand."""
+    """The newest round and its phase, derived from the existing notes."""
     newest = max((name for name in _names(home.rounds) if name.startswith("r")), default=None)
     if newest is None:
         return Moment(-1, "start")
@@ -57,7 +57,7 @@ def now(home: Home) -> Moment:
 
 
 class Watch:
-    """Waits for a project to reach a point that it was not at when the watch began."""
+    """Detects when a project enters a phase or point after the watch was created."""
 
     def __init__(self, home: Home, checkpoints: Path, point: Point) -> None:
         self._home, self._checkpoints, self._point = home, checkpoints, point
@@ -68,7 +68,7 @@ class Watch:
         )
 
     def reached(self) -> bool:
-        """Whether the point is reached; one that was too short to be seen counts once it has passed."""
+        """Whether the point was reached. A point that was too short to be observed counts once it has passed."""
         if self._point == "starting":
             return _starting(self._home)
         moment = now(self._home)
@@ -84,7 +84,7 @@ def _phase_at(position: int) -> str:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
-    """Poll ``condition``; whether it held before ``timeout_s`` was over. Raises KeyboardInterrupt once ``GIVEN_UP``."""
+    """Poll ``condition``; True if it held within ``timeout_s``. Raises KeyboardInterrupt after ``GIVEN_UP`` is set."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if GIVEN_UP.is_set():
@@ -96,7 +96,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = PO
 
 
 def progress_mark(home: Home) -> tuple[int, int]:
-    """Grows with every note that a project leaves: newest round, and how many notes that has."""
+    """A pair that increases with every note: the newest round, and its number of notes."""
     moment = now(home)
     if moment.round < 0:
         return -1, 0

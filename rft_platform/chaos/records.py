@@ -1,4 +1,4 @@
-"""What a campaign of kills leaves behind: each kill with its recovery, every end of a driver, every violation."""
+"""Records of a chaos campaign: each kill with its recovery time, processes that ended by themselves, violations."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ from rft_platform.chaos.schedule import Kill, Mode
 
 @dataclass(slots=True)
 class Struck:
-    """A kill that was done."""
+    """A kill that was performed or missed."""
 
     kill: Kill
     mode: Mode
-    victim: str  # the process, or why there was none to kill
+    victim: str  # the process, or the reason why none was killed
     round: int
-    phase: str  # what the project was at
-    on_time: bool  # False: the planned moment did not come in time, and the kill was done without it
+    phase: str  # the project's phase at the kill
+    on_time: bool  # False: the planned moment did not come in time, and the kill was done anyway
     at: float  # seconds since the project's start
-    recovery_s: float | None = None  # until a successor ran and the project had gone on; None: it ended before that
-    hit: bool = True  # False: no such process ran within the time
+    recovery_s: float | None = None  # until a successor ran and the project made progress; None: it ended earlier
+    hit: bool = True  # False: no such process was found in time
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process of the harness that ended without having been killed: what it said."""
+    """A process of the harness that ended without being killed, and its output."""
 
     role: str
     exit_code: int
@@ -48,7 +48,7 @@ class Violation:
 
     @property
     def replay(self) -> str:
-        """The command that does the same kills again, up to the last that may have caused it."""
+        """The command that repeats the same kills, up to the last one that may have caused the violation."""
         return f"rft chaos --seed {self.seed} --kills {max(self.kills, default=1)} --targets {','.join(self.targets)}"
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Violation:
 
 @dataclass(slots=True)
 class Outcome:
-    """One project that was killed at and driven to its end."""
+    """The results of one project of the campaign."""
 
     mode: Mode
     seed: int
@@ -68,15 +68,15 @@ class Outcome:
     ended: list[Ended]
     wall_s: float
     violations: list[Violation] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)  # what the invariants measured
+    facts: dict[str, float] = field(default_factory=dict)  # measurements of the invariants
 
     def kills_of_round(self, number: int) -> tuple[int, ...]:
-        """The kills done while this round was the newest."""
+        """The kills that were performed while this round was the newest."""
         return tuple(struck.kill.number for struck in self.struck if struck.round == number and struck.hit)
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The campaign as plain JSON values: kills by target and phase, recovery, violations, and every kill."""
+    """The campaign as plain JSON values: kills by target and phase, recovery times, violations, and every kill."""
     done = [struck for outcome in outcomes for struck in outcome.struck if struck.hit]
     return {
         "kills": len(done),

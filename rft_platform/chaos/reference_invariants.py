@@ -1,4 +1,4 @@
-"""Invariants against the undisturbed run: equal rows, judgements, evaluations and metrics, each metric once."""
+"""Invariants against the undisturbed run: rows, judgements, evaluations and metrics are equal, metrics are unique."""
 
 import sqlite3
 from collections import Counter
@@ -14,7 +14,7 @@ from rft_platform.rounds.project import Project
 _ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "logprobs", "policy_version", "finish_reason"]
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage"]
 _METRICS = "SELECT run_uuid, key, step, value FROM metrics"
-#: Metrics that depend on the machine, by a part of their name.
+#: Parts of the names of metrics that depend on the machine.
 _OF_THE_MACHINE = (
     "second",
     "time",
@@ -29,12 +29,12 @@ _OF_THE_MACHINE = (
     "cpu",
     "/age",
 )
-_RESULT = ("name", "sampled", "greedy", "mean_reward", "scores")  # of an evaluation
+_RESULT = ("name", "sampled", "greedy", "mean_reward", "scores")  # fields of an evaluation that are compared
 _SHOWN = 3
 
 
 def rows_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
-    """Every round holds the rows of the reference: tokens, log-probs, versions, rewards and advantages by row id."""
+    """Every round has the rows of the reference: equal tokens, log-probs, versions, rewards, advantages by row id."""
     if scene.reference is None:
         return
     for number in scene.numbers:
@@ -52,7 +52,7 @@ def rows_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
 def evaluations_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
     """Every evaluated round has the scores of the reference.
 
-    A project's last round is always evaluated: in a longer reference the same round may not be due.
+    A project's last round is always evaluated; a longer reference may not evaluate the same round.
     """
     if scene.reference is None:
         return
@@ -65,7 +65,7 @@ def evaluations_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
 
 
 def metrics_are_single(scene: Scene) -> Iterator[Broken]:
-    """MLflow holds each metric once per run, name and step."""
+    """MLflow has each metric once per run, name and step."""
     points = Counter((run, key, step) for run, key, step, _ in _metrics(scene.project))
     doubled = [f"{key} at step {step}" for (_, key, step), count in points.items() if count > 1]
     scene.facts["mlflow_metrics"] = float(len(points))
@@ -75,9 +75,9 @@ def metrics_are_single(scene: Scene) -> Iterator[Broken]:
 
 
 def metrics_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
-    """MLflow holds the metrics of the reference, timings aside, for the rounds that both have.
+    """MLflow has the metrics of the reference, except timings, for the rounds that both have.
 
-    Those of the last round's evaluation count only where the reference evaluated that round, too.
+    The metrics of the last round's evaluation are compared only if the reference evaluated that round, too.
     """
     if scene.reference is None:
         return

@@ -1,4 +1,4 @@
-"""Launching a failed run again from outside, as a person does in the interface."""
+"""Relaunch a failed run through the webserver, as a person does in the interface."""
 
 import dagster as dg
 import httpx
@@ -15,7 +15,7 @@ _TIMEOUT_S = 30.0
 
 
 def relaunch_last_failed(instance: dg.DagsterInstance, url: str, token: str) -> bool:
-    """Launch the job and partition of the newest failed run through the webserver at ``url``; whether it took it."""
+    """Launch the job and partition of the newest failed run through the webserver at ``url``; True on success."""
     records = instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)
     if not records:
         return False
@@ -28,4 +28,4 @@ def relaunch_last_failed(instance: dg.DagsterInstance, url: str, token: str) -> 
         answer = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False).json()
         return str(answer["data"]["launchPipelineExecution"]["__typename"]) == "LaunchRunSuccess"
     except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        return False  # the webserver was killed: the next look launches it
+        return False  # the webserver was killed: the next call tries again

@@ -1,4 +1,4 @@
-"""A whole chaos run: the projects of both modes, the undisturbed reference, and the check of all."""
+"""A whole chaos campaign: the projects of both modes, the undisturbed reference, and all checks."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ from rft_platform.rounds.project import Project
 
 Say: TypeAlias = Callable[[str], None]
 
-KILLS_A_PROJECT = 40  # more kills are spread over several projects, each begun anew
+KILLS_A_PROJECT = 40  # more kills are distributed over several new projects
 
 
 def run_chaos(
@@ -36,10 +36,10 @@ def run_chaos(
     side_by_side: bool = False,
     io_faults: int = 0,
 ) -> list[Outcome]:
-    """Kill as the seed says, project after project, and check each against one undisturbed run.
+    """Perform the kills of the seed, project by project, and check each project against one undisturbed run.
 
-    ``side_by_side`` has the two modes run at the same time: quicker, but recovery then takes longer. ``io_faults``
-    file system faults are spread over the projects that `rft run` drives.
+    ``side_by_side`` runs the two modes at the same time: faster, but with longer recovery times. ``io_faults`` is the
+    number of file system faults, distributed over the projects that `rft run` drives.
     """
     modes = list(_plan(kills, seed, targets).items())
     faults = -(-io_faults // max(1, len(dict(modes).get("driver", ()))))
@@ -65,7 +65,7 @@ def run_chaos(
 
 
 def _plan(kills: int, seed: int, targets: Sequence[str]) -> dict[Mode, list[list[Kill]]]:
-    """The kills of each project of each mode; modes without kills are left out."""
+    """The kills of each project of each mode; modes without kills are omitted."""
     plan: dict[Mode, list[list[Kill]]] = {}
     for mode, share in shares(kills, targets).items():
         for first in range(1, share + 1, KILLS_A_PROJECT):
@@ -105,7 +105,7 @@ def _supervisor(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int)
 
 
 def _reference(scratch: Scratch, rounds: int) -> Project:
-    """Drive the same configuration without a kill."""
+    """Run the same configuration without a kill."""
     home = scratch.home("reference")
     command = [sys.executable, "-m", "rft_platform", "run", "--config", str(scratch.config), "--rounds", str(rounds)]
     done = subprocess.run(

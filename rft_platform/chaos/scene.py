@@ -1,4 +1,4 @@
-"""What an invariant looks at: a project that has come to its end, and the same project undisturbed."""
+"""The input of an invariant: a finished project, and the same project undisturbed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """One way in which an invariant does not hold."""
+    """One violation of an invariant."""
 
     message: str
-    round: int | None = None  # None: it is not about one round
+    round: int | None = None  # None: it does not belong to one round
 
 
-#: A check of one property; it yields nothing where the property holds.
+#: A check of one property; it yields nothing if the property holds.
 Invariant = Callable[["Scene"], Iterator[Broken]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A finished scratch project and what it is compared with."""
+    """A finished scratch project and the reference for comparison."""
 
     project: Project
-    rounds: int  # of the budget
-    reference: Project | None = None  # the same configuration, undisturbed; None: weights are not compared
-    facts: dict[str, float] = field(default_factory=dict)  # numbers that the invariants found on the way
+    rounds: int  # budget
+    reference: Project | None = None  # the same configuration, undisturbed; None: nothing is compared with it
+    facts: dict[str, float] = field(default_factory=dict)  # measurements of the invariants
 
     @property
     def home(self) -> Home:
@@ -39,11 +39,11 @@ class Scene:
 
     @property
     def numbers(self) -> range:
-        """The rounds, from 1."""
+        """The numbers of the rounds, from 1."""
         return range(1, self.rounds + 1)
 
     def registry(self) -> "ModelRegistry":
-        """The project's registry, read from its file: no server runs any more."""
+        """The project's model registry, read from its file, because no server runs."""
         from rft_platform.rounds.processes import connect_registry
 
         return connect_registry(self.project, f"sqlite:///{self.home.mlflow / 'mlflow.db'}")

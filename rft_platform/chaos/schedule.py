@@ -1,4 +1,4 @@
-"""Which process is killed when and how: decided by a seed before anything starts, so that a run can be replayed."""
+"""Decide by a seed, in advance, which process is killed when and how, so that a campaign can be replayed."""
 
 import random
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from typing import Literal
 from rft_platform.errors import UserError
 
 Mode = Literal["driver", "daemon"]
-#: Moments that a kill waits for; ``any`` is a random delay alone.
+#: Moments at which a kill can happen; ``any`` is only a random delay.
 Point = Literal[
     "any", "starting", "rollouts", "rows", "judging", "training", "checkpoint", "published", "evaluation", "between"
 ]
-#: ``stop`` leaves the process stopped (SIGSTOP): others must notice it. ``fault`` is a failing file system call.
+#: ``stop`` stops the process (SIGSTOP): the platform must detect it. ``fault`` is a failing file system call.
 How = Literal["kill", "term", "stop+kill", "stop", "fault"]
 
-#: Roles that can be killed, by the mode that runs them.
+#: Roles that can be killed in each mode.
 TARGETS: dict[Mode, tuple[str, ...]] = {
     "driver": ("driver", "engine", "trainer"),
     "daemon": ("daemon", "webserver", "code_server", "run_worker", "mlflow", "engine", "trainer"),
@@ -23,30 +23,30 @@ TARGETS: dict[Mode, tuple[str, ...]] = {
 _POINTS: tuple[Point, ...] = (
     "any", "rollouts", "rows", "judging", "training", "checkpoint", "published", "evaluation", "between",
 )  # fmt: skip
-#: Widest random delay after a moment was reached, in seconds; the moments themselves last about so long.
+#: Maximum random delay after a moment, in seconds: about as long as the moment lasts.
 _SPREAD_S: dict[Point, float] = {
     "any": 2.0, "starting": 3.0, "rollouts": 0.15, "rows": 0.002, "judging": 0.05, "training": 0.3, "checkpoint": 0.08,
     "published": 0.1, "evaluation": 0.6, "between": 0.3,
 }  # fmt: skip
 _HOW: tuple[tuple[How, float], ...] = (("kill", 0.7), ("stop", 0.1), ("term", 0.1), ("stop+kill", 0.1))
-_HURRY = 0.25  # share of the kills that do not wait until the one before was recovered from
-_AGAIN = 0.3  # share of the engine's and trainer's kills that are followed by a kill while they start anew
+_HURRY = 0.25  # share of the kills that do not wait for the recovery from the previous one
+_AGAIN = 0.3  # share of kills of engine and trainer that are followed by a kill during their restart
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One planned kill: ``target`` dies ``delay_s`` after the moment ``point`` is reached."""
+    """A planned kill: ``target`` is killed ``delay_s`` after the moment ``point`` is reached."""
 
     number: int  # from 1, over all projects of a mode
     target: str
     point: Point
     delay_s: float
     how: How
-    hurry: bool  # strike without waiting for the recovery from the kill before
+    hurry: bool  # do not wait for the recovery from the previous kill
 
 
 def check_targets(targets: Sequence[str]) -> list[str]:
-    """The targets without doubles; raises UserError for one that no mode knows, or where none is named."""
+    """The targets without duplicates; UserError for an unknown target or an empty list."""
     known = sorted({target for mode in TARGETS.values() for target in mode})
     unknown = [target for target in targets if target not in known]
     if unknown or not targets:
@@ -55,9 +55,9 @@ def check_targets(targets: Sequence[str]) -> list[str]:
 
 
 def schedule(seed: int, kills: int, targets: Sequence[str], first: int = 1) -> list[Kill]:
-    """The kills of one project, numbered from ``first``. Equal arguments give equal kills, fewer kills the first ones.
+    """The kills of one project, numbered from ``first``. Equal arguments give equal kills; fewer kills give a prefix.
 
-    Every target has its turn before one has its next.
+    Every target is used once before any target is used again.
     """
     generator = random.Random(f"{seed}/{first}/{','.join(targets)}")
     planned: list[Kill] = []
@@ -75,12 +75,12 @@ def schedule(seed: int, kills: int, targets: Sequence[str], first: int = 1) -> l
 
 
 def targets_of(mode: Mode, targets: Sequence[str]) -> list[str]:
-    """Those of the targets that a mode runs, in its order."""
+    """The targets that exist in a mode, in the mode's order."""
     return [name for name in TARGETS[mode] if name in targets]
 
 
 def shares(kills: int, targets: Sequence[str]) -> dict[Mode, int]:
-    """How many kills fall to each mode: three quarters to the fast rounds of the driver where both have targets."""
+    """Number of kills for each mode: three quarters for the faster driver mode if both modes have targets."""
     only_daemon = set(targets) - set(TARGETS["driver"])
     if not only_daemon:
         return {"driver": kills, "daemon": 0}

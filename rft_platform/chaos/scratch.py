@@ -1,4 +1,4 @@
-"""A project made to be killed: a tiny untrained model, four tasks of four runs a round, rounds of a second."""
+"""The scratch project: a tiny untrained model, four tasks with four runs per round, rounds of about a second."""
 
 import json
 import shutil
@@ -20,13 +20,13 @@ _SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A folder with everything that scratch projects share, and a home for each project in it."""
+    """A folder with the files that all scratch projects share, and a home for each project."""
 
     root: Path
 
     @property
     def config(self) -> Path:
-        """The configuration that every project in the folder is started with."""
+        """The configuration file of every project in the folder."""
         return self.root / "rft.yaml"
 
     def home(self, name: str) -> Home:
@@ -43,12 +43,12 @@ class Scratch:
         return config.model_copy(update={"buffer": config.buffer.model_copy(update={"total_steps": rounds})})
 
     def put_in_force(self, home: Home, rounds: int) -> None:
-        """Give a project its configuration, or raise its budget."""
+        """Write a project's configuration, or raise its budget."""
         write_text(home.config_file, dump_config(self.load(rounds)))
 
 
 def make_scratch(root: Path) -> Scratch:
-    """Make the folder anew; raises UserError for a folder that holds anything but an earlier scratch folder."""
+    """Recreate the folder. Raises UserError if it holds anything but an earlier scratch folder."""
     import yaml
 
     from rft_platform.recipes.arithmetic.model import build_model

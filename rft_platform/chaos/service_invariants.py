@@ -1,4 +1,4 @@
-"""Invariants of MLflow and Dagster: one version a policy, no run left open, no slot held, every failure explained."""
+"""Invariants of MLflow and Dagster: one version per policy, no open run or held slot, a cause for each failure."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _CHAIN = ("policy_snapshot", "rollout_batches", "judged_experiences", "policy_ch
 
 
 def every_policy_is_one_model_version(scene: Scene) -> Iterator[Broken]:
-    """MLflow has exactly one version of the weights of each round, and the round names it."""
+    """MLflow has exactly one version for the weights of each round, and the round names this version."""
     versions = scene.registry().versions()
     of_digest = Counter(version.tags.get(DIGEST_TAG) for version in versions)
     known = {str(version.version): version for version in versions}
@@ -40,16 +40,16 @@ def every_policy_is_one_model_version(scene: Scene) -> Iterator[Broken]:
 
 
 def model_versions_point_at_their_weights(scene: Scene) -> Iterator[Broken]:
-    """The folder of every model version exists and holds the weights that the version is tagged with."""
+    """The folder of every model version exists and contains the weights with the tagged digest."""
     for version in scene.registry().versions():
         if why := _misses(version):
             yield Broken(f"model version {version.version}: {why}")
 
 
 def champion_was_evaluated(scene: Scene) -> Iterator[Broken]:
-    """The champion, if there is one, holds the weights that were promoted last.
+    """The champion, if there is one, has the weights that were promoted last.
 
-    A round without a gradient ends in its parent's weights, and what it promotes is its parent's version.
+    A round without a gradient keeps its parent's weights, so promoting it promotes its parent's version.
     """
     champion = scene.registry().champion()
     promoted = [
@@ -81,7 +81,7 @@ def no_run_is_open(scene: Scene) -> Iterator[Broken]:
 
 
 def no_pool_slot_is_held(scene: Scene) -> Iterator[Broken]:
-    """No run holds or waits for a slot of a pool."""
+    """No run holds a pool slot or waits for one."""
     with open_instance(scene.home) as instance:
         storage = instance.event_log_storage
         for key in storage.get_concurrency_keys():
@@ -92,7 +92,7 @@ def no_pool_slot_is_held(scene: Scene) -> Iterator[Broken]:
 
 
 def every_asset_of_every_round_is_known(scene: Scene) -> Iterator[Broken]:
-    """Dagster has a partition for each round (and maybe for the next), and all assets of each round materialized."""
+    """Dagster has a partition for each round (and perhaps the next), with every asset of each round materialized."""
     expected = {round_key(number) for number in scene.numbers}
     following = round_key(max(scene.numbers, default=0) + 1)
     with open_instance(scene.home) as instance:
@@ -107,7 +107,7 @@ def every_asset_of_every_round_is_known(scene: Scene) -> Iterator[Broken]:
 
 
 def every_failure_has_a_cause(scene: Scene) -> Iterator[Broken]:
-    """Every failed run says why, in its tags or in its last event."""
+    """Every failed run has a cause in its tags or in its last event."""
     failed = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
     with open_instance(scene.home) as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=failed))

@@ -1,4 +1,4 @@
-"""Invariants of rows, notes and checkpoints: nothing lost, nothing doubled, the weights of the undisturbed run."""
+"""Invariants of rows, notes and checkpoints: complete, no duplicates, and equal weights to the undisturbed run."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,13 +11,13 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.rounds.policy import Policy, parent_of, published
 from rft_platform.training.manifest import read_manifest, verify
 
-TOLERANCE = 1e-6  # of a weight, where the digests differ
+TOLERANCE = 1e-6  # maximum difference of a weight if the digests differ
 _SHOWN = 3
 _NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
 
 
 def row_ids_are_unique(scene: Scene) -> Iterator[Broken]:
-    """No row id stands twice in the whole store."""
+    """Row ids are unique in the whole store."""
     seen: Counter[str] = Counter()
     for number in scene.numbers:
         seen.update(scene.project.store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
@@ -28,7 +28,7 @@ def row_ids_are_unique(scene: Scene) -> Iterator[Broken]:
 
 
 def rows_are_complete(scene: Scene) -> Iterator[Broken]:
-    """Every round has tasks x runs x batches rows, in its files as well as in its ledger."""
+    """Every round has tasks x runs x batches rows, in its files and in its ledger."""
     store, expected = scene.project.store, scene.project.batches.experiences_a_round
     for number in scene.numbers:
         found = store.read_rollouts(number, columns=["row_id"]).num_rows
@@ -39,7 +39,7 @@ def rows_are_complete(scene: Scene) -> Iterator[Broken]:
 
 
 def rows_are_of_one_version(scene: Scene) -> Iterator[Broken]:
-    """The rows of a round were sampled by one policy: the one that its snapshot names."""
+    """The rows of a round were sampled by one policy version, which its snapshot names."""
     for number in scene.numbers:
         versions = set(scene.project.store.read_rollouts(number, ["policy_version"])["policy_version"].to_pylist())
         snapshot = scene.project.store.read_note(number, "snapshot") or {}
@@ -52,7 +52,7 @@ def rows_are_of_one_version(scene: Scene) -> Iterator[Broken]:
 
 
 def rows_and_judgements_match(scene: Scene) -> Iterator[Broken]:
-    """Every rollout row is judged once, and every judged row has its rollout."""
+    """Every rollout row has exactly one judgement, and every judged row has a rollout."""
     store = scene.project.store
     for number in scene.numbers:
         rolled = Counter(store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
@@ -63,7 +63,7 @@ def rows_and_judgements_match(scene: Scene) -> Iterator[Broken]:
 
 
 def files_are_as_written(scene: Scene) -> Iterator[Broken]:
-    """Every file of the store has the digest it was recorded with, and none had to be set aside."""
+    """Every file of the store has its recorded digest, and no file was set aside."""
     for number in scene.numbers:
         for damaged in scene.project.store.damaged(number, digest=True):
             yield Broken(f"{round_key(number)}: {damaged.path} is damaged: {damaged.why}", number)
@@ -86,7 +86,7 @@ def notes_are_complete(scene: Scene) -> Iterator[Broken]:
 
 
 def checkpoints_are_whole(scene: Scene) -> Iterator[Broken]:
-    """Every round published one policy, whose checkpoint has the digests of its manifest."""
+    """Every round published one policy, and its checkpoint matches the digests of its manifest."""
     for number in scene.numbers:
         policy = published(scene.project.store, number)
         if policy is None:
@@ -99,7 +99,7 @@ def checkpoints_are_whole(scene: Scene) -> Iterator[Broken]:
 
 
 def checkpoints_are_all_published(scene: Scene) -> Iterator[Broken]:
-    """No checkpoint lies about that no round has published."""
+    """Every checkpoint in the folder was published by a round."""
     policies = [published(scene.project.store, number) for number in scene.numbers]
     known = {Path(policy.folder) for policy in policies if policy is not None}
     for folder in sorted(scene.project.checkpoints.glob("global_step_*")):
@@ -108,12 +108,12 @@ def checkpoints_are_all_published(scene: Scene) -> Iterator[Broken]:
 
 
 def versions_follow_each_other(scene: Scene) -> Iterator[Broken]:
-    """A round's policy version is its parent's plus the optimiser steps it noted."""
+    """A round's policy version is its parent's plus the optimiser steps in its note."""
     store = scene.project.store
     for number in scene.numbers:
         policy, trained = published(store, number), store.read_note(number, "train")
         if policy is None or trained is None:
-            continue  # told by others
+            continue  # other invariants report it
         parent = parent_of(store, number)
         if policy.policy_version != parent.policy_version + trained["steps"]:
             yield Broken(
@@ -124,7 +124,7 @@ def versions_follow_each_other(scene: Scene) -> Iterator[Broken]:
 
 
 def weights_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
-    """Every round ends in the weights of the reference, to the bit or within ``TOLERANCE``."""
+    """Every round ends with the weights of the reference, bit for bit or within ``TOLERANCE``."""
     if scene.reference is None:
         return
     equal, worst = 0, 0.0

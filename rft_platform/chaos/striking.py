@@ -1,4 +1,4 @@
-"""Doing one planned kill: waiting for its moment, finding the victim, sending the signal."""
+"""Perform a planned kill: wait for its moment, find the victim, send the signal."""
 
 import os
 import signal
@@ -12,16 +12,16 @@ from rft_platform.chaos.moments import POLL_S, Moment, Watch, now, wait_for
 from rft_platform.chaos.schedule import Kill
 from rft_platform.config.home import Home
 
-_STOPPED_S = 0.7  # how long a stopped process hangs before it is killed
-_CONTINUED_S = 5.0  # how long a process is stopped that nobody in the project watches
-#: Roles that the platform itself finds stopped and replaces; a driver, say, may be stopped on purpose (Ctrl-Z).
+_STOPPED_S = 0.7  # time between SIGSTOP and SIGKILL
+_CONTINUED_S = 5.0  # how long a process stays stopped that the platform does not watch
+#: Roles that the platform detects as stopped and replaces. A driver, for example, may be stopped on purpose (Ctrl-Z).
 REPLACED_WHEN_STOPPED = ("engine", "trainer")
-_TERM_S = 15.0  # how long a terminated process has to end
-_SLOW_POLL_S = 0.05  # where processes are looked at
+_TERM_S = 15.0  # time for a terminated process to end
+_SLOW_POLL_S = 0.05  # interval for reading the process table
 
 
 def wait_for_moment(home: Home, checkpoints: Path, kill: Kill, timeout_s: float) -> bool:
-    """Wait until the project ENTERS the planned moment, and then the planned delay; False where it did not in time."""
+    """Wait until the project ENTERS the planned moment, then for the planned delay; False on a time-out."""
     if kill.point == "any":
         time.sleep(kill.delay_s)
         return True
@@ -34,15 +34,15 @@ def wait_for_moment(home: Home, checkpoints: Path, kill: Kill, timeout_s: float)
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """What was struck, and who else had its role then."""
+    """The victim of a kill, and the processes that had its role."""
 
-    victim: Member | None  # None: no process of the target's role ran in time
+    victim: Member | None  # None: no process with the target's role was found in time
     moment: Moment
-    before: frozenset[int] = frozenset()  # process ids of the role: a successor is none of them
+    before: frozenset[int] = frozenset()  # process ids with this role before the kill; a successor has another id
 
 
 def strike(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> Strike:
-    """Kill the target as planned, waiting for one to run. Its process id is added to ``expected`` before."""
+    """Wait for a process of the target's role and kill it. Its process id is first added to ``expected``."""
     found: list[Member] = []
 
     def there() -> bool:
@@ -69,7 +69,7 @@ def strike(home: Home, kill: Kill, timeout_s: float, expected: set[int]) -> Stri
 
 
 def _stop(victim: Member, done: Strike, expected: set[int]) -> Strike:
-    """Stop the victim: for good where the platform replaces it, else for some seconds."""
+    """Stop the victim: permanently if the platform replaces it, otherwise for some seconds."""
     _send(victim, signal.SIGSTOP)
     if victim.role in REPLACED_WHEN_STOPPED:
         expected.add(victim.pid)

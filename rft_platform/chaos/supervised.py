@@ -1,4 +1,4 @@
-"""What drives a scratch project while it is killed at, and starts again what died, as a supervisor would."""
+"""The protocol of the supervisor that runs a scratch project during its kills and restarts ended processes."""
 
 from typing import Protocol
 
@@ -9,27 +9,27 @@ from rft_platform.config.home import Home
 
 
 class Supervisor(Protocol):
-    """One way to drive a project: by `rft run`, or by webserver, daemon and MLflow server."""
+    """A way to run a project: by `rft run`, or by webserver, daemon and MLflow server."""
 
     mode: Mode
     home: Home
-    ended: list[Ended]  # what ended by itself, with what it said
-    expected: set[int]  # process ids of victims: their end is no news
+    ended: list[Ended]  # processes that ended by themselves, with their output
+    expected: set[int]  # process ids of victims, whose end is not reported
 
     def start(self, rounds: int) -> None:
-        """Begin the project with a budget of ``rounds``, or raise its budget."""
+        """Start the project with a budget of ``rounds``, or raise its budget."""
 
     def tend(self) -> None:
-        """Start again what has died; called several times a second."""
+        """Restart ended processes; called several times a second."""
 
     def finished(self) -> bool:
         """Whether every round of the budget is done."""
 
     def io_faults(self) -> IoFaults | None:
-        """The file system faults that its processes are started with, if any."""
+        """The file system faults injected into its processes, if any."""
 
     def serves(self, role: str) -> bool:
-        """Whether the process of this role does its work again; True for those that others start."""
+        """Whether the process of this role works again; True for processes that others start."""
 
     def stop(self) -> None:
-        """End what was started here, in order."""
+        """End the processes that it started, in order."""

@@ -39,17 +39,17 @@ Call: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class SyscallFault:
-    """One rule: which calls of which process are struck, and with what. Exactly one of ``error`` and ``signal``."""
+    """A rule: which calls of which process fail, and how. Exactly one of ``error`` and ``signal`` must be set."""
 
     call: Call
     error: str = ""  # name of an errno, as in "ENOSPC"
     signal: str = ""  # name of a signal that the process sends itself, as in "SIGKILL"
     after: bool = False  # send the signal after the call instead of before it
-    path: str = ""  # only files whose path contains this; of a rename either path
+    path: str = ""  # only files whose path contains this; for a rename, either path
     process: str = ""  # only processes whose command line contains this
     nth: int = 1  # the first matching call of a process that is struck, from 1
-    times: int = 1  # number of calls to strike; 0: all that follow
-    once: Path | None = None  # a file that does not exist: one strike over all processes
+    times: int = 1  # number of calls to strike; 0: all following calls
+    once: Path | None = None  # a file that must not exist: the fault strikes once over all processes
 
     def __post_init__(self) -> None:
         if bool(self.error) == bool(self.signal):
@@ -59,7 +59,7 @@ class SyscallFault:
                 raise ValueError(f"fault of {self.call}: {text!r} must not contain , ; or =")
 
     def rule(self) -> str:
-        """The rule in the library's own syntax."""
+        """The rule in the syntax of the library."""
         keys = {
             "call": self.call,
             "error": getattr(errno, self.error) if self.error else "",
@@ -75,7 +75,7 @@ class SyscallFault:
 
 
 def build_library(folder: Path) -> Path | None:
-    """Compile the library into ``folder``; None where there is no C compiler."""
+    """Compile the library into ``folder``; None without a C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
@@ -89,7 +89,7 @@ def build_library(folder: Path) -> Path | None:
 
 
 def injecting(library: Path, faults: Sequence[SyscallFault], log: Path | None = None) -> dict[str, str]:
-    """Environment variables for a process (and its children) to be struck; ``log`` collects the strikes."""
+    """Environment variables that inject the faults into a process and its children; ``log`` records the strikes."""
     environment = {
         "LD_PRELOAD": str(library),
         "RFT_SYSCALL_FAULTS": ";".join(fault.rule() for fault in faults),
@@ -98,7 +98,7 @@ def injecting(library: Path, faults: Sequence[SyscallFault], log: Path | None = 
 
 
 def strikes(log: Path) -> list[tuple[int, str, str]]:
-    """What was struck so far: (pid, call, path), in order."""
+    """The strikes so far as (pid, call, path), in order."""
     if not log.exists():
         return []
     found = (line.split(" ", 2) for line in log.read_text(encoding="utf-8", errors="replace").splitlines())

@@ -1,4 +1,4 @@
-"""Keeping a project going while it is killed at: its processes tended, its budget raised, its recoveries measured."""
+"""Supervisor thread of a chaos campaign: restarts ended processes, raises the budget, measures recovery times."""
 
 import threading
 import time
@@ -16,20 +16,20 @@ from rft_platform.errors import RftError
 from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 TEND_S = 0.1
-_BYSTANDERS = ("webserver", "mlflow")  # rounds may go on without them: they are back when they answer
-_QUIET_ROUNDS = 1  # begun and done undisturbed after the last kill
+_BYSTANDERS = ("webserver", "mlflow")  # rounds may continue without them: they have recovered when they answer
+_QUIET_ROUNDS = 1  # rounds started and finished undisturbed after the last kill
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long the harness waits, in seconds."""
+    """Time-outs of the harness, in seconds, and the number of rounds by which a budget grows."""
 
-    moment_s: float  # for the planned moment of a kill
-    victim_s: float  # for a process of the target's role
-    recovery_s: float  # for the project to go on
-    end_s: float  # for the undisturbed end
-    more_rounds: int  # to begin with, and whenever a project would end before its kills
-    fault_s: float = 240.0  # for the next file system fault to strike
+    moment_s: float  # until the planned moment of a kill
+    victim_s: float  # until a process of the target's role runs
+    recovery_s: float  # until the project makes progress
+    end_s: float  # until the undisturbed end
+    more_rounds: int  # at the start, and whenever a project would end before its kills
+    fault_s: float = 240.0  # until the next file system fault strikes
 
 
 LIMITS: dict[Mode, Limits] = {
@@ -50,7 +50,7 @@ def everything_ends(home: Home) -> Iterator[None]:
 
 
 class Tender:
-    """A thread that tends the supervised processes, raises the budget, and notes when a kill was recovered from."""
+    """A thread that restarts ended processes, raises the budget, and records the recovery time of each kill."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         self.more_rounds = LIMITS[supervisor.mode].more_rounds
@@ -78,28 +78,28 @@ class Tender:
         self._supervisor.stop()
 
     def watch(self, struck: Struck, mark: tuple[int, int], before: frozenset[int]) -> None:
-        """Measure the recovery from a kill that was just done.
+        """Measure the recovery time of a kill that was just performed.
 
-        ``mark`` is the progress made before it; ``before`` are the process ids that its target's role had.
+        ``mark``: the progress before the kill. ``before``: the process ids that its target's role had.
         """
         with self._lock:
             self._waiting.append((struck, time.monotonic(), mark, before))
 
     def settled(self) -> bool:
-        """Whether the project has recovered from every kill."""
+        """Whether the project has recovered from every kill; raises RftError if the thread has failed."""
         if self.error is not None:
             raise RftError(f"the harness itself broke down: {self.error!r}") from self.error
         with self._lock:
             return not self._waiting
 
     def forget(self) -> list[Struck]:
-        """Wait no longer for what has not been recovered from; returns those kills."""
+        """Stop waiting for the outstanding recoveries; returns their kills."""
         with self._lock:
             given_up, self._waiting = [struck for struck, *_ in self._waiting], []
         return given_up
 
     def let_end(self) -> int:
-        """From now on the budget stays: a few rounds beyond the one that runs. Returns it."""
+        """Fix the budget at ``_QUIET_ROUNDS`` beyond the current round, or more if it was higher; returns it."""
         with self._lock:
             self._endless = False
             self.rounds = max(self.rounds, now(self._supervisor.home).round + _QUIET_ROUNDS)
@@ -115,7 +115,7 @@ class Tender:
                         self.rounds += self.more_rounds
                         self._supervisor.start(self.rounds)
                     self._waiting = [entry for entry in self._waiting if not self._recovered(*entry)]
-                except Exception as error:  # told by ``settled``, on the harness's own thread
+                except Exception as error:  # raised by ``settled``, in the harness's own thread
                     self.error = error
                     return
 
