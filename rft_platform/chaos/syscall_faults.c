@@ -6,9 +6,9 @@
  *   signal=NUMBER  signal that the process sends itself; after=1 sends it after the call, else before it
  *   path=TEXT      only calls on files whose path contains TEXT (either path of a rename)
  *   process=TEXT   only processes whose command line contains TEXT
- *   nth=N          the N-th matching call of the process is the first that is struck (1)
- *   times=N        number of calls to strike (1); 0: all that follow
- *   once=FILE      strike only if FILE can be created anew: one strike over all processes that share the rule
+ *   nth=N          the first call to strike is the N-th matching call of the process (1)
+ *   times=N        number of calls to strike (1); 0: all following calls
+ *   once=FILE      strike only if FILE can be created: one strike over all processes that share the rule
  * RFT_SYSCALL_FAULTS_LOG names a file; each strike appends "pid call path" to it.
  * See syscall_faults.py for the Python side.
  */
@@ -86,7 +86,7 @@ __attribute__((constructor)) static void read_rules(void) {
     free(text);
 }
 
-/* Raw system calls only: what this library itself does must not be struck. */
+/* Uses raw system calls, so that the library's own calls are never struck. */
 static int create_anew(const char *path) {
     int handle = (int)syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL, 0600);
     if (handle >= 0) syscall(SYS_close, handle);

@@ -47,7 +47,7 @@ class SyscallFault:
     after: bool = False  # send the signal after the call instead of before it
     path: str = ""  # only files whose path contains this; for a rename, either path
     process: str = ""  # only processes whose command line contains this
-    nth: int = 1  # the first matching call of a process that is struck, from 1
+    nth: int = 1  # number of the first matching call to strike, from 1
     times: int = 1  # number of calls to strike; 0: all following calls
     once: Path | None = None  # a file that must not exist: the fault strikes once over all processes
 

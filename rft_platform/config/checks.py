@@ -128,7 +128,7 @@ def _batch_problems(run: RunSettings) -> Iterator[str]:
             f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
         )
     yield from sync_problems(run)
-    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # it fills a step that is left short
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # fills short steps
     if config.synchronizer.dynamic or replay or not plan.exact:
         return
     product = (

@@ -35,7 +35,7 @@ def nearest_key(location: Location) -> str | None:
     _, section = _walk(parents)
     if section is not None:
         similar = difflib.get_close_matches(str(last), list(_names(section)), n=3, cutoff=0.6)
-        similar.sort(key=lambda name: sorted(name) != sorted(str(last)))  # two letters swapped come first
+        similar.sort(key=lambda name: sorted(name) != sorted(str(last)))  # first those with swapped letters
         if similar:
             return dotted((*parents, similar[0]), unknown=True)
     elsewhere: dict[str, str] = {}
