@@ -1,4 +1,4 @@
-"""Runs of a workflow that talks to the model itself: many at once, each on its own, each retried on its own."""
+"""Execute agent runs concurrently, with retries, time-outs and straggler handling for each run."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ from rft_platform.threads import DaemonThreads
 
 
 class Place(Protocol):
-    """Where one attempt at a time is made."""
+    """A slot that makes one attempt at a time."""
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
-        """Make an attempt; raises what the workflow raises. Cancelled, it leaves nothing that could call the model."""
+        """Make an attempt; raises what the workflow raises. When cancelled, leave nothing that could call the model."""
         ...
 
 
 class Executor(Protocol):
-    """Where attempts are made: in this process or in workers."""
+    """Provides the slots in which attempts are made: in this process or in worker processes."""
 
     def place(self) -> AbstractAsyncContextManager[Place]:
-        """Room for one attempt, waited for where it takes time to get. An error here ends the batch."""
+        """Wait for a free slot and hold it while the context lasts. An error raised here ends the batch."""
         ...
 
 
 class AgentRunner:
-    """Executes the agent runs of one explore batch. One bad run harms no other; a dead engine ends the batch."""
+    """Executes the agent runs of one explore batch. A failed run affects no other run; a dead engine ends the batch."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ class AgentRunner:
         executor: AbstractAsyncContextManager[Executor],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> dict[str, list[RolloutRow]]:
-        """Rows of every run that succeeded, by run id. Raises EngineError when the engine has died.
+        """Return the rows of every run that succeeded, by run id. Raises EngineError if the engine has died.
 
-        ``executor`` is entered in an event loop of its own. ``on_progress`` is told how many runs have succeeded, of
-        how many.
+        ``executor`` is entered in a new event loop. ``on_progress`` is called with the number of runs that have
+        succeeded and the number of all runs.
         """
         return asyncio.run(self._execute(runs, executor, on_progress))
 
@@ -114,14 +114,14 @@ class AgentRunner:
 
         for number in range(limits.passes):
             if number and not done:
-                break  # nothing works: trying everything again is a waste
+                break  # no run has succeeded: another pass would be a waste
             async with asyncio.TaskGroup() as group:
                 for run in runs:
                     if run.run_id not in done:
                         group.create_task(one(run, number * (limits.max_retries + 1)))
 
     async def _run(self, run: Run, places: Executor, first_attempt: int) -> list[RolloutRow] | None:
-        """Rows of a run, or ``None`` when all its attempts failed."""
+        """Return the rows of a run, or ``None`` if all its attempts failed."""
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
             async with places.place() as place:
@@ -141,7 +141,7 @@ class AgentRunner:
             rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
             check_storable(rows)
             return rows
-        except (Exception, SystemExit) as error:  # an agent that exits must not take the other runs along
+        except (Exception, SystemExit) as error:  # an agent that exits must not end the other runs
             self.tally.add_failure(run, attempt, self._deadlines.late() if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries

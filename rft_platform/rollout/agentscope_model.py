@@ -1,4 +1,4 @@
-"""AgentScope's chat model on top of a model handle. Importing this module imports AgentScope (1.0.x) and ``openai``."""
+"""AgentScope chat model that wraps a model handle. Importing this module imports AgentScope (1.0.x) and ``openai``."""
 
 from functools import lru_cache
 from typing import Any
@@ -10,10 +10,10 @@ _HANDLE = "_handle"
 
 
 class RecordedChatModel(OpenAIChatModel):
-    """An ``OpenAIChatModel`` whose client is the handle's; everything else it asks the handle.
+    """An ``OpenAIChatModel`` that uses the handle's client and delegates all other attributes to the handle.
 
-    The handle is a run's ``ModelHandle``, whose calls are recorded, or an ``AuxiliaryModel``, whose calls are not.
-    Where a call names no sampling, that of the taskset or of the model's configuration counts.
+    The handle is a run's ``ModelHandle``, whose calls are recorded, or an ``AuxiliaryModel``, whose calls are not. A
+    call without sampling parameters gets those of the taskset or of the model's configuration.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -28,16 +28,16 @@ class RecordedChatModel(OpenAIChatModel):
         self.client = handle.get_openai_async_client()
 
     def policy(self, name: str) -> "RecordedChatModel":
-        """The chat model of another of the run's trainable policies."""
+        """Return the chat model of another trainable policy of the run."""
         return RecordedChatModel(self._handle.policy(name))
 
     def __getattr__(self, name: str) -> Any:
-        if name == _HANDLE:  # asked for before it is set: there is nothing to delegate to
+        if name == _HANDLE:  # looked up before it is set: there is no handle yet
             raise AttributeError(name)
         return getattr(self._handle, name)
 
 
 @lru_cache(maxsize=1)
 def _unused_connections() -> Any:
-    """For the client that AgentScope makes and that is replaced at once: reading the certificates takes 30 ms."""
+    """Shared HTTP client for the client that AgentScope creates and we replace: reading certificates takes 30 ms."""
     return openai.DefaultAsyncHttpxClient()

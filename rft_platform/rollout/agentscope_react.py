@@ -1,7 +1,7 @@
-"""AgentScope's ReAct agent as a ready workflow, ``agentscope_react``. Importing this imports AgentScope (1.0.x).
+"""The built-in workflow ``agentscope_react``: AgentScope's ReAct agent. Importing this imports AgentScope (1.0.x).
 
-``workflow_args`` (all optional): ``toolkit``, a reference to a ``Toolkit`` or to a function that makes one;
-``max_iters``, ``agent_name``, ``generate_kwargs`` (of each model call), ``enable_meta_tool``.
+``workflow_args`` (all optional): ``toolkit``, a reference to a ``Toolkit`` or to a function that returns one;
+``max_iters``, ``agent_name``, ``generate_kwargs`` (sent with each model call), ``enable_meta_tool``.
 """
 
 import inspect
@@ -26,7 +26,7 @@ _ARGUMENTS = ("toolkit", "max_iters", "agent_name", "generate_kwargs", "enable_m
 
 
 class AgentScopeReActAgent:
-    """A ``ReActAgent`` whose chat model speaks through ``openai_client``."""
+    """A ``ReActAgent`` whose chat model uses ``openai_client``."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class AgentScopeReActAgent:
         generate_kwargs: dict[str, Any] | None = None,
         enable_meta_tool: bool = False,
     ) -> None:
-        """The arguments of ``ReActAgent`` and, in ``generate_kwargs``, those of every request."""
+        """Takes the arguments of ``ReActAgent``; ``generate_kwargs`` are sent with every request."""
         self.agent_model = OpenAIChatModel(
             model_name=model_name, api_key="EMPTY", stream=False, generate_kwargs=generate_kwargs
         )
@@ -57,15 +57,15 @@ class AgentScopeReActAgent:
         self.agent.set_console_output_enabled(False)
 
     async def reply(self, query: str) -> Msg:
-        """The agent's answer to a question of the user."""
+        """Return the agent's answer to a question of the user."""
         return await self.agent.reply(Msg("user", query, role="user"))
 
 
 class AgentScopeReActWorkflow(Workflow):
-    """One agent a run. Its answer goes to the judge, unless a subclass's ``calculate_reward`` gives a reward."""
+    """Runs one agent per run. The judge gets its answer, unless a subclass's ``calculate_reward`` gives a reward."""
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
-        """Raises UserError for workflow_args that are not known and a task without its prompt."""
+        """Raises UserError for unknown workflow_args and for a task without a prompt."""
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
         given = dict(task.workflow_args)
         unknown = sorted(set(given) - set(_ARGUMENTS))
@@ -84,17 +84,17 @@ class AgentScopeReActWorkflow(Workflow):
         )
 
     async def run_async(self) -> WorkflowOutput:  # type: ignore[override]  # the runner takes either
-        """Ask the agent, and reward its answer."""
+        """Ask the agent; return its answer and reward."""
         response = await self.agent.reply(self.query)
         return WorkflowOutput(reward=await self.calculate_reward(response), response=response)
 
     async def calculate_reward(self, response: Msg) -> float | None:
-        """The run's reward; None leaves it to the judge."""
+        """Return the run's reward; None leaves it to the judge."""
         return None
 
 
 def load_toolkit(reference: str | None) -> Toolkit | None:
-    """The toolkit that a reference names, made anew where that is a function; UserError for anything else."""
+    """Load the toolkit that a reference names; a function is called to make it. Raises UserError for anything else."""
     if reference is None:
         return None
     found = load_object(reference, "toolkit")

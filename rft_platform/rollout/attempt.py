@@ -1,4 +1,4 @@
-"""One attempt at a run: the workflow is called with a recorded model, and what it came to is kept."""
+"""One attempt at a run: call the workflow with a recorded model and collect the result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Connection:
-    """What an attempt noticed of its connection, whether it succeeded or not."""
+    """Connection statistics of an attempt, filled in whether it succeeds or fails."""
 
-    client_retries: int = 0  # HTTP requests that a client sent again
+    client_retries: int = 0  # HTTP requests that a client retried
     lost: bool = False  # the engine could not be reached at least once
 
 
@@ -33,11 +33,11 @@ async def make_attempt(
     truncated_reward: float | None,
     connection: Connection,
 ) -> RunResult:
-    """Call ``workflow`` and close ``history`` and its clients, however it ends.
+    """Call ``workflow``; close ``history`` and the run's clients in every case.
 
-    A run whose next prompt is longer than the context ends there: what it has recorded is its result, with
-    ``truncated_reward`` (None: it fails like any other). What says so is the policy's engine alone, and of the last
-    call of the run: no error of the workflow's is believed. Raises what the workflow raises.
+    A run whose next prompt exceeds the context ends there: its result is the calls recorded so far, with
+    ``truncated_reward`` (None: it fails like any other). Only the engine's refusal of the run's last call shows this;
+    an error of the workflow does not. Raises what the workflow raises.
     """
     model = ModelHandle(clients, history)
     try:

@@ -1,6 +1,6 @@
-"""Auxiliary models: further models that workflows and judges may ask. Served somewhere, never trained, never recorded.
+"""Auxiliary models: served models that workflows and judges may call; they are neither trained nor recorded.
 
-Importing this module does not import ``openai``; asking a model for a client does.
+Importing this module does not import ``openai``; creating a client does.
 """
 
 import json
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AuxiliarySpec:
-    """Where a model is served and how it may be asked; plain JSON values.
+    """Where a model is served and how to call it; plain JSON values.
 
-    Of the keys only those of the platform's own engines are in it, which live no longer than their engine.
+    It contains only the API keys of the platform's own engines, which are valid as long as their engine runs.
     """
 
-    name: str  # by which workflows and judges know it
-    model: str  # what a request names as ``model``
+    name: str  # the name that workflows and judges use
+    model: str  # the ``model`` field of a request
     base_url: str  # root of an OpenAI-compatible API, usually ending in /v1
-    api_key_env: str | None = None  # the environment variable with the key; None: the endpoint asks for none
+    api_key_env: str | None = None  # environment variable with the key; None: no key needed
     timeout_s: float = 300.0  # of one attempt
-    max_concurrency: int = 16  # requests at once, from one process
-    other_urls: tuple[str, ...] = ()  # further replicas: requests go round all of them
-    defaults: dict[str, Any] = field(default_factory=dict)  # fields of a chat request that the caller does not name
-    engine_keys: tuple[str, ...] = field(default=(), repr=False)  # of an engine of ours: one for each URL
-    identity: str = ""  # what its answers depend on, in kept answers' keys; empty: model, base_url and defaults
+    max_concurrency: int = 16  # concurrent requests: per event loop, and over all threads
+    other_urls: tuple[str, ...] = ()  # further replicas, used in turn
+    defaults: dict[str, Any] = field(default_factory=dict)  # chat request fields that the caller omits
+    engine_keys: tuple[str, ...] = field(default=(), repr=False)  # of the platform's engines: one for each URL
+    identity: str = ""  # part of the key of stored answers; empty: model, base_url and defaults
 
     def to_json(self) -> dict[str, Any]:
         """The specification as plain JSON values; ``from_json`` reads it back."""
@@ -47,7 +47,7 @@ class AuxiliarySpec:
         return cls(**{**value, **{name: tuple(value.get(name, ())) for name in ("other_urls", "engine_keys")}})
 
     def api_key(self) -> str:
-        """The secret, from the environment; raises UserError, which names the variable, where that is not set."""
+        """Return the API key. Raises UserError, naming the environment variable, if that is not set."""
         if self.api_key_env is None:
             return self.engine_keys[0] if self.engine_keys else NO_KEY
         key = os.environ.get(self.api_key_env, "").strip()
@@ -62,14 +62,14 @@ class AuxiliarySpec:
 
 
 class AuxiliaryModel:
-    """One model, ready to be asked from any thread or event loop. What its clients are asked is not recorded."""
+    """One auxiliary model, usable from any thread or event loop. Its calls are not recorded."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
-        """Raises UserError where the key that ``spec`` names is not in the environment."""
+        """Raises UserError if the environment lacks the API key that ``spec`` names."""
         self.spec = spec
         self.name = spec.name
         self._key = spec.api_key()
-        self._making = threading.Lock()  # or every thread that comes first would have a client, and slots, of its own
+        self._making = threading.Lock()  # else each concurrent first caller would get its own client and slots
         self._async: openai.AsyncOpenAI | None = None
         self._sync: openai.OpenAI | None = None
 
@@ -78,17 +78,17 @@ class AuxiliaryModel:
 
     @property
     def model_name(self) -> str:
-        """What to give as ``model`` in a request."""
+        """Value of ``model`` in a request."""
         return self.spec.model
 
     @property
     def identity(self) -> str:
-        """What tells its answers from those of another model, or of the same one asked otherwise."""
+        """Distinguishes its answers from those of another model, or of the same model with other defaults."""
         asked = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
         return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{asked}"
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
-        """An ``openai.AsyncOpenAI`` with its usual retries; the same one until somebody closes it."""
+        """Return an ``openai.AsyncOpenAI`` with its usual retries; the same object until it is closed."""
         from rft_platform.rollout.auxiliary_clients import async_client
 
         with self._making:
@@ -97,7 +97,7 @@ class AuxiliaryModel:
             return self._async
 
     def get_openai_client(self) -> "openai.OpenAI":
-        """An ``openai.OpenAI``, likewise. It blocks: use it from a thread."""
+        """Return the blocking ``openai.OpenAI``; use it from a thread. The same object until it is closed."""
         from rft_platform.rollout.auxiliary_clients import sync_client
 
         with self._making:
@@ -108,28 +108,28 @@ class AuxiliaryModel:
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """The assistant's message that continues ``messages``, in wire format; raises what ``openai`` raises."""
+        """Return the assistant message that continues ``messages``, in wire format; raises what ``openai`` raises."""
         return await one_chat(self, messages, tools, arguments)
 
     async def aclose(self) -> None:
-        """Close the clients; asked again, the model makes new ones."""
+        """Close the clients; a later call creates new ones."""
         if self._async is not None:
             await self._async.close()
         self.close()
 
     def close(self) -> None:
-        """The same without an event loop: no connection of the other client outlives its request."""
+        """Close the blocking client alone; connections of the async client never outlive their request."""
         if self._sync is not None:
             self._sync.close()
 
 
 def handed_out(models: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What user functions get as ``auxiliary_models``: AgentScope chat models where AgentScope is installed.
+    """Return the ``auxiliary_models`` of user functions: AgentScope chat models where AgentScope is installed.
 
-    What is not an ``AuxiliaryModel`` is handed out as it is. An empty dict where there are none.
+    Values that are not an ``AuxiliaryModel`` are passed on unchanged. Empty if there are no models.
     """
     from rft_platform.rollout.chat_models import framework_model
 
-    wrap: Any = framework_model  # of whatever has clients and a model name
+    wrap: Any = framework_model  # accepts any object with clients and a model name
     given = dict(models or {})
     return {name: wrap(model) if isinstance(model, AuxiliaryModel) else model for name, model in given.items()}

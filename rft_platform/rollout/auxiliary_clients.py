@@ -1,6 +1,6 @@
-"""OpenAI clients of auxiliary models. Importing this module imports ``openai``: do so only to ask a model.
+"""OpenAI clients of auxiliary models. Importing this module imports ``openai``: import it only to call a model.
 
-The limits sit in the HTTP transport below an ordinary client, so they hold whatever the caller does above it.
+The limits are enforced in the HTTP transport below an ordinary client, so they hold however the client is used.
 """
 
 import asyncio
@@ -17,26 +17,26 @@ from rft_platform.rollout.auxiliary import AuxiliarySpec
 from rft_platform.rollout.wire import wire
 
 _CHAT_PATH = "/chat/completions"
-#: No connection outlives its request: event loops come and go (one a batch), and a connection belongs to one of them.
+#: No connection outlives its request: it belongs to one event loop, and each batch has a new loop.
 _LIMITS = {"max_keepalive_connections": 0, "max_connections": None}
 
 
 def async_client(spec: AuxiliarySpec, key: str) -> openai.AsyncOpenAI:
-    """A client that may be used from any event loop, also one after another."""
+    """Create a client for any event loop, also for several in turn."""
     transport: Any = BoundedAsyncTransport(spec)
     http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
     return openai.AsyncOpenAI(base_url=spec.base_url, api_key=key, http_client=http, timeout=spec.timeout_s)
 
 
 def sync_client(spec: AuxiliarySpec, key: str) -> openai.OpenAI:
-    """The same for threads."""
+    """Create the blocking client, for threads."""
     transport: Any = BoundedTransport(spec)
     http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
     return openai.OpenAI(base_url=spec.base_url, api_key=key, http_client=http, timeout=spec.timeout_s)
 
 
 class BoundedAsyncTransport(wire.AsyncBaseTransport):
-    """At most ``max_concurrency`` requests at once in each event loop; waiting is not part of the time-out."""
+    """Sends at most ``max_concurrency`` requests at once per event loop; waiting does not count as request time."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
         self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))
@@ -45,7 +45,7 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request once there is a slot; the slot is free again when the answer has been read."""
+        """Wait for a slot and send the request; the slot is released when the answer is closed."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._count))
         await request.aread()
         await slots.acquire()
@@ -57,12 +57,12 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
         return _with_stream(response, _AsyncHolding(response.stream, slots))
 
     async def aclose(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
         await self._inner.aclose()
 
 
 class BoundedTransport(wire.BaseTransport):
-    """The same for the blocking client, over all threads."""
+    """Blocking counterpart of ``BoundedAsyncTransport``; the limit holds over all threads."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
         self._inner: Any = wire.HTTPTransport(limits=wire.Limits(**_LIMITS))
@@ -70,7 +70,7 @@ class BoundedTransport(wire.BaseTransport):
         self._slots = threading.Semaphore(spec.max_concurrency)
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request once there is a slot."""
+        """Wait for a slot and send the request."""
         request.read()
         self._slots.acquire()
         try:
@@ -81,12 +81,12 @@ class BoundedTransport(wire.BaseTransport):
         return _with_stream(response, _Holding(response.stream, self._slots))
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connections."""
         self._inner.close()
 
 
 class _Requests:
-    """Requests as they go out: to the next replica, with the defaults where the caller names nothing."""
+    """Prepares requests: addresses the next replica, and adds defaults for fields that the caller omits."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
         self._defaults = spec.defaults
@@ -118,7 +118,7 @@ def _with_stream(response: Any, stream: Any) -> Any:
 
 
 class _AsyncHolding(wire.AsyncByteStream):
-    """The body of an answer, which gives the slot back when it is closed."""
+    """Response body that releases the slot when it is closed."""
 
     def __init__(self, inner: Any, slots: asyncio.Semaphore) -> None:
         self._inner = inner
@@ -138,7 +138,7 @@ class _AsyncHolding(wire.AsyncByteStream):
 
 
 class _Holding(wire.SyncByteStream):
-    """The same for the blocking client."""
+    """Blocking counterpart of ``_AsyncHolding``."""
 
     def __init__(self, inner: Any, slots: threading.Semaphore) -> None:
         self._inner = inner

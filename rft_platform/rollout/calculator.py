@@ -26,7 +26,7 @@ CALCULATOR_TOOL: dict[str, Any] = {
 
 _MAX_CHARACTERS = 200
 _MAX_EXPONENT = 64
-_MAX_MAGNITUDE = 1e100  # keeps a chain of powers from filling the memory
+_MAX_MAGNITUDE = 1e100  # keeps chained powers from exhausting memory
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -41,9 +41,9 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.UAdd: operator.pos,
 
 
 def calculate(expression: str) -> int | float:
-    """Value of an expression of numbers, ``+ - * / // % **`` and parentheses; nothing else is ever evaluated.
+    """Evaluate an expression of numbers, ``+ - * / // % **`` and parentheses; nothing else is ever evaluated.
 
-    Raises ``ValueError`` saying what is wrong with the expression.
+    Raises ``ValueError`` with the reason if the expression is invalid.
     """
     if len(expression) > _MAX_CHARACTERS:
         raise ValueError(f"expression of {len(expression)} characters, at most {_MAX_CHARACTERS}")
@@ -83,7 +83,7 @@ class CalculatorWorkflow:
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """The response is the last message's text. Metrics: turns, tool_calls, tool_errors."""
+        """Return the last message's text as the response. Metrics: turns, tool_calls, tool_errors."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         messages: list[dict[str, Any]] = [*system, {"role": "user", "content": task.prompt}]
         metrics = {"turns": 0.0, "tool_calls": 0.0, "tool_errors": 0.0}
@@ -104,7 +104,7 @@ class CalculatorWorkflow:
 
 
 def _call_tool(function: dict[str, str]) -> tuple[str, bool]:
-    """Result of a tool call as text for the model, and whether it is an error."""
+    """Return the result of a tool call as text for the model, and whether it is an error."""
     try:
         if function["name"] != "calculator":
             raise ValueError(f"unknown tool {function['name']!r}, expected 'calculator'")
@@ -112,5 +112,5 @@ def _call_tool(function: dict[str, str]) -> tuple[str, bool]:
         if not isinstance(arguments, dict) or not isinstance(arguments.get("expression"), str):
             raise ValueError("expected arguments {'expression': text}")
         return str(calculate(arguments["expression"])), False
-    except ValueError as error:  # a wrong call is the model's to see and mend
+    except ValueError as error:  # the model sees the error and can correct its call
         return f"error: {error}", True

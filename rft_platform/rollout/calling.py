@@ -1,4 +1,4 @@
-"""Calling user code with what it asks for, and keeping hold of it: the same here and in a worker process."""
+"""Call workflow functions with the arguments they declare, and cancel them; used in this process and in workers."""
 
 import asyncio
 import copy
@@ -20,15 +20,15 @@ from rft_platform.threads import call_in_thread, end_forked_child
 
 LOGGER = logging.getLogger("rft_platform.rollout")
 
-#: What a cancelled workflow gets to end in (its ``finally`` blocks); one that goes on after it is left behind.
+#: Seconds in which a cancelled workflow must end (its ``finally`` blocks); after that it is abandoned.
 STOP_S = 2.0
 
 
 async def call_workflow(
     workflow: LocalWorkflow, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None
 ) -> Any:
-    """What ``workflow`` returns for ``task``, of which it gets a copy; one that is not async runs in a thread."""
-    task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task without another one seeing it
+    """Return what ``workflow`` returns for a copy of ``task``; a function that is not async runs in a thread."""
+    task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task; other runs must not see it
     if isinstance(workflow, AgentWorkflow):
         return await workflow.run(task, model, handed_out(auxiliary_models))
     if isinstance(workflow, SingleTurnWorkflow):
@@ -49,10 +49,10 @@ async def call_workflow(
 
 
 async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """The result of user code; when this is cancelled the code has ``STOP_S`` to end, and then is left behind.
+    """Await user code; when this is cancelled, give the code ``STOP_S`` seconds to end, then abandon it.
 
-    Whatever the code raises is raised here, SystemExit too, and a cancellation of its own as RuntimeError: neither may
-    end the event loop, on which other runs live.
+    Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself: neither may end the
+    event loop, which other runs share.
     """
     task = asyncio.get_running_loop().create_task(_outcome(coroutine))
     try:
@@ -72,9 +72,9 @@ async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def end_other_tasks() -> None:
-    """Cancel all tasks of this event loop but the current one, and leave those behind that go on after ``STOP_S``.
+    """Cancel all other tasks of this event loop; abandon those that are still running after ``STOP_S`` seconds.
 
-    The loop's own end would wait for them for ever.
+    The loop would otherwise wait for them forever when it closes.
     """
     own = {asyncio.current_task()}
     if left := asyncio.all_tasks() - own:
@@ -82,7 +82,7 @@ async def end_other_tasks() -> None:
             task.cancel()
         await asyncio.wait(left, timeout=STOP_S)
     for task in asyncio.all_tasks() - own:
-        task.cancel()  # some have been begun meanwhile
+        task.cancel()  # some were started in the meantime
         _leave_behind(task)
 
 
@@ -97,12 +97,12 @@ async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
 
 
 def _leave_behind(task: "asyncio.Task[Any]") -> None:
-    """Keep the event loop from waiting, at its end, for a task that refuses to end.
+    """Abandon a task that refuses to end, so that the event loop does not wait for it when it closes.
 
-    Its coroutine is kept for ever: thrown away, it would be asked to end once more, and code that hides that too would
-    then run without end in whatever thread collects it.
+    Its coroutine is never freed: freeing it would raise the cancellation in it once more, and code that suppresses that
+    too would then run endlessly in the thread that collects it.
     """
     LOGGER.warning("a workflow that was stopped goes on: it hides its cancellation (an 'except' that is too wide)")
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # said above
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # the warning above reports it
     asyncio._unregister_task(task)
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

@@ -1,4 +1,4 @@
-"""A model as the chat model of an agent framework: what workflow and judge functions get."""
+"""Wrap a model as the chat model of an agent framework, for workflow and judge functions."""
 
 import importlib.metadata
 import importlib.util
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def framework_model(handle: Any) -> Any:
-    """``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1.x is installed, else ``handle`` itself.
+    """Return ``handle`` as AgentScope's ``OpenAIChatModel`` where AgentScope 1.x is installed, else ``handle`` itself.
 
-    Either way it has every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``), and its calls go through
-    the handle's clients.
+    Either result has every method of the handle (a ``ModelHandle`` or an ``AuxiliaryModel``) and calls the model
+    through the handle's clients.
     """
     if not agentscope_has_chat_models():
         return handle
@@ -21,7 +21,7 @@ def framework_model(handle: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def agentscope_has_chat_models() -> bool:
-    """Whether an AgentScope is installed whose agents take a chat model with a client that may be replaced."""
+    """Whether AgentScope 1.x is installed: its agents take a chat model whose client can be replaced."""
     if importlib.util.find_spec("agentscope") is None:
         return False
     return importlib.metadata.version("agentscope").startswith("1.")

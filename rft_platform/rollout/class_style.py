@@ -1,6 +1,6 @@
-"""Workflows written as a class that is made anew for every run: ``run_async()`` returns the run's experiences.
+"""Class-style workflows: one object is created per run, and its ``run_async()`` returns the run's experiences.
 
-A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` changes its imports alone.
+A class written for Trinity-RFT's ``Workflow``, ``ModelWrapper``, ``Task`` and ``Experience`` needs only other imports.
 """
 
 import copy
@@ -23,7 +23,7 @@ Experience = RecordedCall
 
 @dataclass(frozen=True, slots=True)
 class FormatArgs:
-    """Which columns of the dataset hold what: ``format`` of the taskset."""
+    """Dataset columns of prompt and answer, and the system prompt: ``format`` of the taskset."""
 
     prompt_key: str | None = "question"
     response_key: str | None = "answer"
@@ -34,7 +34,7 @@ class FormatArgs:
 class Task:
     """One task as a class-style workflow sees it."""
 
-    raw_task: dict[str, Any]  # the dataset's row, a copy of its own for every run
+    raw_task: dict[str, Any]  # the dataset's row, copied for every run
     task_id: str = ""
     format_args: FormatArgs = field(default_factory=FormatArgs)
     workflow_args: dict[str, Any] = field(default_factory=dict)
@@ -42,22 +42,22 @@ class Task:
 
     @property
     def task_desc(self) -> Any:
-        """The value of the prompt's column; None where the row has none."""
+        """Value of the prompt column; None if the row has none."""
         key = self.format_args.prompt_key
         return None if key is None else self.raw_task.get(key)
 
     @property
     def truth(self) -> Any:
-        """The value of the answer's column; None where the row has none."""
+        """Value of the answer column; None if the row has none."""
         key = self.format_args.response_key
         return None if key is None else self.raw_task.get(key)
 
 
 class Workflow:
-    """Base of class-style workflows: one object a run. Override ``run_async``, or ``run`` for code that blocks."""
+    """Base class of class-style workflows: one object per run. Override ``run_async``, or ``run`` for blocking code."""
 
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
-        """``auxiliary_models`` are those of the configuration, in its order, with the same methods as ``model``."""
+        """``auxiliary_models``: those of the configuration, in its order, with the same methods as ``model``."""
         self.task = task
         self.model = model
         self.auxiliary_models = auxiliary_models or []
@@ -68,18 +68,18 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} overrides neither run_async nor run")
 
     async def run_async(self) -> list[Experience]:
-        """Solve the task and return its experiences. The last reward that one was given is the run's."""
+        """Solve the task and return its experiences. The last reward set on an experience is the run's reward."""
         return await call_in_thread(self.run, {})
 
 
 def is_class_style(target: type) -> bool:
-    """Whether ``target`` is made for each run from its task and the model."""
+    """Whether ``target`` is created for each run, from its task and the model."""
     return issubclass(target, Workflow) or {"task", "model"} <= inspect.signature(target).parameters.keys()
 
 
 @dataclass(frozen=True)
 class ClassWorkflow:
-    """A class-style workflow as the runner calls it: one object of ``kind`` for every run."""
+    """Adapts a class-style workflow to the runner: creates one object of ``kind`` per run."""
 
     kind: type
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class ClassWorkflow:
     async def run(
         self, task: PlatformTask, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> Any:
-        """What the object's ``run_async`` returns, or else its ``run``, made and called in a thread."""
+        """Create the object and return the result of its ``run_async``; without one, of ``run``, both in a thread."""
         seen = Task(
             copy.deepcopy(task.raw),
             task.task_id,

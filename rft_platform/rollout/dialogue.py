@@ -1,4 +1,4 @@
-"""A built-in workflow of several rounds: the policy talks with a simulated user."""
+"""A built-in multi-turn workflow: the policy talks with a simulated user."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -24,11 +24,11 @@ or it is clear that you will not, write {stop_phrase}."""
 
 @dataclass(frozen=True, slots=True)
 class DialogueWorkflow:
-    """Let the policy answer a simulated user until that one stops, at most ``max_rounds`` answers.
+    """Let the policy answer a simulated user until the user stops, at most ``max_rounds`` answers.
 
-    ``user`` names who speaks: an auxiliary model, or a function ``(messages, task) -> text | None`` by
-    ``package.module:function``, async or not. The function gets the conversation so far, without system messages and
-    from the policy's side, and may return None to stop; with a parameter ``model`` it gets the run's model too, for
+    ``user`` is an auxiliary model, or a function ``(messages, task) -> text | None`` given as
+    ``package.module:function``, async or not. The function gets the conversation so far from the policy's side, without
+    system messages, and may return None to stop. If it has a parameter ``model`` it also gets the run's model, for
     ``set_env_state`` and ``give_step_reward``.
     """
 
@@ -36,8 +36,8 @@ class DialogueWorkflow:
     max_rounds: int = 6
     stop_phrase: str = "[DONE]"
     system_prompt: str | None = None
-    user_prompt: str = USER_PROMPT  # of an auxiliary model: {prompt}, {answer} and {stop_phrase} are filled in
-    opening: str = "task"  # who says the first thing: "task" (its prompt, word for word) or "user"
+    user_prompt: str = USER_PROMPT  # for an auxiliary model; {prompt}, {answer} and {stop_phrase} are filled in
+    opening: str = "task"  # source of the first message: "task" (its prompt, verbatim) or "user"
     _function: Callable[..., Any] | None = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class DialogueWorkflow:
     async def run(
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """The response is the conversation, a list of messages. Metrics: rounds, user_stopped (1 or 0)."""
+        """Return the conversation, a list of messages, as the response. Metrics: rounds, user_stopped (1 or 0)."""
         speaker = self._speaker(task, model, dict(auxiliary_models or {}))
         system: Messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         said: Messages = []
@@ -75,7 +75,7 @@ class DialogueWorkflow:
         return WorkflowOutput(response=said, metrics=metrics)
 
     def _speaker(self, task: Task, model: ModelHandle, auxiliary: dict[str, Any]) -> Callable[[Messages], Any]:
-        """What the user says to a conversation, None to stop."""
+        """Return an async function that gives the user's next message in a conversation, None to stop."""
         function = self._function
         if function is None and self.user not in auxiliary:
             known = ", ".join(sorted(auxiliary)) or "none"
@@ -96,7 +96,7 @@ class DialogueWorkflow:
         return speak
 
     def _seen_by_user(self, task: Task, said: Messages) -> Messages:
-        """The conversation as the model that plays the user sees it: there it is the assistant."""
+        """Return the conversation with roles swapped, for the model that plays the user: it speaks as the assistant."""
         prompt = self.user_prompt.format(prompt=task.prompt, answer=task.answer or "", stop_phrase=self.stop_phrase)
         turned = {"user": "assistant", "assistant": "user"}
         begin = [{"role": "system", "content": prompt}]

@@ -1,4 +1,4 @@
-"""The identity of an environment's state."""
+"""Digests of environment states, by which equal states are recognised."""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ from rft_platform.errors import UserCodeError
 
 
 def state_hash(state: Any) -> str | None:
-    """A digest that equal states share, of text, bytes or a JSON value; None stays None (the state is not known).
+    """Return a digest of text, bytes or a JSON value, the same for equal states; None (unknown state) stays None.
 
-    Raises UserCodeError for anything else: its equality could not be told from its text.
+    Raises UserCodeError for other types: their text does not determine whether they are equal.
     """
     if state is None:
         return None

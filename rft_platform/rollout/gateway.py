@@ -1,8 +1,8 @@
-"""The road for agents in other processes: an OpenAI API on the loopback that records each call into the run it is for.
+"""HTTP gateway: an OpenAI-compatible API on loopback that records the calls of agents in other processes.
 
 An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
-``<batch>/<task>/<run>.<secret>``, names the run, and its secret proves that the caller was given it. The request then
-passes the same recorder and the same router as those of our own clients. Importing this module imports ``openai``.
+``<batch>/<task>/<run>.<secret>``, names the run; the secret authenticates the caller. The request then passes the same
+recorder and the same router as those of our own clients. Importing this module imports ``openai``.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from rft_platform.web_guard.checks import bearer_token, configured_hosts, tokens
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 _BACKLOG = 1024
-_GRACE_S = 1  # for answers under way, once the gateway is to stop
+_GRACE_S = 1  # seconds for answers under way when the gateway stops
 _JOIN_S = 10.0
 _PREFIX = "/v1"
 _DOCUMENT = "/openapi.json"
@@ -48,7 +48,7 @@ Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
 
 
 class RunRecord:
-    """What the gateway holds of one run: how it reaches the engine, and the requests under way."""
+    """A run at the gateway: its connection to the engine, and its requests under way."""
 
     def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
         self.key = key
@@ -59,13 +59,13 @@ class RunRecord:
 
     @property
     def transport(self) -> Transport:
-        """Made when the first request comes: only the gateway's own loop may use it."""
+        """The transport, created at the first request: only the gateway's event loop may use it."""
         if self._transport is None:
             self._transport = self._make_transport(self._history)
         return self._transport
 
     async def close(self) -> None:
-        """Break off what is under way and let go of the connections."""
+        """Cancel the requests under way and close the connections."""
         for request in tuple(self.requests):
             request.cancel()
         await asyncio.gather(*self.requests, return_exceptions=True)
@@ -74,19 +74,19 @@ class RunRecord:
 
 
 class RecordingGateway:
-    """Serves from a thread with an event loop of its own, so that a workflow may block while its agent is served."""
+    """Serves in a thread with its own event loop, so that a workflow may block while its agent is served."""
 
     def __init__(
         self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
     ) -> None:
-        """Requests go to ``engine_url`` (ends in /v1) through the recording transport of their run."""
+        """Requests are sent to ``engine_url`` (ends in /v1) through the recording transport of their run."""
         self._runs: dict[str, RunRecord] = {}  # by the name in the key
         self._names: dict[int, str] = {}  # id of a history -> name
-        self._ended: dict[str, str] = {}  # name -> key, of runs that are over
+        self._ended: dict[str, str] = {}  # name -> key, of ended runs
         self._numbers = itertools.count()
         self._make_transport = make_transport
         self._lock = threading.Lock()
-        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: no caller comes too early
+        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: early callers are queued
         self._port = listener.getsockname()[1]
         self._host = host
         app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
@@ -98,13 +98,13 @@ class RecordingGateway:
 
     @property
     def base_url(self) -> str:
-        """What an agent takes for the address of OpenAI's API; ends in /v1."""
+        """Base URL for agents, in place of that of OpenAI's API; ends in /v1."""
         return f"http://{self._host}:{self._port}{_PREFIX}"
 
     def register(self, history: RunHistory) -> str:
-        """The key by which calls go into ``history``: ``<batch>/<task>/<run>.<secret>``, the same at every call.
+        """Return the key of ``history``: ``<batch>/<task>/<run>.<secret>``, the same at every call.
 
-        Another attempt at a run has a key of its own: what an earlier attempt left running cannot speak for it.
+        Each attempt at a run has its own key: processes that an earlier attempt left running cannot use it.
         """
         with self._lock:
             name = self._names.get(id(history))
@@ -118,7 +118,7 @@ class RecordingGateway:
             return self._runs[name].key
 
     def end(self, history: RunHistory) -> None:
-        """The run is over: its key is refused from now on, and what is under way breaks off."""
+        """End the run: refuse its key from now on, and cancel its requests under way."""
         with self._lock:
             name = self._names.pop(id(history), None)
             if name is None:
@@ -147,7 +147,7 @@ class RecordingGateway:
 
 
 class _Server(uvicorn.Server):
-    """Tells which event loop it serves in."""
+    """A server that publishes its event loop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -159,10 +159,10 @@ class _Server(uvicorn.Server):
 
 
 class GatewayApp:
-    """The ASGI application: key to run, request to the run's recording transport, answer back."""
+    """ASGI application: finds the run of a key and sends the request through the run's recording transport."""
 
     def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: dict[str, str]) -> None:
-        """``runs`` by name, ``ended`` the keys of runs that are over by name; both may change at any time."""
+        """``runs``: running runs by name; ``ended``: keys of ended runs by name. Both may change at any time."""
         root = engine_url.rstrip("/")
         served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
         self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
@@ -172,7 +172,7 @@ class GatewayApp:
         self._hosts = configured_hosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, broken off where its client goes away or its run ends."""
+        """Handle one request; cancel it if its client disconnects or its run ends."""
         if scope["type"] != "http":
             return
         answer = _Answer(send)
@@ -248,7 +248,7 @@ class GatewayApp:
 
 
 class _Answer:
-    """Writes one answer."""
+    """Writes one HTTP response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -264,7 +264,7 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def refuse(self, error: Exception) -> None:
-        """An error in OpenAI's form; where a streamed answer has begun, as its last event."""
+        """Send an error in OpenAI's format; if a streamed answer has begun, send it as the last event."""
         status, body = describe(error)
         content = json_codec.dump(body)
         if self._begun:
@@ -273,7 +273,7 @@ class _Answer:
         await self.whole(content, status)
 
     async def whole(self, content: bytes, status: int = 200) -> None:
-        """An answer of the gateway's own, as JSON."""
+        """Send a JSON response of the gateway itself."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
         self._begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})

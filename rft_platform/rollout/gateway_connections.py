@@ -1,7 +1,7 @@
-"""The gateway's connections to the engine: aiohttp's, below the same recorder and router as our clients' own.
+"""The gateway's connections to the engine: aiohttp, below the same recorder and router as our own clients.
 
-Every call of every agent passes the gateway's one thread, of which httpcore, brought by the ``openai`` clients, would
-take a quarter more time.
+All calls of all agents pass through the gateway's one thread. httpcore, which the ``openai`` clients use, would take a
+quarter more of its time.
 """
 
 import io
@@ -13,20 +13,20 @@ import aiohttp
 
 from rft_platform.rollout.wire import wire
 
-_IDLE_S = 3.0  # a connection is let go before servers hang up on it, which they do after 5 s at the earliest
+_IDLE_S = 3.0  # idle connections are closed before the server closes them, which it does after 5 s or more
 _PIECE = 1 << 16  # bytes
-_AT_ONCE = 1 << 20  # bytes; aiohttp warns of more, which would hold up all other calls
+_AT_ONCE = 1 << 20  # bytes; aiohttp warns of larger bodies, which block all other calls
 
 
 class GatewayConnections(wire.AsyncBaseTransport):
     """Connections of one run, for use in one event loop."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None  # made in the loop that uses it
+        self._session: aiohttp.ClientSession | None = None  # created in the loop that uses it
         self._closed = False
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request; raises the TransportError of ``wire`` that fits where no answer comes."""
+        """Send a request; raises the matching TransportError of ``wire`` if no answer comes."""
         content = await request.aread()
         with _as_wire_errors():
             response = await self._open_session().request(
@@ -40,7 +40,7 @@ class GatewayConnections(wire.AsyncBaseTransport):
         return wire.Response(response.status, headers=response.raw_headers, stream=_AnswerStream(response))
 
     def _open_session(self) -> aiohttp.ClientSession:
-        """The session, which sends what it is given and nothing of its own."""
+        """Return the session; it adds no headers of its own to a request."""
         if self._closed:
             raise wire.ConnectError("the run has ended")
         if self._session is None:
@@ -80,7 +80,7 @@ def _timeout(seconds: dict[str, float | None]) -> aiohttp.ClientTimeout:
 
 @contextmanager
 def _as_wire_errors() -> Iterator[None]:
-    """The router and the recorder know the errors of the HTTP package below ``openai`` alone."""
+    """Convert aiohttp errors to those of ``wire``, the only ones that the router and the recorder know."""
     try:
         yield
     except (aiohttp.ConnectionTimeoutError, aiohttp.ClientConnectorError) as error:

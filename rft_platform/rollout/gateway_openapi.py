@@ -10,7 +10,7 @@ from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBod
 
 
 class ResponsesBody(BaseModel):
-    """POST /v1/responses, as far as the gateway reads it; the rest is passed on to the chat endpoint."""
+    """Body of POST /v1/responses: the fields that the gateway reads; others are passed on to the chat endpoint."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -37,7 +37,7 @@ BODIES: dict[str, type[BaseModel]] = {
 
 @cache
 def document() -> dict[str, Any]:
-    """The routes, their bodies and the key that they need."""
+    """Return the routes, their bodies and the key that they require."""
     bodies = [(model, "validation") for model in BODIES.values()]
     references, definitions = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
     answers = {"200": {"description": "The answer"}, "4XX": {"description": "An error object of OpenAI's API"}}

@@ -1,4 +1,4 @@
-"""The model calls of one run, kept apart from every other run's by being an object of its own."""
+"""The recorded model calls of one run. Each run has its own ``RunHistory``, so runs share no state."""
 
 import math
 import threading
@@ -17,13 +17,14 @@ from rft_platform.rollout.policies import PolicyRoad
 class RecordedCall:
     """One choice of one model call of a run, token for token as the engine sampled it.
 
-    A workflow may set ``reward``, ``step_reward``, ``metrics`` and ``env_state_hash``; all else is a fact.
+    A workflow may set ``reward``, ``step_reward``, ``metrics`` and ``env_state_hash``; all other fields are recorded
+    facts.
     """
 
-    order: int  # the call's place among the calls of its run, by the time it was sent
+    order: int  # position of the call in its run, by the time of its first send
     choice: int
     msg_id: str
-    policy_version: int | None  # None where the engine does not stamp its answers
+    policy_version: int | None  # None if the engine's answer has none
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]
@@ -38,23 +39,23 @@ class RecordedCall:
     duration_s: float
     reward: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    env_state_hash: str | None = None  # of the environment's state that the call answers
-    policy: str | None = None  # which further trainable policy answered; None: the project's first
-    step_reward: float | None = None  # what the environment gave for this step alone
+    env_state_hash: str | None = None  # of the environment state that the call responds to
+    policy: str | None = None  # the further trainable policy that answered; None: the project's first
+    step_reward: float | None = None  # the environment's reward for this step alone
     constrained: bool = False  # sampled under a grammar: the log-probs are of a masked distribution
 
     @property
     def response_text(self) -> str:
-        """The text of the answer; empty where it is nothing but tool calls."""
+        """Text of the answer; empty if the answer has tool calls only."""
         return self.response.get("content") or ""
 
 
 class RunEndedError(EngineError):
-    """A model call of a run that is over."""
+    """A model call was made after its run had ended."""
 
 
 class RunHistory:
-    """What one run asked of the policy. Filled by the recorder from any thread, read when the run has ended."""
+    """Records one run's calls of the policy. The recorder fills it from any thread; read it after the run has ended."""
 
     def __init__(
         self,
@@ -64,19 +65,19 @@ class RunHistory:
         key: str = "",
         policies: Mapping[str, PolicyRoad] | None = None,
     ) -> None:
-        """``model`` is the policy's name at the engine; ``sampling`` and ``seed`` hold where a call names none.
+        """``model``: the policy's name at the engine; ``sampling`` and ``seed`` apply to calls that set none.
 
-        ``key`` names the run, as ``<batch>/<task>/<run>``, to agents outside of this process. ``policies`` are further
-        trainable ones, by the names that calls give as their model.
+        ``key`` names the run, as ``<batch>/<task>/<run>``, for agents outside this process. ``policies`` are further
+        trainable policies, by the names that calls give as their model.
         """
         self.model = model
         self.policies = dict(policies or {})
         self.key = key
         self.sampling = sampling
         self.client_retries = 0
-        self.env_state_hash: str | None = None  # of the environment's state now, as the workflow told it last
+        self.env_state_hash: str | None = None  # of the environment state that the workflow set last
         self.connection_lost = False  # the engine could not be reached at least once
-        self.context_exceeded = False  # the engine refused a prompt as longer than the context, and no call came after
+        self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
         self._seed = seed
         self._calls: list[RecordedCall] = []
         self._extracted = 0
@@ -85,45 +86,45 @@ class RunHistory:
         self._lock = threading.Lock()
 
     def begin_call(self, asked: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
-        """A call that is about to be sent; raises RunEndedError once the run is over.
+        """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
-        ``asked`` identifies the request. Where its client has sent it ``sent_before`` times already, or ``named`` it as
-        it named an earlier one, it is the same call again: same place, same seed, and its answer takes the place of one
-        that was lost on the way. ``end_call`` must follow.
+        ``asked`` identifies the request. If its client has sent it ``sent_before`` times already, or has ``named`` it
+        like an earlier one, it is a retry of that call: it keeps its position and seed, and its answer replaces a lost
+        one. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:
                 raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
-            self.context_exceeded = False  # of an earlier call, which the workflow got over
+            self.context_exceeded = False  # set by an earlier call; the workflow continued
             return self._places.take(asked, sent_before, named)
 
     def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
-        """The call is refused; ``too_long``: by the engine, because the conversation has outgrown the context."""
+        """Mark the call as refused; ``too_long``: by the engine, because the conversation exceeds the context."""
         with self._lock:
             if sending.counts:
                 sending.place.refused = True
                 self.context_exceeded = self.context_exceeded or too_long
 
     def end_call(self, sending: Sending) -> None:
-        """Nothing more will come of this sending."""
+        """Mark this send as ended."""
         with self._lock:
             if sending.counts:
                 sending.place.under_way = False
 
     @property
     def unfinished_calls(self) -> int:
-        """Calls without an answer that is recorded, and not refused: broken off by the agent, or still under way."""
+        """Number of calls with neither a recorded answer nor a refusal: cancelled by the agent, or still under way."""
         with self._lock:
             return self._places.unfinished
 
     def call_seed(self, order: int) -> int:
-        """Sampling seed of a call that names none."""
+        """Sampling seed of a call that sets none."""
         return derive_seed(self._seed, order)
 
     def add(self, sending: Sending, calls: list[RecordedCall]) -> None:
-        """Record the choices of one finished call, in place of those that an earlier sending of it brought.
+        """Record the choices of one finished call; they replace those of an earlier send of the call.
 
-        Nothing is recorded of a run that is over, nor of a sending whose client has meanwhile sent the call again.
+        Nothing is recorded if the run has ended, or if the client has meanwhile sent the call again.
         """
         with self._lock:
             if self._closed or not sending.counts:
@@ -136,18 +137,18 @@ class RunHistory:
             self._calls.extend(calls)
 
     def calls(self) -> list[RecordedCall]:
-        """All recorded choices, in the order their calls were sent."""
+        """Return all recorded choices, in the order in which their calls were sent."""
         return sorted(self._calls, key=lambda call: (call.order, call.choice))
 
     def extract(self, clear: bool = True) -> list[RecordedCall]:
-        """The choices recorded since the last extraction that cleared, in the order they came in."""
+        """Return the choices recorded since the last extraction with ``clear``, in the order of recording."""
         start, end = self._extracted, len(self._calls)
         if clear:
             self._extracted = end
         return self._calls[start:end]
 
     def give_step_reward(self, value: float, policy: str | None = None) -> None:
-        """Add to the reward of the last call of a policy; raises UserCodeError before its first, or for no number."""
+        """Add to the step reward of a policy's last call. Raises UserCodeError without a call or a finite ``value``."""
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
         step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
@@ -159,6 +160,6 @@ class RunHistory:
                 call.step_reward = (call.step_reward or 0.0) + float(value)
 
     def close(self) -> None:
-        """End the run: a straggler it left behind can neither call the model nor add to the record."""
+        """End the run: code that it left running can neither call the model nor add to the record."""
         with self._lock:
             self._closed = True

@@ -1,4 +1,4 @@
-"""Attempts in this process: async workflows share the event loop, others have a thread each."""
+"""Make attempts in this process: async workflows share the event loop, others have a thread each."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ from rft_platform.rollout.workflow import LocalWorkflow
 
 
 class InProcess:
-    """Makes attempts where it is, as many at once as are asked of it."""
+    """Makes attempts in this process, as many at once as requested."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class InProcess:
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator["InProcess"]:
-        """There is always room."""
+        """In-process execution has no slot limit."""
         yield self
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:

@@ -1,4 +1,4 @@
-"""The ``model`` that a workflow is handed: the policy, with every call of this run recorded."""
+"""``ModelHandle``, the ``model`` argument of a workflow: calls the policy and records every call of the run."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class ModelHandle:
-    """The policy as one run sees it. Handles of different runs share nothing."""
+    """The policy as one run sees it. Handles of different runs share no state."""
 
     def __init__(self, clients: "RecordingClients", history: RunHistory, first: "ModelHandle | None" = None) -> None:
-        """``first``: the run's own handle, of which this one is for a further policy."""
+        """``first``: the run's own handle, if this handle is for a further policy."""
         self._clients = clients
         self._history = history
         self._first = first
@@ -28,13 +28,13 @@ class ModelHandle:
 
     @property
     def model_name(self) -> str:
-        """What to give as ``model`` in a request."""
+        """Value of ``model`` in a request."""
         return self._policy or self.model_path
 
     def policy(self, name: str) -> "ModelHandle":
-        """Another of the run's trainable policies, by its name in section ``policies``.
+        """Return a handle for another trainable policy of the run, by its name in section ``policies``.
 
-        Its calls are recorded into this run, in whatever order they come. Raises UserCodeError for an unknown name.
+        Its calls are recorded into this run, in any order. Raises UserCodeError for an unknown name.
         """
         road = self._history.policies.get(name)
         if road is None:
@@ -46,19 +46,19 @@ class ModelHandle:
 
     @property
     def base_url(self) -> str:
-        """Root of the OpenAI API, ending in /v1, for an agent in a process of its own, in whatever language.
+        """Root of the OpenAI API, ending in /v1, for an agent in another process, in any language.
 
-        With ``api_key`` as its key every call is recorded into this run, as those of the clients below are.
+        Calls with ``api_key`` as the key are recorded into this run, like those of the clients below.
         """
         return self._clients.gateway.base_url
 
     @property
     def api_key(self) -> str:
-        """The key of this run, ``<batch>/<task>/<run>.<secret>``. Refused once the run has ended."""
+        """The key of this run, ``<batch>/<task>/<run>.<secret>``. It is refused once the run has ended."""
         return self._clients.gateway.register(self._history)
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
-        """An ``openai.AsyncOpenAI`` for any agent framework; the same one until somebody closes it."""
+        """Return an ``openai.AsyncOpenAI`` for any agent framework; the same object until it is closed."""
         if self._first is not None:
             return self._first.get_openai_async_client()
         if self._async is None or self._async.is_closed():
@@ -66,7 +66,7 @@ class ModelHandle:
         return self._async
 
     def get_openai_client(self) -> "openai.OpenAI":
-        """An ``openai.OpenAI``, likewise. It blocks: use it from a thread (``asyncio.to_thread``)."""
+        """Return a blocking ``openai.OpenAI``, the same until closed; use it in a thread (``asyncio.to_thread``)."""
         if self._first is not None:
             return self._first.get_openai_client()
         if self._sync is None or self._sync.is_closed():
@@ -76,30 +76,30 @@ class ModelHandle:
     async def chat(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """The assistant's message that continues ``messages``, in wire format, ready to be appended to them."""
+        """Return the assistant message that continues ``messages``, in wire format, ready to be appended to them."""
         return await one_chat(self, messages, tools, arguments)
 
     def set_env_state(self, state: Any) -> None:
-        """Tell the state of the environment that the next calls of this run answer: text, bytes or a JSON value.
+        """Set the environment state that the next calls of this run respond to: text, bytes or a JSON value.
 
-        Steps of a task's runs that met equal states are compared by the advantage ``gigpo``. Only a digest is kept.
+        The advantage ``gigpo`` compares steps with equal states among the runs of a task. Only a digest is stored.
         """
         self._history.env_state_hash = state_hash(state)
 
     def give_step_reward(self, value: float) -> None:
-        """Tell what the environment gave for this policy's last model call; several for one call add up.
+        """Give a step reward to this policy's last model call; several for one call add up.
 
-        A run whose workflow returns no reward has the sum of its step rewards. Advantages that look at steps (``gae``,
-        ``reinforce_plus_plus``, ``gigpo``) take each where it was given. Raises UserCodeError before the first call.
+        A run whose workflow returns no reward gets the sum of its step rewards. Step-level advantages (``gae``,
+        ``reinforce_plus_plus``, ``gigpo``) use each reward at its own step. Raises UserCodeError before the first call.
         """
         self._history.give_step_reward(value, self._policy)
 
     def extract_experience_from_history(self, clear_history: bool = True) -> list[RecordedCall]:
-        """The calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
+        """Return the calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
         return self._history.extract(clear_history)
 
     async def aclose(self) -> None:
-        """Close the connections of the run; what it left running behind loses them."""
+        """Close the connections of the run, also for code that it left running."""
         self._clients.end(self._history)
         if self._async is not None:
             await self._async.close()

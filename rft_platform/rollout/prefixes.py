@@ -1,4 +1,4 @@
-"""How much of each prompt an agent's earlier calls hold already: what a packer and a prefix cache need not do again."""
+"""Count the prompt tokens that repeat earlier calls of a run: a packer and a prefix cache compute them only once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -8,17 +8,17 @@ import numpy.typing as npt
 
 from rft_platform.experience.record import RolloutRow
 
-_LOOKED_BACK = 8  # calls: sub-agents take turns, so a call need not continue the one just before it
+_LOOKED_BACK = 8  # calls: sub-agents take turns, so a call may continue another than the previous one
 
 Ids = npt.NDArray[np.int32]
 
 
 def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
-    """(prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
+    """Return (prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
 
     A call continues another as far as its prompt begins with the other's prompt and answer, token for token: an agent
-    that appends to its history shares nearly all, one that rewrites it (or whose template does) little. ``rows`` of a
-    run stand side by side, as the runner gives them. A call with several choices counts once.
+    that appends to its history shares nearly all, one that rewrites it (or whose template does) shares little. The rows
+    of a run must be adjacent, as the runner returns them. A call with several choices counts once.
     """
     shared = total = 0
     for _, run in groupby(rows, key=lambda row: row.run_id):
@@ -35,7 +35,7 @@ def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
 
 
 def _longest(prompt: Ids, earlier: Sequence[Ids]) -> int:
-    """Length of the longest prefix that ``prompt`` shares with one of the ``earlier`` sequences."""
+    """Length of the longest prefix that ``prompt`` shares with any of the ``earlier`` sequences."""
     longest = 0
     for other in reversed(earlier):
         size = min(len(prompt), len(other))

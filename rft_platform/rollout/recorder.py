@@ -1,8 +1,8 @@
-"""The recorder: one model call of a run, whatever road it came on, from the caller's request to the rows it leaves.
+"""The recorder: converts one model call of a run to the engine's request, and records the engine's answer.
 
-It knows neither HTTP clients nor servers. The transports of ``recording`` put it below our ``openai`` clients, and
-``gateway`` behind a port of its own. Only an answer that reached the caller is recorded, token for token as the engine
-sampled it: ids and log-probs are the engine's, never made from text.
+It knows neither HTTP clients nor servers: the transports of ``recording`` use it below our ``openai`` clients, and
+``gateway`` behind its own port. Only complete answers are recorded, token for token as the engine sampled them: ids and
+rollout log-probs are the engine's, never derived from text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,34 +19,34 @@ from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint
 from rft_platform.rollout.endpoints.responses import ResponsesCall
 from rft_platform.rollout.history import RecordedCall, RunHistory
 
-#: Whose calls are recorded, below /v1.
+#: Endpoints whose calls are recorded, below /v1.
 ENDPOINTS: dict[str, type[Endpoint]] = {
     "/chat/completions": ChatCall,
     "/completions": CompletionCall,
     "/responses": ResponsesCall,
 }
 _VERSION_HEADER = "x-policy-version"
-_BYTES_A_TOKEN = 4  # of a request, roughly
-_MOST_TOKENS = 1 << 20  # that an answer may count for
+_BYTES_A_TOKEN = 4  # rough size of a token in a request
+_MOST_TOKENS = 1 << 20  # upper limit of the estimate for one choice
 _RETRIES = b"x-stainless-retry-count"  # how often an OpenAI client has sent this request before
-_IDEMPOTENCY_KEY = b"idempotency-key"  # by which any client may name a call that it will repeat
+_IDEMPOTENCY_KEY = b"idempotency-key"  # any client may set it to name a call that it may retry
 
 
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 def recorded_path(path: str) -> str | None:
-    """The endpoint that a URL's path ends in; ``None`` where its calls are not recorded."""
+    """Return the endpoint that a URL's path ends in; ``None`` if its calls are not recorded."""
     return next((suffix for suffix in ENDPOINTS if path.endswith(suffix)), None)
 
 
 class ModelCall:
-    """One request on its way out, and its answer on the way back."""
+    """One request to the engine, and its answer."""
 
     def __init__(self, endpoint: str, content: bytes, headers: Headers, history: RunHistory) -> None:
-        """``endpoint`` as ``recorded_path`` gives it; ``headers`` as they came.
+        """``endpoint`` is a result of ``recorded_path``; ``headers`` are those received.
 
-        Raises UserError for what cannot be asked, RunEndedError where the run is over.
+        Raises UserError for an invalid request, RunEndedError if the run has ended.
         """
         self._history = history
         self._sending = history.begin_call(*_identity(endpoint, content, headers))
@@ -63,7 +63,7 @@ class ModelCall:
             raise UserError(f"the request has a field of the wrong type: {error}") from error
 
     def _prepare(self, endpoint: str, content: bytes) -> None:
-        """Make the engine's request out of the caller's."""
+        """Build the engine's request from the caller's."""
         try:
             body = json_codec.parse_object(content)
         except ValueError as error:
@@ -73,7 +73,7 @@ class ModelCall:
         asked = body.get("model")
         road = history.policies.get(asked) if isinstance(asked, str) else None
         self._policy = None if road is None else asked
-        self.road = road  # None: the first policy, as for any other name
+        self.road = road  # None: the first policy, also for any other name
         model = history.model if road is None else road.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
         self.engine_path = self._form.engine_path
@@ -82,28 +82,28 @@ class ModelCall:
         self.tokens = self._weight()
 
     def _weight(self) -> int:
-        """How many tokens the call may take, roughly: what a router weighs it by."""
+        """Rough number of tokens that the call may take; a router weighs the call by it."""
         sent = self._form.sent
         limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or 0
         return self._form.choices * min(int(limit), _MOST_TOKENS) + len(self.content) // _BYTES_A_TOKEN
 
     def refused(self, status: int, content: bytes) -> None:
-        """The engine refuses the call; noted where the conversation has outgrown the context."""
+        """Record the engine's refusal, and whether the conversation exceeded the context."""
         self._history.refuse_call(self._sending, too_long=is_too_long(status, content.decode(errors="replace")))
 
     def ended(self) -> None:
-        """Nothing more will come: the transport is done with the call, whatever came of it."""
+        """End the call: the transport has finished with it, with or without an answer."""
         self._history.end_call(self._sending)
 
     def answered(self, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Record a whole answer; returns what the caller gets."""
+        """Record a whole answer; return what the caller gets."""
         answer = json_codec.parse_object(content)
         self._record(answer, headers)
         restored = self._form.restored(answer)
         return content if restored is None else json_codec.dump(restored)
 
     def event_stream(self, headers: Mapping[str, str]) -> "RecordedEvents":
-        """What reads the events of a streamed answer as they pass."""
+        """Return a reader that records the events of a streamed answer as they pass."""
         return RecordedEvents(self, self._form, headers)
 
     def _record(self, answer: dict[str, Any], headers: Mapping[str, str]) -> None:
@@ -139,7 +139,7 @@ class ModelCall:
 
 
 class RecordedEvents:
-    """The events of a streamed answer: recorded once every choice has finished, passed on as asked for."""
+    """The events of a streamed answer: recorded once every choice has finished, and passed on as the caller asked."""
 
     def __init__(self, call: ModelCall, form: Endpoint, headers: Mapping[str, str]) -> None:
         self._call = call
@@ -149,7 +149,7 @@ class RecordedEvents:
         self._answer = form.assembled()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """What the caller gets for the next bytes."""
+        """Yield what the caller gets for the next bytes."""
         for event in self._events.feed(data):
             chunk = events.event_chunk(event)
             if chunk is None:
@@ -160,12 +160,12 @@ class RecordedEvents:
             yield self._form.event(event, chunk)
 
     def rest(self) -> bytes:
-        """What came after the last complete event."""
+        """Bytes after the last complete event."""
         return self._events.rest()
 
 
 def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int, bool]:
-    """What is asked, how often it was sent before by its client's count, and whether the client has named it."""
+    """Return what identifies the request, how often its client has sent it before, and whether the client named it."""
     sent_before = 0
     for name, value in headers:
         name = name.lower()
@@ -177,6 +177,6 @@ def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[st
 
 
 def _policy_version(answer: dict[str, Any], headers: Mapping[str, str]) -> int | None:
-    """The version of the weights that answered: a field of the answer or a header; ``None`` where there is neither."""
+    """Version of the weights that answered, from a field of the answer or a header; ``None`` if both are missing."""
     version = answer["policy_version"] if "policy_version" in answer else headers.get(_VERSION_HEADER)
     return None if version is None else int(version)

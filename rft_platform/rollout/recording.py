@@ -1,7 +1,7 @@
 """OpenAI clients whose model calls are recorded. Importing this module imports ``openai``: do so only to run agents.
 
-Recording sits in the HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``, so it sees what
-goes over the wire whatever the caller does above it: raw responses, ``with_options`` copies, streams, helper methods.
+Recording is done in the HTTP transport below an ordinary ``openai.AsyncOpenAI`` or ``openai.OpenAI``. It sees every
+request, however the client is used: raw responses, ``with_options`` copies, streams, helper methods.
 """
 
 import threading
@@ -27,27 +27,27 @@ _OK, _BAD_REQUEST = 200, 400
 
 
 class RecordingClients:
-    """Roads to one engine on which the calls of runs are recorded.
+    """Routes to one engine (clients, transports, a gateway) that record the calls of runs.
 
-    Each client has connections of its own: a pool of hundreds is searched at every request. With ``replicas`` each
-    request goes to one of these, whatever host ``base_url`` names.
+    Each client has its own connections: a shared pool of hundreds would be searched at every request. With ``replicas``
+    each request goes to one of them, whatever host ``base_url`` names.
     """
 
     def __init__(
         self, base_url: str, timeout_s: float, replicas: Replicas | None = None, api_key: str = NO_KEY
     ) -> None:
-        """``api_key`` is what the API at ``base_url`` asks for; each of ``replicas`` has its own."""
+        """``api_key``: the key of the API at ``base_url``; each of ``replicas`` has its own."""
         self._base_url = base_url
         self._api_key = api_key
         self._replicas = replicas
         self._timeout_s = timeout_s
-        self._tls = wire.create_ssl_context()  # reads the certificates: once, not for every client
+        self._tls = wire.create_ssl_context()  # reads the certificates once, not for every client
         self._gateway: RecordingGateway | None = None
         self._lock = threading.Lock()
 
     def async_client(self, history: RunHistory) -> openai.AsyncOpenAI:
-        """A client whose model calls go into ``history``; ``await client.close()`` when done."""
-        # trust_env would route calls around the recorder where the environment names a proxy.
+        """Return a client that records its model calls into ``history``; ``await client.close()`` when done."""
+        # With trust_env, a proxy named in the environment would bypass the recorder.
         http = openai.DefaultAsyncHttpxClient(
             transport=self.async_transport(history), trust_env=False, timeout=self._timeout_s
         )
@@ -56,21 +56,21 @@ class RecordingClients:
         )
 
     def sync_client(self, history: RunHistory) -> openai.OpenAI:
-        """A client whose model calls go into ``history``, for use off the event loop; ``close()`` when done."""
+        """Return a blocking client that records into ``history``, for use off the event loop; ``close()`` when done."""
         connections: Any = wire.HTTPTransport(verify=self._tls)
         transport: Any = SyncRecorder(self._routed(SyncRouter, connections), history, self._api_key)
         http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=self._timeout_s)
         return openai.OpenAI(base_url=self._base_url, api_key=self._api_key, http_client=http, timeout=self._timeout_s)
 
     def async_transport(self, history: RunHistory, connections: Any = None) -> Any:
-        """A transport that records into ``history``, over ``connections``; by default over some of its own."""
+        """Return a transport that records into ``history``, over ``connections`` or, by default, new ones."""
         connections = connections or wire.AsyncHTTPTransport(verify=self._tls)
         return AsyncRecorder(self._routed(AsyncRouter, connections), history, self._api_key)
 
     @property
     def gateway(self) -> "RecordingGateway":
-        """The road for agents in other processes; begins to listen when it is first asked for."""
-        from rft_platform.rollout.gateway import RecordingGateway  # a server's packages: not every agent's has them
+        """The gateway for agents in other processes; it starts to listen at the first access."""
+        from rft_platform.rollout.gateway import RecordingGateway  # imports server packages: optional for agents
 
         with self._lock:
             if self._gateway is None:
@@ -78,12 +78,12 @@ class RecordingClients:
             return self._gateway
 
     def end(self, history: RunHistory) -> None:
-        """The run is over: the gateway, where there is one, serves it no longer."""
+        """End the run: the gateway, if there is one, no longer serves it."""
         if self._gateway is not None:
             self._gateway.end(history)
 
     def close(self) -> None:
-        """Stop the gateway, where there is one."""
+        """Stop the gateway, if there is one."""
         with self._lock:
             gateway, self._gateway = self._gateway, None
         if gateway is not None:
@@ -101,10 +101,10 @@ class RecordingClients:
 
 
 class AsyncRecorder(wire.AsyncBaseTransport):
-    """Records the model calls that pass through ``inner``."""
+    """Transport that records the model calls that pass through ``inner``."""
 
     def __init__(self, inner: Any, history: RunHistory, api_key: str = NO_KEY) -> None:
-        """``api_key`` replaces whatever key a request carries: agents may have been given another."""
+        """``api_key`` replaces the key of every request: agents may have been given another one."""
         self._inner = inner
         self._history = history
         self._api_key = api_key
@@ -114,7 +114,7 @@ class AsyncRecorder(wire.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request, recorded if it is a model call."""
+        """Send a request; record it if it is a model call."""
         endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
             if endpoint is None:
@@ -144,10 +144,10 @@ class AsyncRecorder(wire.AsyncBaseTransport):
 
 
 class SyncRecorder(wire.BaseTransport):
-    """The same for the blocking client."""
+    """Blocking counterpart of ``AsyncRecorder``."""
 
     def __init__(self, inner: Any, history: RunHistory, api_key: str = NO_KEY) -> None:
-        """``api_key`` replaces whatever key a request carries: agents may have been given another."""
+        """``api_key`` replaces the key of every request: agents may have been given another one."""
         self._inner = inner
         self._history = history
         self._api_key = api_key
@@ -157,7 +157,7 @@ class SyncRecorder(wire.BaseTransport):
         self._inner.close()
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request, recorded if it is a model call."""
+        """Send a request; record it if it is a model call."""
         endpoint = recorded_path(request.url.path) if request.method == "POST" else None
         try:
             if endpoint is None:
@@ -194,12 +194,12 @@ def _with_key(request: Any, api_key: str) -> Any:
 def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     headers = wire.Headers(request.headers)
     headers["content-length"] = str(len(call.content))
-    headers["accept-encoding"] = "identity"  # a streamed answer is read as it comes
+    headers["accept-encoding"] = "identity"  # a streamed answer is parsed as it arrives
     url = request.url
     if call.engine_path != endpoint:
         url = url.copy_with(path=url.path.removesuffix(endpoint) + call.engine_path)
     extensions = {**request.extensions, TOKENS: call.tokens}
-    if call.road is not None:  # a further policy, which has an engine of its own
+    if call.road is not None:  # a further policy, with its own engine
         url = wire.URL(call.road.base_url + call.engine_path)
         headers["host"] = url.netloc.decode()
         headers["authorization"] = f"Bearer {call.road.api_key}"
@@ -209,7 +209,7 @@ def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
 
 
 def _answer(response: Any, call: ModelCall, content: bytes) -> Any:
-    """A whole answer as the caller asked for it, recorded; a refusal as it came."""
+    """Record a whole answer and return it as the caller asked for it; return a refusal unchanged."""
     status = response.status_code
     if status != _OK:
         call.refused(status, content)
@@ -234,7 +234,7 @@ def _streamed(response: Any, call: ModelCall) -> Any:
 
 
 class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
-    """The bytes of a streamed answer, recorded on their way."""
+    """The bytes of a streamed answer, recorded as they pass."""
 
     def __init__(self, inner: Any, call: ModelCall, headers: Any) -> None:
         self._inner = inner

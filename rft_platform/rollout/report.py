@@ -1,4 +1,4 @@
-"""What a batch of rollouts came to."""
+"""Counts, costs and errors of a batch of rollouts."""
 
 import logging
 import math
@@ -20,9 +20,9 @@ _log = logging.getLogger("rft_platform.rollout")
 class RolloutReport:
     """Counts and costs of one or more explore batches. Token counts are of the rows kept."""
 
-    runs: int  # runs asked for: tasks times repeats
-    failed: int  # runs that gave no rows, all attempts used
-    stopped: int  # runs that gave no rows because enough tasks were done without them (over_rollout)
+    runs: int  # requested runs: tasks times repeats
+    failed: int  # runs without rows after all attempts
+    stopped: int  # runs stopped without rows because enough tasks were done (over_rollout)
     retried: int  # attempts beyond the first of every run
     dropped_groups: int  # tasks without rows: a run failed or was stopped, or all did
     partial_groups: int  # tasks that were kept with some of their runs (group_policy partial)
@@ -33,32 +33,32 @@ class RolloutReport:
     seconds: float  # wall clock
     cpu_s: float  # processor time of the driver
     engine_cpu_s: float  # processor time of the engine's server
-    client_retries: int = 0  # HTTP requests that a client sent again
-    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; more than one where it changed meanwhile
+    client_retries: int = 0  # HTTP requests that a client retried
+    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; several if it changed during the batch
     errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
-    dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by what kept them from being whole
-    context_truncated: int = 0  # runs among the rows that ended because they outgrew the context
-    unfinished_calls: int = 0  # that the agents of the rows kept broke off or did not wait for: not recorded
-    constrained_rows: int = 0  # sampled under a grammar, and so not trained
-    later_prompt_tokens: int = 0  # of all calls of a run but its first
-    shared_prefix_tokens: int = 0  # of these, how many continue an earlier call of the run token for token
+    dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by reason
+    context_truncated: int = 0  # runs of the rows that ended because they exceeded the context
+    unfinished_calls: int = 0  # unrecorded calls of kept runs: cancelled or not awaited by the agent
+    constrained_rows: int = 0  # sampled under a grammar, therefore not trained
+    later_prompt_tokens: int = 0  # of all calls except the first of each run
+    shared_prefix_tokens: int = 0  # of these, tokens that continue an earlier call of the run
 
     @property
     def shared_prefix_share(self) -> float | None:
-        """Share of the later calls' prompts that continues an earlier call; low where an agent rewrites its history.
+        """Share of the later calls' prompts that continues an earlier call; low if an agent rewrites its history.
 
-        None where no run made a second call.
+        None if no run made a second call.
         """
         return self.shared_prefix_tokens / self.later_prompt_tokens if self.later_prompt_tokens else None
 
     @property
     def tokens_per_s(self) -> float:
-        """Completion tokens a second."""
+        """Completion tokens per second."""
         return self.completion_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def truncated_share(self) -> float:
-        """Share of rows that ended for want of tokens."""
+        """Share of rows that ended at their token limit."""
         return self.truncated_rows / self.rows if self.rows else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class RolloutReport:
 
     @classmethod
     def merge(cls, reports: Sequence["RolloutReport"]) -> "RolloutReport":
-        """The report of batches that ran one after the other."""
+        """Merge the reports of batches that ran one after the other."""
         totals = {name: sum(getattr(report, name) for report in reports) for name in _SUMMED}
         versions = sorted({version for report in reports for version in report.policy_versions})
         errors = sum((Counter(report.errors) for report in reports), Counter[str]())
@@ -84,7 +84,7 @@ _SUMMED = [item.name for item in fields(RolloutReport) if item.type in (int, flo
 
 @dataclass(slots=True)
 class Tally:
-    """What went wrong during a batch, and how often."""
+    """Failures, retries and stopped runs of a batch."""
 
     retried: int = 0
     stopped_runs: list[str] = field(default_factory=list)  # ids of the runs that were not waited for
@@ -93,7 +93,7 @@ class Tally:
     last_error: BaseException | None = None
 
     def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
-        """Count a failed attempt. Of each kind of error the first is logged with the names of its run and task."""
+        """Count a failed attempt. The first of each kind of error is logged as a warning, with its run and task."""
         message = said(error)[:_ERROR_CHARACTERS]
         level = logging.DEBUG if message in self.errors else logging.WARNING
         self.errors[message] += 1
@@ -101,7 +101,7 @@ class Tally:
         _log.log(level, "run %s of task %s, attempt %d failed: %s", run.run_id, run.task.task_id, attempt, message)
 
     def counts(self) -> dict[str, Any]:
-        """The fields of a report that it fills; of many kinds of error the most frequent."""
+        """Return the report fields that it fills; of many kinds of error, only the most frequent."""
         errors = dict(self.errors.most_common(_ERRORS_REPORTED))
         return {
             "retried": self.retried,
@@ -112,7 +112,7 @@ class Tally:
 
 
 class RemoteFailure(UserCodeError):
-    """An attempt failed in a worker process; the message begins with the kind of error that it was there."""
+    """An attempt failed in a worker process; the message begins with the kind of the original error."""
 
     def __init__(self, message: str, place: str | None = None) -> None:
         super().__init__(message)
@@ -120,7 +120,7 @@ class RemoteFailure(UserCodeError):
 
 
 def said(error: BaseException) -> str:
-    """An attempt's error in one text, wherever it was made; one that notes and logs can hold."""
+    """Text of an attempt's error, local or from a worker, that notes and logs can hold."""
     return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
 
 
@@ -134,7 +134,7 @@ class RolloutBatch:
 
 
 def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
-    """The fields of a report that follow from the rows alone."""
+    """Return the report fields that depend on the rows alone."""
     kept = list(rows)
     shared, later = shared_prefix_tokens(kept)
     return {

@@ -1,12 +1,12 @@
-"""HTTP transports that send each request to one replica of a pool, and to another where that one does not answer.
+"""HTTP transports that send each request to one replica of a pool, and to another one if the first does not answer.
 
-Routing sits below recording, so a request that had to move is one call to the recorder and to the agent: its seed is
-the same, so is its answer, and only the answer that came is recorded.
+Routing is below recording, so a rerouted request is one call to the recorder and to the agent: it keeps its seed, gets
+the same answer, and only the answer that arrived is recorded.
 
-A run stays with the replica that it was given first (the least loaded then): each turn of an agent begins with all the
-turns before it, which a replica that caches prefixes does not compute again. It moves when its replica is clearly
-busier than another. The runs of one group are NOT held together: they share their first prompt alone, which costs one
-prefill a replica, while a group on one replica would leave the others without work.
+A run stays on the replica that it got first (the least loaded then): each turn of an agent begins with all earlier
+turns, which a replica with a prefix cache does not compute again. The run moves when its replica is clearly busier than
+another. The runs of one group are NOT kept together: they share only their first prompt, which costs one prefill per
+replica, while a group on one replica would leave the others idle.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,13 +16,13 @@ from rft_platform.errors import EngineError
 from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout.wire import ELSEWHERE, TOKENS, wire
 
-#: The connection broke, or none came about. Not a read that takes too long: elsewhere it would take as long again.
+#: The connection broke or was not made. Not a read time-out: on another replica it would take as long again.
 _LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
-_UNAVAILABLE = 503  # what an engine answers that is shutting down
+_UNAVAILABLE = 503  # the answer of an engine that is shutting down
 
 
 class _Trip:
-    """One request on its way through the replicas."""
+    """One request and the replicas that were tried for it."""
 
     def __init__(self, replicas: Replicas, home: Replica | None, request: Any) -> None:
         self._replicas = replicas
@@ -34,7 +34,7 @@ class _Trip:
         self.last_answer: Any = None
 
     def next_replica(self) -> Replica | None:
-        """Who is tried next; None where the last answer must do. Raises the last failure where there is no answer."""
+        """Return the next replica to try; None if the last answer must do. Raises the last failure if none came."""
         try:
             if len(self._tried) >= self._replicas.count:
                 raise self._failure or self._replicas.none_left()
@@ -48,7 +48,7 @@ class _Trip:
         return replica
 
     def addressed(self, replica: Replica) -> Any:
-        """The request, to ``replica``."""
+        """Return the request, addressed to ``replica``."""
         request, target = self._request, wire.URL(replica.url)
         headers = wire.Headers(request.headers)
         headers["host"] = target.netloc.decode()
@@ -62,22 +62,22 @@ class _Trip:
         )
 
     def lost(self, replica: Replica, error: Exception) -> None:
-        """``replica`` does not answer."""
+        """Mark ``replica`` as down: it does not answer."""
         self._failure = error
         self._replicas.mark_down(replica, f"{replica.url} does not answer: {error or type(error).__name__}")
 
     def unavailable(self, replica: Replica, response: Any) -> None:
-        """``replica`` answers that it cannot serve."""
+        """Mark ``replica`` as down: it answered that it cannot serve."""
         self.last_answer = response
         self._replicas.mark_down(replica, f"{replica.url} answers {response.status_code}")
 
     def release(self, replica: Replica) -> None:
-        """``replica`` has done its work on the request."""
+        """Release ``replica``: its work on the request is done."""
         self._replicas.give_back(replica, self._tokens)
 
 
 class AsyncRouter(wire.AsyncBaseTransport):
-    """The requests of one client, each to the replica that has the least to do. Lies on top of ``inner``."""
+    """Sends each request of one client to a replica with little load, through ``inner``."""
 
     def __init__(self, inner: Any, replicas: Replicas) -> None:
         self._inner = inner
@@ -89,7 +89,7 @@ class AsyncRouter(wire.AsyncBaseTransport):
         await self._inner.aclose()
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Send a request; a whole answer is read here, so that one that breaks off is asked for again elsewhere."""
+        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
         if ELSEWHERE in request.extensions:
             return await self._inner.handle_async_request(request)
         await request.aread()
@@ -116,7 +116,7 @@ class AsyncRouter(wire.AsyncBaseTransport):
 
 
 class SyncRouter(wire.BaseTransport):
-    """The same for the blocking client."""
+    """Blocking counterpart of ``AsyncRouter``."""
 
     def __init__(self, inner: Any, replicas: Replicas) -> None:
         self._inner = inner
@@ -128,7 +128,7 @@ class SyncRouter(wire.BaseTransport):
         self._inner.close()
 
     def handle_request(self, request: Any) -> Any:
-        """Send a request; a whole answer is read here, so that one that breaks off is asked for again elsewhere."""
+        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
         if ELSEWHERE in request.extensions:
             return self._inner.handle_request(request)
         request.read()
@@ -159,7 +159,7 @@ def _is_stream(response: Any) -> bool:
 
 
 def _passed_on(response: Any, trip: _Trip, replica: Replica) -> Any:
-    """A streamed answer, whose end frees the replica. What has begun to arrive cannot move: it breaks off."""
+    """Pass on a streamed answer; its end releases the replica. Once begun it cannot be rerouted: it breaks off."""
     stream = _RoutedStream(response.stream, lambda: trip.release(replica), lambda error: trip.lost(replica, error))
     return wire.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
 

@@ -1,4 +1,4 @@
-"""One run of a workflow, and the rows it leaves."""
+"""One run of a workflow: its identity, its result, and the rows that it leaves."""
 
 import math
 from collections import Counter
@@ -35,21 +35,21 @@ class Run:
 
     @property
     def group_id(self) -> str:
-        """Shared by the runs of the task."""
+        """Id shared by the runs of the task."""
         return group_id(self.round, self.batch, self.index)
 
     @property
     def run_id(self) -> str:
-        """The same for every attempt."""
+        """Id of the run, the same for every attempt."""
         return run_id(self.round, self.batch, self.index, self.repeat)
 
     @property
     def record_key(self) -> str:
-        """What the run is called by an agent outside of this process."""
+        """Name of the run for an agent outside this process."""
         return record_key(self.round, self.batch, self.index, self.repeat)
 
     def seed(self, base: int, attempt: int) -> int:
-        """Sampling seed; another attempt samples anew, or it could only fail in the same way."""
+        """Sampling seed of an attempt. Each attempt has another seed, or a retry could only fail in the same way."""
         return derive_seed(base, self.round, self.batch, self.index, self.repeat, attempt)
 
 
@@ -65,7 +65,7 @@ class ExploreBatch:
     seed: int
 
     def runs(self) -> list[Run]:
-        """All runs, those of a task side by side."""
+        """Return all runs; the runs of a task are adjacent."""
         return [
             Run(self.round, self.number, index, repeat, task)
             for index, task in enumerate(self.tasks)
@@ -74,11 +74,11 @@ class ExploreBatch:
 
 
 def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput, list[RecordedCall]]:
-    """What a workflow returned, as an output and the calls that stand for the run.
+    """Convert what a workflow returned to an output and the calls that represent the run.
 
-    A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count.
-    Or a list of the calls it extracted itself: then these count, each once, and the last ``reward`` that one was given
-    is the run's. Raises TypeError or ValueError for anything else.
+    A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count. Or
+    it returns a list of calls that it extracted: then these count, each once, and the run's reward is the last
+    ``reward`` that was set on one of them. Raises TypeError or ValueError for anything else.
     """
     if isinstance(returned, list) and all(isinstance(call, RecordedCall) for call in returned):
         kept = _each_once(returned)
@@ -100,7 +100,7 @@ def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput,
 
 
 def _each_once(experiences: list[RecordedCall]) -> list[RecordedCall]:
-    """The experiences without repetitions. Raises ValueError for none, and for copies of one."""
+    """Remove repeated experiences. Raises ValueError for an empty list, and for copies of one experience."""
     if not experiences:
         raise ValueError(
             "the workflow returned an empty list: return the experiences to train on, as "
@@ -119,20 +119,20 @@ def _each_once(experiences: list[RecordedCall]) -> list[RecordedCall]:
 
 @dataclass(slots=True)
 class RunResult:
-    """What a run that succeeded leaves: plain values, so that it can come from another process."""
+    """Result of a run that succeeded: plain values, so that it can come from another process."""
 
     calls: list[RecordedCall]
     reward: float | None = None
-    response: Any = None  # as ``encode_response`` wrote it
+    response: Any = None  # encoded by ``encode_response``
     metrics: dict[str, float] = field(default_factory=dict)
     truncated: bool = False  # the run ended because its next prompt was longer than the context
 
     @classmethod
     def of(cls, returned: Any, calls: list[RecordedCall], policies: Collection[str] = ()) -> "RunResult":
-        """The result of a run whose workflow ``returned`` something after ``calls``; ``policies``: further ones.
+        """Return the result of a run whose workflow ``returned`` a value after ``calls``; ``policies``: further ones.
 
-        A run that got step rewards and none of its own has their sum, and so has each further policy. Raises TypeError
-        or ValueError where what was returned cannot be used, EngineError where the engine broke off an answer.
+        A run with step rewards and no reward of its own gets their sum; so does each further policy. Raises TypeError
+        or ValueError if the returned value cannot be used, EngineError if the engine aborted an answer.
         """
         output, kept = as_output(returned, calls)
         if not kept:
@@ -151,7 +151,7 @@ class RunResult:
 
     @classmethod
     def cut_off(cls, calls: list[RecordedCall], reward: float) -> "RunResult":
-        """The result of a run that outgrew the context: its ``calls``, and ``reward`` where its steps got none."""
+        """Return the result of a run that exceeded the context; ``reward`` counts if its steps got no reward."""
         _check_calls(calls)
         earned = total_step_reward(calls)
         metrics = {POLICY_REWARD + name: value for name, value in _step_rewards(calls).items()}
@@ -169,14 +169,14 @@ def _check_calls(calls: Sequence[RecordedCall]) -> None:
 
 
 def total_step_reward(calls: Sequence[RecordedCall], policy: str | None = None) -> float | None:
-    """Sum of a policy's step rewards, that of each call once however many choices it had; None where it has none."""
+    """Sum of a policy's step rewards, counting each call once however many choices it had; None without any."""
     of_policy = [call for call in calls if call.policy == policy]
     steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
     return sum(steps.values()) if steps else None
 
 
 def _step_rewards(calls: Sequence[RecordedCall]) -> dict[str, float]:
-    """The sums of those further policies that got step rewards."""
+    """Sums of step rewards of the further policies that got any."""
     sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} if name is not None}
     return {name: total for name, total in sums.items() if total is not None}
 
@@ -188,9 +188,9 @@ def rows_of_run(
     attempt: int = 0,
     further: Mapping[str, EngineStatus] | None = None,
 ) -> list[RolloutRow]:
-    """One row a recorded choice, steps numbered from 0; output, reward and metrics stand on the last row.
+    """Return one row per recorded choice, steps numbered from 0; the last row holds output, reward and run metrics.
 
-    ``status`` is of the first policy's engine, ``further`` of those of further policies by name.
+    ``status`` is that of the first policy's engine, ``further`` those of further policies' engines by name.
     """
     served: dict[str | None, EngineStatus] = {None: status}
     served.update(further or {})
@@ -207,7 +207,7 @@ def rows_of_run(
 
 
 def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, attempt: int = 0) -> RolloutRow:
-    """The row of one recorded choice; output and reward of the run are not its business."""
+    """Return the row of one recorded choice, without output and reward of the run."""
     return RolloutRow(
         row_id=row_id(run.run_id, step, call.choice),
         task_id=run.task.task_id,

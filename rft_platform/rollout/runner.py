@@ -1,4 +1,4 @@
-"""Rolls a workflow out on a batch of tasks and says what it came to."""
+"""Roll out a workflow on a batch of tasks and report counts, costs and errors."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from rft_platform.rollout.single_turn import run_single_turn
 from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
 from rft_platform.tasks.task import Task
 
-Progress = Callable[[int, int], None]  # runs done, runs in all
+Progress = Callable[[int, int], None]  # runs done, all runs
 
 _DEFAULT_LIMITS = RolloutLimits()
 
@@ -40,16 +40,16 @@ def run_rollouts(
     on_progress: Progress | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
 ) -> RolloutBatch:
-    """Run ``workflow`` ``repeat_times`` on every task; rows come in task order, ids and seeds depend on nothing else.
+    """Run ``workflow`` ``repeat_times`` times on every task; rows are in task order, ids and seeds depend on it alone.
 
     Args:
-        sampling: how to sample; a call that names its own temperature, top_p, ... keeps it. ``n`` and ``seed`` are set
-            by the runner.
-        policies: engines of further trainable policies, by the names that calls give as their model. A call that gives
-            any other name is for the policy of ``engine``.
+        sampling: how to sample; a call keeps the temperature, top_p, ... that it sets itself. The runner sets ``n`` and
+            ``seed``.
+        policies: engines of further trainable policies, by the names that calls give as their model. A call with any
+            other name goes to the policy of ``engine``.
 
     Raises:
-        EngineError: the engine died, or every run failed by its fault.
+        EngineError: the engine died, or caused the failure of every run.
         UserCodeError: every run failed; the last error is chained.
     """
     started, cpu = perf_counter(), process_time()
@@ -72,7 +72,7 @@ def run_rollouts(
 
 
 def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: GroupPolicy) -> list[RolloutRow]:
-    """The rows of those groups that have as many runs as ``policy`` demands; the rows of a group stand side by side."""
+    """Return the rows of groups that have as many runs as ``policy`` demands. The rows of a group must be adjacent."""
     groups = (list(group) for _, group in groupby(rows, key=attrgetter("group_id")))
     return [row for g in groups if may_train(len({row.run_id for row in g}), repeat_times, policy) for row in g]
 
@@ -80,7 +80,7 @@ def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: Group
 def _run_counts(
     batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
 ) -> dict[str, Any]:
-    """The fields of a report that say what became of runs, and of groups that are not whole."""
+    """Return the report fields about runs, and about groups that are not whole."""
     asked = len(batch.tasks) * batch.repeat_times
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
     lost = {run.group_id for run in batch.runs()} - runs.keys()
@@ -106,7 +106,7 @@ def _run_all(
     further: FurtherPolicies,
     on_progress: Progress | None,
 ) -> tuple[list[RolloutRow], Tally]:
-    """Rows of all runs that succeeded, in run order, and what went wrong with the others."""
+    """Return the rows of all runs that succeeded, in run order, and the failures of the others."""
     if isinstance(workflow, SingleTurnWorkflow):
         tally, asked = Tally(), len(batch.tasks) * batch.repeat_times
         rows = _storable(run_single_turn(engine, status, workflow, batch), batch, tally)
@@ -128,7 +128,7 @@ def _run_all(
 
 
 def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list[RolloutRow]:
-    """The rows of runs of one call without those that the store would refuse: their runs have failed."""
+    """Remove rows that the store would refuse, and count their runs (of one call each) as failed."""
     from rft_platform.experience.row_checks import check_storable  # imports pyarrow
 
     try:
@@ -145,9 +145,10 @@ def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list
 def nothing_whole(
     where: str, report: RolloutReport, policy: GroupPolicy, repeat_times: int, last_error: BaseException | None
 ) -> RftError:
-    """The error of exploration that came to no group that may train, though some runs succeeded.
+    """Return the error for exploration without a group that may train, although some runs succeeded.
 
-    The engine's fault, which a repetition can help, where its fault was the last one; else the user's code or settings.
+    An EngineError, for which a retry can help, if the engine caused the last error; else an error of the user's code or
+    settings.
     """
     errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
     told = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"

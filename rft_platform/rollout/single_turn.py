@@ -1,4 +1,4 @@
-"""The built-in single-turn workflow, and the batch path that runs any workflow of one model call."""
+"""The built-in single-turn workflow, and the batch path for all workflows of one model call."""
 
 from dataclasses import dataclass, replace
 from time import perf_counter, time
@@ -15,7 +15,7 @@ from rft_platform.tasks.task import Task
 
 @dataclass(frozen=True, slots=True)
 class SingleTurn:
-    """Ask the task's prompt, after an optional system prompt, and take the answer."""
+    """Asks the task's prompt, after an optional system prompt; the answer is the run's output."""
 
     system_prompt: str | None = None
 
@@ -28,9 +28,9 @@ class SingleTurn:
 def run_single_turn(
     engine: PolicyEngine, status: EngineStatus, workflow: SingleTurnWorkflow, batch: ExploreBatch
 ) -> list[RolloutRow]:
-    """One row for each answer to every task, but for those that the engine aborted.
+    """Return one row for each answer to every task, except answers that the engine aborted.
 
-    Three engine calls for the whole batch: render all prompts, sample all groups, decode all answers.
+    It makes three engine calls for the whole batch: render all prompts, sample all groups, decode all answers.
     """
     conversations = [workflow.messages(task) for task in batch.tasks]
     prompts = engine.render(conversations)

@@ -1,4 +1,4 @@
-"""Who is waited for, and how long: the time-out that follows the batch, and the batch that does without its slowest."""
+"""Straggler handling: dynamic time-outs, and over-rollout (finish a batch without its slowest runs)."""
 
 import asyncio
 import math
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from rft_platform.config.limits import RolloutLimits
 from rft_platform.rollout.run import Run
 
-#: The mean of so few durations says little: a dynamic time-out begins when so many attempts have succeeded.
+#: A dynamic time-out begins after this many successful attempts: the mean of fewer durations says little.
 ENOUGH_ATTEMPTS = 8
-#: A dynamic time-out is never shorter: below it the machine's load decides, not the run.
+#: Minimum of a dynamic time-out: below it the machine's load decides, not the run.
 SHORTEST_S = 1.0
 
 
@@ -23,7 +23,7 @@ class _Running:
 
 
 class Deadlines:
-    """The time-outs of the attempts that run now. All of them move when the mean duration does."""
+    """The time-outs of all running attempts. They are rescheduled when the mean duration changes."""
 
     def __init__(self, limits: RolloutLimits) -> None:
         self._timeout_s, self._ratio = limits.timeout_s, limits.patience.dynamic_ratio
@@ -32,20 +32,20 @@ class Deadlines:
 
     @property
     def limit_s(self) -> float:
-        """What an attempt may take as things stand."""
+        """Current time limit of an attempt, in seconds."""
         if self._ratio is None or self._ended < ENOUGH_ATTEMPTS:
             return self._timeout_s
         return min(self._timeout_s, max(SHORTEST_S, self._ratio * self._seconds / self._ended))
 
     def late(self) -> TimeoutError:
-        """What an attempt that took too long is told; the same words however the mean moves."""
+        """Error for an attempt that took too long; its text does not depend on the current mean."""
         if self.limit_s == self._timeout_s:
             return TimeoutError(f"no result within {self._timeout_s:g} s")
         return TimeoutError(f"no result within {self._ratio:g} times the mean duration of an attempt (dynamic_timeout)")
 
     @contextmanager
     def attempt(self, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Keep ``deadline``, which the caller has entered, up to date; a body that ends without error counts."""
+        """Keep ``deadline``, which the caller has entered, up to date while the body runs."""
         now = asyncio.get_running_loop().time
         running = _Running(now(), deadline)
         self._running.add(running)
@@ -56,7 +56,7 @@ class Deadlines:
             self._running.discard(running)
 
     def succeeded(self, seconds: float) -> None:
-        """An attempt has succeeded."""
+        """Count a successful attempt in the mean, and move the time-outs of the running ones."""
         self._ended, self._seconds = self._ended + 1, self._seconds + seconds
         if self._ratio is not None and self._ended >= ENOUGH_ATTEMPTS:
             for running in self._running:
@@ -68,7 +68,7 @@ class Deadlines:
 
 
 class Enough:
-    """Counts tasks whose runs have all succeeded, and says when the batch may do without the others."""
+    """Counts tasks whose runs have all succeeded, and tells when the batch may finish without the others."""
 
     def __init__(self, runs: Sequence[Run], limits: RolloutLimits) -> None:
         self._missing = Counter(run.group_id for run in runs)
@@ -78,7 +78,7 @@ class Enough:
         self._needed = max(1, math.ceil(tasks * (1.0 - over) - 1e-9)) if over > 0 else math.inf
 
     def add(self, run: Run) -> bool:
-        """``run`` has succeeded; True when with it enough tasks are whole for the first time."""
+        """Count a successful run; return True when it makes enough tasks whole for the first time."""
         self._missing[run.group_id] -= 1
         if self._missing[run.group_id]:
             return False

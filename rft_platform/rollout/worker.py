@@ -1,10 +1,10 @@
 """A worker process: ``python -m rft_platform.rollout.worker SOCKET LIFELINE``. Makes one attempt at a time.
 
-It speaks JSON lines over the socket (``worker_wire``) and may run under an interpreter of another environment: besides
-the standard library it needs ``openai`` and what the workflow imports. What user code prints goes to the log.
+It speaks JSON lines over the socket (``worker_wire``) and may run under the interpreter of another environment, which
+needs ``openai`` and the workflow's imports besides the standard library. Output of user code goes to the log.
 
-A guardian process of its own waits for the lifeline to break, which only the parent's end can do, and then kills the
-worker's whole process group, whatever hangs in it. So no worker outlives its parent.
+A separate guardian process waits until the lifeline closes, which happens only when the parent ends, and then kills the
+worker's whole process group. So no worker outlives its parent, whatever hangs in it.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main(socket_fd: int, lifeline_fd: int) -> None:
-    """Serve the parent until it hangs up."""
+    """Serve the parent until it closes the connection."""
     start_guardian(socket_fd, lifeline_fd)
     os.set_inheritable(socket_fd, False)
 
@@ -23,14 +23,14 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
 
     mask_output()
     channel = Channel(socket_fd)
-    os.register_at_fork(after_in_child=channel.forget)  # what user code forks must not speak to the parent
+    os.register_at_fork(after_in_child=channel.forget)  # forked children of user code must not write to the parent
     serve(channel)
 
 
 def start_guardian(socket_fd: int, lifeline_fd: int) -> None:
-    """Leave a grandchild behind that kills this process group when the lifeline breaks.
+    """Start a grandchild that kills this process group when the lifeline closes.
 
-    It belongs to the group, so that the group's id stays taken until the parent has killed it too.
+    The grandchild is in the group, so the group id stays in use until the parent has killed it too.
     """
     child = os.fork()
     if child == 0:
@@ -53,7 +53,7 @@ def _guard(socket_fd: int, lifeline_fd: int) -> None:
 
 
 def end() -> Any:
-    """End this process at once, without waiting for threads that user code left."""
+    """End this process at once, without waiting for threads that user code left running."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""One worker process as its parent holds it: started, spoken to, and killed with everything that it has started."""
+"""The parent's side of one worker process: starts it, exchanges messages, kills it with all its descendants."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ import psutil
 from rft_platform.rollout import worker_wire
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
-_LINE_BYTES = 2**30  # of one message: a run of many long calls
+_LINE_BYTES = 2**30  # limit of one message: a run may have many long calls
 _ENDING_S = 5.0
 
 
@@ -24,7 +24,7 @@ class WorkerProcess:
     """A process that makes one attempt at a time."""
 
     def __init__(self, python: str, log: Path, env: Mapping[str, str]) -> None:
-        """Start it; raises OSError where ``python`` cannot be run."""
+        """Start the process. Raises OSError if ``python`` cannot be run."""
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
         try:
@@ -35,7 +35,7 @@ class WorkerProcess:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     pass_fds=(theirs.fileno(), lifeline),
-                    start_new_session=True,  # its process group is its own, and Ctrl-C is the parent's business
+                    start_new_session=True,  # a process group of its own; the parent handles Ctrl-C
                     env=dict(env),
                 )
         except BaseException:
@@ -53,11 +53,11 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process, and of its group."""
+        """Id of the process, and of its group."""
         return self._process.pid
 
     async def send(self, message: bytes) -> None:
-        """Tell it something. What it does not read any more is lost without a word: ``receive`` tells of its end."""
+        """Send a message. A message that the process no longer reads is lost silently; ``receive`` reports the end."""
         if self._writer is None:
             self._reader, self._writer = await asyncio.open_connection(sock=self._socket, limit=_LINE_BYTES)
         with suppress(ConnectionError):
@@ -65,7 +65,7 @@ class WorkerProcess:
             await self._writer.drain()
 
     async def receive(self) -> dict[str, Any] | None:
-        """The next message; None when it has ended, or will not speak any more."""
+        """Return the next message; None if the process has ended or closed its connection."""
         assert self._reader is not None, "it speaks when it is spoken to"
         try:
             line = await self._reader.readline()
@@ -77,12 +77,12 @@ class WorkerProcess:
         return message
 
     async def ask(self, message: bytes) -> dict[str, Any] | None:
-        """The answer to a message that has one."""
+        """Send a message and return its answer."""
         await self.send(message)
         return await self.receive()
 
     async def how_it_ended(self) -> str:
-        """Why it speaks no more: its exit code or the signal that killed it."""
+        """Say why it stopped answering: its exit code, or the signal that killed it."""
         try:
             code = await asyncio.to_thread(self._process.wait, _ENDING_S)
         except subprocess.TimeoutExpired:
@@ -93,19 +93,19 @@ class WorkerProcess:
         return f"was killed by {signal.Signals(-code).name}{hint}"
 
     def kill(self) -> None:
-        """End it at once, with its process group and whatever descends from it."""
+        """Kill the process at once, with its process group and all its descendants."""
         if self._ended:
             return
         self._ended, self.idle = True, False
         family: list[psutil.Process] = []
         with suppress(psutil.Error):
-            family = psutil.Process(self.pid).children(recursive=True)  # also those with sessions of their own
+            family = psutil.Process(self.pid).children(recursive=True)  # also those in other sessions
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # the guardian is in the group: its id cannot be another's by now
+            os.killpg(self.pid, signal.SIGKILL)  # the guardian is in the group, so the id is not reused
         for member in family:
             with suppress(psutil.Error):
                 member.kill()
-        with suppress(subprocess.TimeoutExpired):  # a process in uninterruptible sleep ends later: it is not waited for
+        with suppress(subprocess.TimeoutExpired):  # do not wait for a process in uninterruptible sleep
             self._process.wait(_ENDING_S)
         os.close(self._lifeline)
         if self._writer is None:
@@ -115,9 +115,9 @@ class WorkerProcess:
 
 
 def worker_environment(python: str | None, folder: Path) -> dict[str, str]:
-    """The environment of a worker; under another interpreter it finds this package, and nothing beside it.
+    """Environment variables of a worker; under another interpreter it can import this package, and nothing beside it.
 
-    ``folder`` gets a link to the package: the folder that the package lies in may hold this environment's libraries.
+    ``folder`` gets a link to the package: the package's parent folder may hold libraries of this environment.
     """
     env = os.environ | {SAFE_PATH: OWN_SAFE_PATH}
     if python is not None:

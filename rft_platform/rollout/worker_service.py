@@ -1,4 +1,4 @@
-"""What a worker process does: loads the workflow once, and makes the attempts that the parent asks for."""
+"""The service of a worker process: loads the workflow once, and makes the attempts that the parent requests."""
 
 import asyncio
 import json
@@ -36,50 +36,50 @@ class Channel:
         self._lock = threading.Lock()
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message; None when the parent has hung up."""
+        """Return the next message; None if the parent has closed the connection."""
         line = self._lines.readline()
         return json.loads(line) if line else None
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Tell the parent something; safe from any thread."""
+        """Send a message to the parent; thread-safe."""
         data = worker_wire.line(message, "what the workflow returned")
         with self._lock:
             self._socket.sendall(data)
 
     def forget(self) -> None:
-        """Close this process's copy without a word; called in forked children of user code."""
+        """Close this process's copy of the socket silently; called in forked children of user code."""
         os.close(self._socket.detach())
 
 
 class _Address:
-    """A replica as a worker knows it."""
+    """Address of a replica."""
 
     def __init__(self, url: str, api_key: str) -> None:
         self.url, self.api_key = url, api_key
 
 
 class WorkerReplicas(Replicas):
-    """The replicas that the parent named for an attempt; the first of them is where the parent wants it."""
+    """The replicas that the parent named for an attempt; the first of them is the one that the parent chose."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__([], {})
         self._channel = channel
 
     def set(self, addresses: Iterable[tuple[int, str, str]]) -> None:
-        """From now on these serve."""
+        """Make these replicas active."""
         with self._lock:
             self._serving = {number: Replica(number, cast(Any, _Address(url, key))) for number, url, key in addresses}
             self._down = {}
             self.count = len(self._serving)
 
     def mark_down(self, replica: Replica, why: str) -> None:
-        """``replica`` does not answer: the parent is told, which starts it again."""
+        """Mark a replica that does not answer as down, and report it to the parent, which restarts it."""
         super().mark_down(replica, why)
         self._channel.send({"down": [replica.number, replica.url, why]})
 
 
 def serve(channel: Channel) -> None:
-    """Answer the parent until it hangs up."""
+    """Answer the parent until it closes the connection."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     message = channel.receive()
     if message is None:
@@ -96,15 +96,15 @@ def serve(channel: Channel) -> None:
         answer = worker.attempt(message["attempt"])
         try:
             channel.send(answer)
-        except UserError as error:  # a workflow may have put anything into the calls that it extracted
+        except UserError as error:  # the workflow may have put values that are not JSON into its calls
             channel.send({**answer, **_failed(error)} | {"result": None})
 
 
 class Worker:
-    """The workflow and the engine's clients, kept from attempt to attempt."""
+    """Holds the workflow and the engine's clients across attempts."""
 
     def __init__(self, channel: Channel, setup: Mapping[str, Any]) -> None:
-        """Raises UserError where the workflow cannot be loaded, ImportError where the environment lacks something."""
+        """Raises UserError if the workflow cannot be loaded, ImportError if the environment lacks a package."""
         drop_safe_path()
         sys.path += [folder for folder in setup["sys_path"] if folder not in sys.path]
         from rft_platform.rollout.recording import RecordingClients  # imports openai
@@ -118,10 +118,10 @@ class Worker:
         self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = worker_wire.sampling_from_json(setup["sampling"])
-        self._loop = asyncio.Runner()  # one for all attempts: clients that libraries keep for later are bound to it
+        self._loop = asyncio.Runner()  # one loop for all attempts: clients that libraries cache are bound to it
 
     def attempt(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an attempt; what to tell the parent of it."""
+        """Make an attempt and return the message for the parent."""
         connection = Connection()
         if self._replicas is not None:
             self._replicas.set(tuple(address) for address in asked["replicas"])

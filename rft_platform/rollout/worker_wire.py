@@ -1,8 +1,8 @@
-"""What the parent and a worker process tell each other: JSON lines, and the values that cross as JSON.
+"""Messages between the parent and a worker process: JSON lines, and conversion of values to and from JSON.
 
 Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
-``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}`` and one
-``{"result": ...}`` or ``{"failed": ...}``, both with what was noticed of the connection.
+``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}`` and one ``{"result":
+...}`` or ``{"failed": ...}``, both with the connection statistics.
 """
 
 import json
@@ -24,7 +24,7 @@ _TASK_FIELDS = [item.name for item in fields(Task)]
 
 
 def line(message: Mapping[str, Any], what: str) -> bytes:
-    """A message as it goes over the socket; UserError naming ``what`` for a value that is not JSON."""
+    """Encode a message for the socket. Raises UserError, naming ``what``, for a value that is not JSON."""
     try:
         return json.dumps(message).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def line(message: Mapping[str, Any], what: str) -> bytes:
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """A result as plain values; floats come back exactly."""
+    """Convert a result to plain values; floats are restored exactly."""
     calls = [{name: getattr(call, name) for name in _CALL_FIELDS} for call in result.calls]
     return {
         "calls": calls,
@@ -46,17 +46,17 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 
 def result_from_json(value: Mapping[str, Any]) -> RunResult:
-    """What ``result_to_json`` wrote."""
+    """Restore a result from the output of ``result_to_json``."""
     return RunResult(**{**value, "calls": [RecordedCall(**call) for call in value["calls"]]})
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """A task as plain values, if its row is made of such."""
+    """Convert a task to plain values, provided that its row consists of such."""
     return {name: getattr(task, name) for name in _TASK_FIELDS}
 
 
 def workflow_to_json(workflow: WorkerWorkflow) -> dict[str, Any]:
-    """What a worker needs to load the workflow."""
+    """Return what a worker needs to load the workflow."""
     return {
         "name": workflow.name,
         "arguments": dict(workflow.arguments),
@@ -66,17 +66,17 @@ def workflow_to_json(workflow: WorkerWorkflow) -> dict[str, Any]:
 
 
 def workflow_arguments(value: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``workflow_to_json`` wrote, as arguments of ``resolve_workflow``."""
+    """Convert the output of ``workflow_to_json`` to arguments of ``resolve_workflow``."""
     return {**value, "format_args": FormatArgs(**value["format_args"])}
 
 
 def sampling_from_json(value: Mapping[str, Any]) -> SamplingParams:
-    """What ``dataclasses.asdict`` made of sampling parameters."""
+    """Restore sampling parameters from the output of ``dataclasses.asdict``."""
     return SamplingParams(**{**value, "stop": tuple(value["stop"])})
 
 
 def package_folder() -> Path:
-    """The folder of this package, for a process whose environment does not have it."""
+    """Folder of this package, for a process whose environment lacks it."""
     import rft_platform
 
     return Path(rft_platform.__file__).parent

@@ -1,4 +1,4 @@
-"""Attempts in worker processes: what user code breaks there, it breaks for its own run alone."""
+"""Make attempts in worker processes, where a crash or hang of user code affects its own run only."""
 
 import asyncio
 import site
@@ -31,7 +31,7 @@ _LOG_LINES = 12
 
 
 class WorkerPool:
-    """Up to ``count`` worker processes, started as they are needed. None is left when the context ends."""
+    """Up to ``count`` worker processes, started on demand. None is left running when the context ends."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class WorkerPool:
         auxiliary_models: Mapping[str, Any] | None,
         further: FurtherPolicies = NONE,
     ) -> None:
-        """Raises UserError for auxiliary models or arguments that another process cannot have."""
+        """Raises UserError for auxiliary models or arguments that cannot be sent to another process."""
         self.replicas = engine.replicas if isinstance(engine, EnginePool) else None
         self.tokens = sampling.max_tokens
         self._python = workflow.python
@@ -74,17 +74,17 @@ class WorkerPool:
     async def __aexit__(self, *failure: object) -> None:
         for worker in self._workers:
             worker.kill()
-        await asyncio.sleep(0)  # the transports close
+        await asyncio.sleep(0)  # let the transports close
         self._folder.cleanup()
 
     @property
     def log(self) -> Path:
-        """Where the workers' output goes."""
+        """The log file of the workers' output."""
         return (self._log_folder or Path(self._folder.name)) / LOG_NAME
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator["WorkerPlace"]:
-        """A worker that is ready; one that did not end its attempt is killed afterwards."""
+        """Yield a worker that is ready; kill it afterwards if it did not finish its attempt."""
         async with self._slots:
             worker = next((worker for worker in self._workers if worker.idle), None) or await self._start()
             try:
@@ -136,12 +136,12 @@ class WorkerPlace:
     """A worker for one attempt."""
 
     def __init__(self, pool: WorkerPool, worker: WorkerProcess) -> None:
-        self.answered = True  # nothing was asked yet
+        self.answered = True  # no request yet
         self._pool = pool
         self._worker = worker
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
-        """Make an attempt in the worker; cancelled, the worker is killed when the place is left."""
+        """Make an attempt in the worker. If cancelled, the worker is killed when the place is released."""
         replicas, home = self._pool.replicas, None
         if replicas is not None:
             try:
@@ -183,7 +183,7 @@ class WorkerPlace:
 
 
 def user_folders() -> list[str]:
-    """The folders that this process imports the user's modules from: not those of its Python and its libraries."""
+    """Folders from which this process imports the user's modules: not those of its Python and its libraries."""
     own = {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *site.getsitepackages()}
     roots = [Path(folder).resolve() for folder in own]
     folders = dict.fromkeys(str(Path(folder or ".").resolve()) for folder in sys.path)
@@ -203,7 +203,7 @@ def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _addresses(replicas: Replicas | None, home: Replica | None) -> list[tuple[int, str, str]]:
-    """Those that serve, ``home`` first."""
+    """Addresses of the serving replicas, ``home`` first."""
     if replicas is None:
         return []
     serving = sorted(replicas.serving(), key=lambda replica: replica is not home)

@@ -1,4 +1,4 @@
-"""What a workflow is: user code that solves one task with the model it is handed; and how one is named."""
+"""Workflow types (user code that solves one task with the model it is given), and loading workflows by name."""
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """What one run returns: something for the judge, or a reward of its own, or both.
+    """The result of one run: a response for the judge, or a reward of its own, or both.
 
-    ``rewards`` is for runs in which several policies are trained: what a policy of section ``policies`` gets, by its
-    name. ``reward`` is the first policy's, and that of every policy which ``rewards`` does not name.
+    ``rewards`` is for runs with several trainable policies: it maps names of section ``policies`` to rewards.
+    ``reward`` goes to the first policy, and to every policy that ``rewards`` does not name.
     """
 
     reward: float | None = None
@@ -30,14 +30,14 @@ class WorkflowOutput:
     rewards: dict[str, float] | None = None
 
 
-#: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name. One that is not async
+#: ``async workflow(task: dict, model, ...) -> WorkflowOutput``; parameters are matched by name. A sync function
 #: runs in a thread.
 WorkflowFunction = Callable[..., Awaitable[WorkflowOutput] | WorkflowOutput]
 
 
 @runtime_checkable
 class SingleTurnWorkflow(Protocol):
-    """A workflow that is one model call: the runner sends whole batches through the token-in / token-out path."""
+    """A workflow of one model call: the runner sends whole batches through the token-in / token-out path."""
 
     def messages(self, task: Task) -> list[dict[str, Any]]:
         """The conversation whose continuation is the answer."""
@@ -46,34 +46,34 @@ class SingleTurnWorkflow(Protocol):
 
 @runtime_checkable
 class AgentWorkflow(Protocol):
-    """A workflow object that is handed the whole task (prompt and answer mapped) instead of the raw dictionary."""
+    """A workflow object that gets the whole task (prompt and answer mapped) instead of the raw dictionary."""
 
     async def run(
         self, task: Task, model: "ModelHandle", auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
-        """Solve the task with ``model``, whose calls are recorded; auxiliary models are not."""
+        """Solve the task with ``model``, whose calls are recorded; calls of auxiliary models are not."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerWorkflow:
-    """A workflow that worker processes load by its name and run; this process never imports it."""
+    """A workflow that worker processes load by name and run; this process never imports it."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     format_args: FormatArgs = field(default_factory=FormatArgs)
     reward_fn_args: Mapping[str, Any] = field(default_factory=dict)
     python: str | None = None  # interpreter of the workers' environment; None: this one
-    count: int | None = None  # workers at most; None: as many as runs at once
-    log_folder: Path | None = None  # where what they print goes; None: nowhere
+    count: int | None = None  # maximum number of workers; None: that of concurrent runs
+    log_folder: Path | None = None  # folder of the workers' log; None: a temporary one
 
 
-#: What this process can call.
+#: Workflows that this process can call.
 LocalWorkflow = WorkflowFunction | SingleTurnWorkflow | AgentWorkflow
 
 Workflow = LocalWorkflow | WorkerWorkflow
 
-#: Workflows that come with the platform, by the name they have in a configuration.
+#: Built-in workflows by their name in a configuration.
 BUILT_IN = {
     "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
     "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
@@ -95,12 +95,12 @@ def resolve_workflow(
     format_args: FormatArgs | None = None,
     reward_fn_args: Mapping[str, Any] | None = None,
 ) -> LocalWorkflow:
-    """The workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
+    """Return the workflow called ``name``: a built-in one, ``package.module:attribute`` or ``file.py:attribute``.
 
-    The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or the class of one.
-    ``arguments`` are given to the class; ``system_prompt`` too, if it has a parameter of that name. A class that is
-    made for each run (``class_style``) finds them in its task, beside ``format_args`` (whose system prompt, where there
-    is one, counts) and ``reward_fn_args``. Raises UserError.
+    The attribute may be a function (checked by ``check_workflow_function``), a workflow object, or its class.
+    ``arguments`` are passed to the class, and also the system prompt if it has a parameter ``system_prompt``; with
+    ``format_args`` their system prompt counts alone. A class that is created for each run (``class_style``) finds
+    ``arguments``, ``format_args`` and ``reward_fn_args`` in its task. Raises UserError.
     """
     target = _load(name)
     keys = format_args or FormatArgs(system_prompt=system_prompt)

@@ -1,6 +1,8 @@
-"""``/v1/chat/completions``: token ids are asked for with ``return_token_ids`` and come back as ``prompt_token_ids`` and
-``choices[i].token_ids``, log-probs as ``choices[i].logprobs.content[j].logprob``; streamed answers carry the same
-fields piece by piece."""
+"""The endpoint ``/v1/chat/completions``.
+
+The engine returns token ids on request (``return_token_ids``) as ``prompt_token_ids`` and ``choices[i].token_ids``, and
+log-probs as ``choices[i].logprobs.content[j].logprob``. The chunks of a streamed answer carry the same fields.
+"""
 
 from typing import Any, ClassVar
 
@@ -19,19 +21,19 @@ class ChatCall(Endpoint):
     engine_path: ClassVar[str] = "/chat/completions"
 
     def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
-        self._logprobs = bool(body.get("logprobs"))  # what recording needs stays in the answer only if it was asked for
+        self._logprobs = bool(body.get("logprobs"))  # fields for recording stay in the answer if requested
         self._token_ids = bool(body.get("return_token_ids"))
         self.sent = defaults.fill(body, logprobs=True)
-        shown = self.sent.get("tool_choice") != "none"  # with "none" the engine keeps them out of the prompt
+        shown = self.sent.get("tool_choice") != "none"  # with "none" the engine leaves tools out of the prompt
         self.tools = (self.sent.get("tools") or []) if shown else []
 
     def messages_of(self, choice: int) -> list[dict[str, Any]]:
-        """The conversation, which all choices share."""
+        """The conversation; it is the same for all choices."""
         messages: list[dict[str, Any]] = self.sent.get("messages") or []
         return messages
 
     def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
-        """The choices; prompt ids stand beside them."""
+        """The choices, all with the prompt ids of the answer."""
         choices = []
         for choice in answer["choices"]:
             logprobs = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
@@ -40,7 +42,7 @@ class ChatCall(Endpoint):
         return choices
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Without the ids and log-probs that nobody asked for."""
+        """Remove the ids and log-probs that the caller did not ask for."""
         if self._logprobs and self._token_ids:
             return None
         if not self._token_ids:
@@ -53,7 +55,7 @@ class ChatCall(Endpoint):
         return answer
 
     def assembled(self) -> StreamedAnswer:
-        """Deltas put together."""
+        """Return a collector that joins the deltas."""
         return _StreamedChat(self.choices)
 
 

@@ -1,6 +1,6 @@
-"""``/v1/completions``: one or several prompts, each a text or a list of token ids; a row a choice of each prompt.
+"""The endpoint ``/v1/completions``: one or more prompts, each a text or a list of token ids; one row per choice.
 
-Ids come back as ``choices[i].prompt_token_ids`` and ``choices[i].token_ids``, log-probs as
+The engine returns ids as ``choices[i].prompt_token_ids`` and ``choices[i].token_ids``, log-probs as
 ``choices[i].logprobs.token_logprobs``.
 """
 
@@ -31,13 +31,13 @@ class CompletionCall(Endpoint):
         self.tools = []
 
     def messages_of(self, choice: int) -> list[dict[str, Any]]:
-        """The prompt that ``choice`` answers; one of ids stands in the row's ``prompt_ids`` alone."""
+        """The prompt that ``choice`` answers; a prompt of token ids is stored only in the row's ``prompt_ids``."""
         prompt = self._prompts[choice // super().choices]
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else []
 
     @property
     def choices(self) -> int:
-        """``n`` for each prompt."""
+        """Number of choices: ``n`` for each prompt."""
         return len(self._prompts) * super().choices
 
     def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
@@ -50,7 +50,7 @@ class CompletionCall(Endpoint):
         return found
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """Without the ids and log-probs that nobody asked for."""
+        """Remove the ids and log-probs that the caller did not ask for."""
         if self._logprobs and self._token_ids:
             return None
         for choice in answer.get("choices") or []:
@@ -61,7 +61,7 @@ class CompletionCall(Endpoint):
         return answer
 
     def assembled(self) -> StreamedAnswer:
-        """Texts put together."""
+        """Return a collector that joins the texts."""
         return _StreamedCompletion(self.choices)
 
 

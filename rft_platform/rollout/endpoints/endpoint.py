@@ -1,4 +1,4 @@
-"""What the recorder asks of an endpoint."""
+"""The interface between the recorder and an endpoint."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from rft_platform.rollout.endpoints import events
 
 @dataclass(frozen=True, slots=True)
 class CallDefaults:
-    """What a call is given where it names nothing itself."""
+    """Values of request fields that a call does not set."""
 
-    model: str  # replaces whatever the caller names: an agent written for another model talks to the policy unchanged
+    model: str  # replaces the caller's model, so that an agent written for another model can use the policy
     sampling: SamplingParams
     seed: int
 
     def fill(self, body: dict[str, Any], **forced: Any) -> dict[str, Any]:
-        """``body`` with the run's sampling where it names none, and with ``forced`` whatever it says."""
+        """Return ``body`` with the run's sampling for fields that it does not set, and with ``forced`` in any case."""
         sampling = self.sampling
         defaults: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": self.seed}
         if sampling.top_k > 0:
@@ -44,7 +44,7 @@ class SampledChoice:
 
 
 class StreamedAnswer(ABC):
-    """A streamed answer of ``n`` choices put together again from its chunks."""
+    """Joins the chunks of a streamed answer of ``n`` choices."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -52,7 +52,7 @@ class StreamedAnswer(ABC):
         self._choices: dict[int, dict[str, Any]] = {}
 
     def add(self, chunk: dict[str, Any]) -> bool:
-        """Take in one chunk, before it is restored; True for the chunk that finishes the last choice."""
+        """Add one chunk, before it is restored; return True for the chunk that finishes the last choice."""
         self._fields.update({name: value for name, value in chunk.items() if name != "choices" and value is not None})
         finished = False
         for piece in chunk.get("choices") or []:
@@ -68,28 +68,28 @@ class StreamedAnswer(ABC):
         return finished and len(self._choices) == self._n and all(c["finish_reason"] for c in self._choices.values())
 
     def whole(self) -> dict[str, Any]:
-        """The answer so far, in the shape of one that was not streamed."""
+        """The answer so far, in the form of an answer that is not streamed."""
         return {**self._fields, "choices": [self._choices[index] for index in sorted(self._choices)]}
 
     @abstractmethod
     def empty(self) -> dict[str, Any]:
-        """What a choice begins with, besides index and ids."""
+        """Initial fields of a choice, besides index, ids and finish reason."""
 
     @abstractmethod
     def merge(self, choice: dict[str, Any], piece: dict[str, Any]) -> None:
-        """Add what ``piece`` says of the text and the log-probs."""
+        """Add the text and the log-probs of ``piece``."""
 
 
 class Endpoint(ABC):
-    """One call: as the caller made it, as the engine gets it, and the answer on both sides."""
+    """One call: the caller's request, the engine's request, and the answer in both forms."""
 
-    engine_path: ClassVar[str]  # where the engine is asked, below /v1
-    sent: dict[str, Any]  # the body for the engine
-    tools: list[dict[str, Any]]  # on offer, in chat format
+    engine_path: ClassVar[str]  # path of the engine's endpoint, below /v1
+    sent: dict[str, Any]  # request body for the engine
+    tools: list[dict[str, Any]]  # offered tools, in chat format
 
     @abstractmethod
     def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
-        """Raises UserError where the call cannot be made."""
+        """Raises UserError if the call cannot be made."""
 
     @property
     def choices(self) -> int:
@@ -106,30 +106,30 @@ class Endpoint(ABC):
 
     @abstractmethod
     def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
-        """The choices of an answer; EngineError where ids or log-probs are missing or do not match."""
+        """The choices of an answer. Raises EngineError if ids or log-probs are missing or their numbers differ."""
 
     @abstractmethod
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
-        """The whole answer as the caller asked for it; ``None`` for: as it came. May change ``answer`` in place."""
+        """The whole answer as the caller asked for it; ``None``: unchanged. May change ``answer`` in place."""
 
     @abstractmethod
     def assembled(self) -> StreamedAnswer:
-        """Where the chunks of a streamed answer are collected."""
+        """Return a collector for the chunks of a streamed answer."""
 
     def event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
-        """What the caller gets for one event of a streamed answer. May change ``chunk`` in place."""
+        """The caller's event for one event of a streamed answer. May change ``chunk`` in place."""
         answer = self.restored(chunk)
         return event + events.END if answer is None else events.with_data(event, answer)
 
     def other_event(self, event: bytes) -> bytes:
-        """The same for an event that carries no chunk, such as ``[DONE]``."""
+        """The caller's event for an event without a chunk, such as ``[DONE]``."""
         return event + events.END
 
 
 def sampled_choice(
     answer: dict[str, Any], choice: dict[str, Any], prompt_ids: Any, logprobs: list[float], message: dict[str, Any]
 ) -> SampledChoice:
-    """A choice whose parts fit together; EngineError otherwise."""
+    """Return a choice. Raises EngineError if ids are missing or their number differs from that of the log-probs."""
     if prompt_ids is None:
         raise EngineError(f"answer {answer.get('id')}: no prompt_token_ids; the engine must honour return_token_ids")
     token_ids = choice.get("token_ids")

@@ -1,7 +1,8 @@
-"""``/v1/responses`` on engines that know chat only: the request becomes a chat call, its answer a response.
+"""The endpoint ``/v1/responses``: the request becomes a chat call to the engine, the chat answer becomes a response.
 
-Neither engine gives token ids on an endpoint of its own for responses, so both are asked for chat and behave alike.
-Nothing is stored: what would need an earlier response (``previous_response_id``, item references) is refused.
+Neither engine returns token ids on its own responses endpoint, so the platform uses chat on both, and they behave
+alike. Nothing is stored: a request that needs an earlier response (``previous_response_id``, item references) is
+refused.
 """
 
 from typing import Any
@@ -13,7 +14,7 @@ from rft_platform.rollout.endpoints.responses_answer import response_id, respons
 from rft_platform.rollout.endpoints.responses_events import ResponseEvents
 from rft_platform.rollout.endpoints.responses_input import chat_messages
 
-#: Fields that become others, or mean nothing without a store, hosted tools or accounts.
+#: Fields that are translated, or that have no meaning without a store, hosted tools or accounts.
 _CONSUMED = {
     "input", "instructions", "tools", "tool_choice", "max_output_tokens", "text", "reasoning", "include", "store",
     "stream", "stream_options", "metadata", "truncation", "top_logprobs", "user", "safety_identifier", "service_tier",
@@ -37,17 +38,17 @@ class ResponsesCall(ChatCall):
         return response_id(answer)
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The response."""
+        """Return the response."""
         super().restored(answer)
         return response_of(self._body, answer)
 
     def event(self, event: bytes, chunk: dict[str, Any]) -> bytes:
-        """The events that a chunk of the chat answer becomes."""
+        """Return the events for one chunk of the chat answer."""
         super().restored(chunk)
         return self._events.of_chunk(chunk)
 
     def other_event(self, event: bytes) -> bytes:
-        """The last events in place of ``[DONE]``."""
+        """Return the last events in place of ``[DONE]``."""
         return self._events.finish() if b"[DONE]" in event else b""
 
 

@@ -1,19 +1,19 @@
-"""A chat answer as a response."""
+"""Convert a chat answer to a response."""
 
 from typing import Any
 
-#: Where engines put what the model thought before it answered.
+#: Fields in which engines return the model's reasoning.
 THOUGHTS = ("reasoning_content", "reasoning")
 _ECHOED = ("instructions", "metadata", "temperature", "top_p", "max_output_tokens", "reasoning", "user", "top_logprobs")
 
 
 def response_id(answer: dict[str, Any]) -> str:
-    """The id of the response that a chat answer becomes."""
+    """Id of the response made from a chat answer."""
     return "resp_" + str(answer["id"]).removeprefix("chatcmpl-")
 
 
 def response_of(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """The response to ``body`` that ``answer``, a whole chat answer, becomes."""
+    """Return the response to ``body`` made from ``answer``, a whole chat answer."""
     (choice,) = answer["choices"]
     frame = response_frame(body, answer)
     frame["output"] = output_items(answer, choice)
@@ -21,7 +21,7 @@ def response_of(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def response_frame(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """A response in progress, without output; ``answer`` may be a chunk of one."""
+    """Return a response in progress, without output; ``answer`` may be a chunk of a streamed answer."""
     frame = {
         "id": response_id(answer),
         "object": "response",
@@ -48,7 +48,7 @@ def response_frame(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, An
 
 
 def closed(frame: dict[str, Any], finish_reason: str | None, usage: dict[str, Any] | None) -> dict[str, Any]:
-    """The response once its output is whole."""
+    """Set usage and final status of a response whose output is complete."""
     cut = finish_reason == "length"
     if usage is not None:
         frame["usage"] = {
@@ -64,7 +64,7 @@ def closed(frame: dict[str, Any], finish_reason: str | None, usage: dict[str, An
 
 
 def output_items(answer: dict[str, Any], choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the model thought, said and called, in this order."""
+    """Return the items for reasoning, text and tool calls, in this order."""
     message, suffix = choice["message"], response_id(answer).removeprefix("resp_")
     status = "incomplete" if choice.get("finish_reason") == "length" else "completed"
     items: list[dict[str, Any]] = []
@@ -79,23 +79,23 @@ def output_items(answer: dict[str, Any], choice: dict[str, Any]) -> list[dict[st
 
 
 def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The text of a message."""
+    """The text part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """What the model said."""
+    """A message item."""
     return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
 
 def call_item(item_id: str, call: dict[str, Any], status: str) -> dict[str, Any]:
-    """A function that the model calls."""
+    """A function call item."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
     given = {"call_id": call["id"], "name": name, "arguments": arguments}
     return {"id": item_id, "type": "function_call", "status": status, **given}
 
 
 def reasoning_item(item_id: str, thought: str, status: str) -> dict[str, Any]:
-    """What the model thought."""
+    """A reasoning item."""
     content = [{"type": "reasoning_text", "text": thought}]
     return {"id": item_id, "type": "reasoning", "status": status, "summary": [], "content": content}

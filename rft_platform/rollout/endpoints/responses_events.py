@@ -1,4 +1,4 @@
-"""The chunks of a streamed chat answer as the events of a streamed response."""
+"""Convert the chunks of a streamed chat answer to the events of a streamed response."""
 
 from typing import Any
 
@@ -15,21 +15,21 @@ from rft_platform.rollout.endpoints.responses_answer import (
 
 
 class ResponseEvents:
-    """Writes the events of one response; each item is opened by its first piece and closed when another begins."""
+    """Writes the events of one response. The first piece of an item opens it; the next item closes it."""
 
     def __init__(self, body: dict[str, Any], model: str) -> None:
         self._body = body
         self._model = model
         self._number = 0
         self._frame: dict[str, Any] | None = None
-        self._item: dict[str, Any] | None = None  # the one that is open
+        self._item: dict[str, Any] | None = None  # the open item
         self._call = -1  # index of the open function call
         self._reason: str | None = None
         self._usage: dict[str, Any] | None = None
         self._failed = False
 
     def of_chunk(self, chunk: dict[str, Any]) -> bytes:
-        """The events that a chunk becomes."""
+        """Return the events for one chunk."""
         if "error" in chunk:
             self._failed = True
             error = chunk["error"]
@@ -42,7 +42,7 @@ class ResponseEvents:
         return out
 
     def finish(self) -> bytes:
-        """The last events; none after an error."""
+        """Return the last events; none after an error."""
         if self._frame is None or self._failed:
             return b""
         frame, out = self._frame, b""

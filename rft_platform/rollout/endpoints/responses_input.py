@@ -1,17 +1,17 @@
-"""Input items of a response as chat messages."""
+"""Convert the input items of a response request to chat messages."""
 
 from typing import Any
 
 from rft_platform.errors import UserError
 
 _TEXTS = ("input_text", "output_text", "text", "refusal")
-_ROLES = {"developer": "system"}  # chat templates know the older name
+_ROLES = {"developer": "system"}  # chat templates know only the older name
 
 
 def chat_messages(given: Any, instructions: Any = None) -> list[dict[str, Any]]:
-    """The conversation; the calls of one turn, and the text before them, become one assistant message.
+    """Return the conversation. The tool calls of one turn, and the text before them, become one assistant message.
 
-    Raises UserError for what has no place in a chat: images, files, hosted tools, references to stored items.
+    Raises UserError for what a chat cannot hold: images, files, hosted tools, references to stored items.
     """
     if instructions is not None and not isinstance(instructions, str):
         raise UserError("instructions: expected a text")
@@ -55,12 +55,12 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
 
 
 def _is_open(messages: list[dict[str, Any]]) -> bool:
-    """Whether the last message is a thought whose answer is still to come."""
+    """Whether the last message is reasoning to which text can still be added."""
     return bool(messages) and "reasoning_content" in messages[-1] and "tool_calls" not in messages[-1]
 
 
 def _turn(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that a call belongs to."""
+    """Return the assistant message that a tool call belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
