@@ -1,4 +1,4 @@
-"""Judging runs, and turning the judgements into judged rows with advantages."""
+"""Judge runs, and turn the judgements into judged rows with advantages."""
 
 import logging
 import math
@@ -22,15 +22,15 @@ from rft_platform.judging.types import declared_responses
 from rft_platform.judging.view import experiences_of, parts_of
 from rft_platform.tasks.task import Task
 
-JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run that its judge failed on
-WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflows gave themselves
+JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run on which its judge failed
+WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflow itself set
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRollouts:
-    """Judged rows in the order of the rollout rows, and what each run got."""
+    """Judged rows in the order of the rollout rows, and the judgement of each run."""
 
     rows: list[JudgedRow]
     runs: list[RunJudgement]
@@ -38,7 +38,7 @@ class JudgedRollouts:
 
     @property
     def errors(self) -> list[RunJudgement]:
-        """The runs that the judge failed on."""
+        """The runs on which the judge failed."""
         return [run for run in self.runs if run.error is not None]
 
 
@@ -52,21 +52,21 @@ def judge_runs(
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> list[RunJudgement]:
-    """Judge every run, in order of first appearance.
+    """Judge every run; return the judgements in order of first appearance.
 
-    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. An
-    object comes as its class where the annotation of the judge's ``response`` names that, else as plain values. With
-    no judge the workflow's own reward counts; without ``needs_reward`` a run may have none and gets 0. ``concurrency``
-    runs are judged at a time; a function that is not ``async`` has a thread of its own. A judge that fails on a run, or
-    takes longer than its ``timeout_s``, leaves that run without a reward, and so does a reward further from 0 than
-    ``max_abs_reward``. A run that outgrew the context before its workflow returned has nothing to judge: it keeps the
-    reward it was given for that.
+    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. A
+    returned object is passed as its class if the annotation of the judge's ``response`` names that class, else as plain
+    values. Without a judge the workflow's own reward counts; without ``needs_reward`` a run that has none gets 0.
+    ``concurrency`` runs are judged at a time; a function that is not ``async`` runs in its own thread. A run gets no
+    reward if the judge fails on it or takes longer than its ``timeout_s``, or if the reward is further from 0 than
+    ``max_abs_reward``. A run that exceeded the context before its workflow returned is not judged: it keeps the reward
+    that it got for that.
 
     Raises:
-        StorageError: a row belongs to none of the tasks.
-        UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be asked (key, budget).
+        StorageError: the task of a row is not in ``tasks``.
+        UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be called (key, budget).
         UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
-        JudgeUnavailableError: a model that judges does not answer; no run gets a reward for that.
+        JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
     """
     last_rows = _last_rows(rows)
     for row in last_rows:
@@ -116,15 +116,15 @@ def judge_rollouts(
     concurrency: int = 16,
     auxiliary_models: Mapping[str, Any] | None = None,
 ) -> JudgedRollouts:
-    """Judge every run and give each of its rows the run's reward and its advantage.
+    """Judge every run, apply the operators, and give each row its reward and advantage.
 
-    Where several policies made the runs, rows get the reward of their own policy, and operators and advantages work on
-    each policy's rows apart: rows of different policies are never compared.
+    If several policies made the runs, rows get the reward of their own policy, and operators and advantages are applied
+    to each policy's rows separately: rows of different policies are never compared.
 
-    Rows of runs that the judge failed on have reward NaN and ``dropped_by`` set; these runs, and those that an operator
-    of the ``pipeline`` leaves out, take no part in the advantages of their group. ``wanted_groups`` are those that the
-    round is to train on. ``advantage_fn`` None (algorithms without one) leaves every advantage 0. Raises as
-    ``judge_runs`` and ``Pipeline.apply``.
+    Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and those that an
+    operator of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number
+    of groups that the round is to train on. With ``advantage_fn`` None (algorithms without one) every advantage is 0.
+    Raises the errors of ``judge_runs`` and ``Pipeline.apply``.
     """
     runs = judge_runs(
         rows,
@@ -150,7 +150,7 @@ def judge_rollouts(
 
 @dataclass(frozen=True, slots=True)
 class _Learning:
-    """How judgements become something to learn from."""
+    """Turns judgements into rows with rewards and advantages."""
 
     advantage_fn: str | None
     advantage_args: Mapping[str, Any]
@@ -159,7 +159,7 @@ class _Learning:
     version: str
 
     def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str | None = None) -> JudgedRollouts:
-        """The rows of one policy with rewards and advantages."""
+        """Return the judged rows of one policy, with rewards and advantages."""
         runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
         by_run = {run.run_id: run for run in runs}
         advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
@@ -174,7 +174,7 @@ class _Learning:
     def _advantages(
         self, kept: Sequence[RolloutRow], by_run: Mapping[str, RunJudgement], out: "_LeftOut"
     ) -> dict[str, float]:
-        """By row; those that are left out have none."""
+        """Advantages by row id; rows that are left out have none."""
         if self.advantage_fn is None or not kept:
             return {}
         values = compute_advantages(
@@ -194,7 +194,7 @@ class _Learning:
 
 
 def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollouts]) -> JudgedRollouts:
-    """What was made of each policy's rows, in the order of ``rows``; of a run that several made, the first's word."""
+    """Join the judged rows of all policies, in the order of ``rows``; a run of several has the first's judgement."""
     by_row = {row.row_id: row for part in parts.values() for row in part.rows}
     first_last = sorted(parts, key=lambda policy: policy is None)
     runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}
@@ -205,7 +205,7 @@ def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollout
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """What does not train: rows by what keeps them out, and the runs that do not count among their group's."""
+    """What does not train: rows with the reason, and runs that do not count in their group."""
 
     rows: Mapping[str, str]
     runs: frozenset[str]
@@ -214,7 +214,7 @@ class _LeftOut:
 def _processed(
     rows: Sequence[RolloutRow], runs: list[RunJudgement], pipeline: Pipeline, wanted_groups: int | None
 ) -> tuple[list[RunJudgement], _LeftOut, tuple[OperatorReport, ...]]:
-    """The runs with the rewards to learn from, what is left out, and what each operator did."""
+    """Apply the pipeline; return the runs with their final rewards, what is left out, and the operator reports."""
     failed = {run.run_id for run in runs if run.error is not None}
     sound = [run for run in runs if run.error is None]
     judged = [row for row in rows if row.run_id not in failed]
@@ -250,12 +250,12 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
 
 
 def _is_cut_off(row: RolloutRow) -> bool:
-    """Whether the run that ended with ``row`` outgrew the context, so that its workflow returned nothing."""
+    """Whether the run that ended with ``row`` exceeded the context, so that its workflow returned nothing."""
     return TRUNCATED_METRIC in row.metrics and row.run_output is None
 
 
 def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
-    """Of every run the row with its output and reward: that of the last choice of its last call (stored in order)."""
+    """Return each run's row with its output and reward: the last choice of its last call (rows are in stored order)."""
     last: dict[str, RolloutRow] = {}
     for row in rows:
         if row.run_id not in last or row.step >= last[row.run_id].step:
@@ -279,7 +279,7 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
 
 
 def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:
-    """What judges see of the run that ``rows`` record, of which ``last`` says what it came to."""
+    """Return what judges see of the run that ``rows`` record; ``last`` holds its output."""
     response = last.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
     return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
 

@@ -1,9 +1,9 @@
 """Call a function in a child process that is killed when it uses too much processor time or memory.
 
-A computation in C (a power of large integers, a regular expression) sees neither signals nor cancellation, and a thread
-cannot be ended. So rules whose cost depends on what a model wrote run in a worker: ``bounded_worker``, which the kernel
-kills at its limit. Workers are reused, also by later judgings of this process and in other event loops; they end with
-the process.
+A computation in C (a power of large integers, a regular expression) reacts neither to signals nor to cancellation, and
+a thread cannot be killed. So rules whose cost depends on model-written text run in a worker process
+(``bounded_worker``), which the kernel kills at its limit. Workers are reused, also by later judgings of this process
+and in other event loops; they end with the process.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from pathlib import Path
 from typing import IO, Any
 
 MEMORY_MB = 2048  #: of address space, for each worker
-_LEAST_WAIT_S = 60.0  # for the start and the answer of a worker, whatever the load of the machine
+_LEAST_WAIT_S = 60.0  # minimum wait for a worker's start and answer, however loaded the machine is
 _WAIT_FACTOR = 10.0  # seconds of wall time for each second of processor time
-_ATTEMPTS = 2  # a worker that something else has killed says nothing about the computation
+_ATTEMPTS = 2  # the first worker may have been killed by something else
 _CHUNK = 1 << 16
 _ROOT = Path(__file__).parents[2]
 
 
 class LimitExceededError(Exception):
-    """The computation was ended: it needed more processor time or memory than it may use."""
+    """The computation was killed: it needed more processor time or memory than allowed."""
 
 
 async def call_bounded(
     function: Callable[..., Any], *arguments: Any, cpu_s: float, imports: tuple[str, ...] = ()
 ) -> Any:
-    """``function(*arguments)`` from a worker process; arguments and result are JSON values.
+    """Return ``function(*arguments)``, computed in a worker process; arguments and result are JSON values.
 
-    ``function`` is at the top level of a module. ``imports`` names the large modules that it imports: a worker loads
-    them before the time of a call runs. Raises LimitExceededError after ``cpu_s`` seconds of processor time, at
-    MEMORY_MB, or where the worker dies twice; RuntimeError for an exception of the function's own, and OSError where no
-    worker starts.
+    ``function`` must be at the top level of a module. ``imports`` names the large modules that it imports: a worker
+    loads them before the time of a call starts. Raises LimitExceededError after ``cpu_s`` seconds of processor time, at
+    MEMORY_MB, or if the worker dies twice; RuntimeError for an exception of the function, and OSError if no worker
+    starts.
     """
     target, died = f"{function.__module__}:{function.__qualname__}", ""
     for _ in range(_ATTEMPTS):
@@ -87,11 +87,11 @@ class _Worker:
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
                     (os.POSIX_SPAWN_DUP2, self._errors.fileno(), 2),
                 ],
-                setsid=True,  # Ctrl-C on the terminal is not for it
+                setsid=True,  # Ctrl-C on the terminal must not reach it
             )
 
     async def ask(self, request: Any) -> dict[str, Any]:
-        """The answer to a request; raises ConnectionError where the process ends instead."""
+        """Return the answer to a request. Raises ConnectionError if the process ends instead."""
         if not self._started:
             await self._line()
             self._started = True
@@ -111,16 +111,16 @@ class _Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Whether the process is running."""
         return self._wait(os.WNOHANG) is None
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether the kernel ended it for the processor time that it used."""
+        """Whether the kernel killed it at its processor time limit."""
         return self._status is not None and os.waitstatus_to_exitcode(self._status) == -signal.SIGPROF
 
     def end(self) -> str:
-        """Kill the process if it runs, and return how it ended. Raises OSError where it could not start."""
+        """Kill the process if it is running, and return how it ended. Raises OSError if it could not start."""
         with suppress(ProcessLookupError):
             if self._status is None:
                 os.kill(self.pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ class _Worker:
         return f"exit code {code}{f', {lines[-1]}' if lines else ''}"
 
     def _wait(self, options: int) -> int | None:
-        """The exit status, None while the process runs (or where something else has reaped it)."""
+        """The exit status; None while the process is running (or if something else has reaped it)."""
         if self._status is None:
             with suppress(ChildProcessError):
                 pid, status = os.waitpid(self.pid, options)
@@ -144,14 +144,14 @@ class _Worker:
 
 
 class _Workers:
-    """The idle workers of this process, by the function that they call."""
+    """Idle workers of this process, by the function that they call."""
 
     def __init__(self) -> None:
         self._idle: dict[str, list[_Worker]] = {}
         self._lock = threading.Lock()
 
     def take(self, target: str, imports: tuple[str, ...]) -> _Worker:
-        """An idle worker, or a new one."""
+        """Return an idle worker, or a new one."""
         with self._lock:
             idle = self._idle.setdefault(target, [])
             while idle:
@@ -174,7 +174,7 @@ class _Workers:
             self._idle.clear()
 
     def forget(self) -> None:
-        """Drop those of the parent process, in a forked child."""
+        """Forget the workers of the parent process, in a forked child."""
         self._idle, self._lock = {}, threading.Lock()
 
 

@@ -1,7 +1,7 @@
-"""Search model-written text with patterns of a configuration or dataset, each search within a time limit.
+"""Search model-written text with patterns from a configuration or dataset, each search within a time limit.
 
 A pattern such as ``(a|aa)+$`` takes exponential time on some texts, and Python's ``re`` cannot be interrupted. The
-library ``regex`` has a time limit. A pattern has the meaning here that it has for ``re``.
+library ``regex`` has a time limit. Patterns mean the same here as in ``re``.
 """
 
 import re
@@ -32,17 +32,17 @@ class PatternTimeoutError(Exception):
 
 
 def search(pattern: str, text: str) -> Any:
-    """The first match, as ``re.search``. Raises ``re.error`` for an invalid pattern, else PatternTimeoutError."""
+    """Return the first match, as ``re.search``. Raises ``re.error`` for an invalid pattern, or PatternTimeoutError."""
     return _limited(pattern, lambda: _compiled(pattern, 0).search(text, timeout=SEARCH_LIMIT_S))
 
 
 def full_match(pattern: str, text: str, flags: int) -> Any:
-    """The match of the whole text, as ``re.fullmatch``; raises as ``search``."""
+    """Return the match of the whole text, as ``re.fullmatch``; raises as ``search``."""
     return _limited(pattern, lambda: _compiled(pattern, flags).fullmatch(text, timeout=SEARCH_LIMIT_S))
 
 
 def last_match(pattern: str, text: str, flags: int) -> Any:
-    """The last match of ``re.finditer``, or None; raises as ``search``."""
+    """Return the last match of ``re.finditer``, or None; raises as ``search``."""
     found = _limited(pattern, lambda: deque(_compiled(pattern, flags).finditer(text, timeout=SEARCH_LIMIT_S), maxlen=1))
     return found[0] if found else None
 
@@ -56,6 +56,6 @@ def _limited(pattern: str, find: Callable[[], Any]) -> Any:
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str, flags: int) -> Any:
-    re.compile(pattern, flags)  # refuses what only ``regex`` understands
+    re.compile(pattern, flags)  # refuses syntax that only ``regex`` understands
     as_re = _NOTATION.sub(lambda found: _LITERAL.get(found[0], found[0]), pattern)
     return regex.compile(as_re, flags | regex.VERSION0)

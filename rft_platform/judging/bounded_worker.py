@@ -1,7 +1,7 @@
 """The child process of ``bounded``: calls one function for every request on its standard input, a socket.
 
-It ends with its parent, which closes the socket. The kernel ends it earlier when a call uses more processor time than
-the request allows: the timer's signal has no handler, so no computation can put it off.
+It ends when its parent closes the socket. The kernel kills it earlier if a call uses more processor time than the
+request allows: the timer's signal has no handler, so no computation can delay it.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Serve a function: the arguments are megabytes of memory, ``module:name``, and further modules to import."""
+    """Serve a function. Command line arguments: megabytes of memory, ``module:name``, and further modules to import."""
     megabytes, target, *imports = sys.argv[1:]
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Building a judge from its configuration: one function, or a weighted sum of several."""
+"""Build a judge from its configuration: one function, or a weighted sum of several."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -23,19 +23,19 @@ from rft_platform.user_code import short_name
 
 @dataclass(frozen=True, slots=True)
 class JudgePart:
-    """One function of a judge, with the arguments that are bound to it."""
+    """One function of a judge, with its bound arguments."""
 
-    name: str  # of its part of the reward
+    name: str  # name of its part of the reward
     function: JudgeFunction | GroupJudge
     args: Mapping[str, Any]
     weight: float = 1.0
     group: bool = False  # whether it judges all runs of a group at once
     builtin: bool = False  # whether it comes with the platform
-    settings: Mapping[str, Any] | None = None  # of a judge made of its arguments: what its rewards depend on
+    settings: Mapping[str, Any] | None = None  # of a judge class: settings that its rewards depend on
 
     @property
     def described(self) -> dict[str, Any]:
-        """What its version says beside name, weight and source."""
+        """What its version contains, besides name, weight and source."""
         return dict(self.args if self.settings is None else self.settings)
 
 
@@ -45,12 +45,12 @@ class JudgeSpec:
 
     parts: tuple[JudgePart, ...]
     version: str
-    timeout_s: float | None = None  # for a function of the user's and one run, or one group
-    state: JudgeState | None = None  # where answers of models are kept, and what they cost; None: in RFT_HOME
+    timeout_s: float | None = None  # limit of a user function for one run, or one group
+    state: JudgeState | None = None  # stored answers of models, and their cost; None: in RFT_HOME
 
     @property
     def asks_models(self) -> bool:
-        """Whether auxiliary models may be asked: by their names in the arguments, or by a function that takes them."""
+        """Whether auxiliary models may be called: by a name in the arguments, or by a function that takes them."""
         return any(
             isinstance(getattr(part.function, "model", None), str)
             or "auxiliary_models" in inspect.signature(part.function).parameters
@@ -59,7 +59,7 @@ class JudgeSpec:
 
 
 class WeightedEntry(Protocol):
-    """One entry of a weighted judge, as the configuration has it."""
+    """One entry of a weighted judge in the configuration."""
 
     @property
     def judge(self) -> str: ...
@@ -71,7 +71,7 @@ class WeightedEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The tasks' columns, and the names of the models that judges know by an alias."""
+    """The tasks' columns, and the models behind the auxiliary names that judges use."""
 
     answer: str | None = "answer"
     prompt: str | None = "question"
@@ -89,10 +89,10 @@ def build_judge(
     """Resolve names to functions, check parameters and compute the version.
 
     ``args`` belong to a single judge; in a list each entry has its own. ``answer_key``, the tasks' answer column, is
-    given to every built-in rule that compares with a reference, ``prompt_key`` to the judges that show a model the
-    question. ``models`` says which model an auxiliary name stands for, which is part of the version; None: not known
-    here. Raises ``UserError`` for an unknown name, a function with the wrong parameters, and arguments a judge does not
-    take or does not get.
+    passed to every built-in rule that compares with a reference; ``prompt_key`` to the judges that show a model the
+    question. ``models`` maps auxiliary names to the models behind them, which are part of the version; None: unknown
+    here. Raises ``UserError`` for an unknown name, a function with the wrong parameters, and unknown or missing
+    arguments.
     """
     columns = Columns(answer_key, prompt_key, models)
     if isinstance(judge, str) or callable(judge):
@@ -174,7 +174,7 @@ def _rule_arguments(
 
 
 def _distinct(parts: list[JudgePart]) -> list[JudgePart]:
-    """The parts with names that differ: the second ``numeric`` becomes ``numeric#2``."""
+    """Make the names of the parts unique: the second ``numeric`` becomes ``numeric#2``."""
     seen: dict[str, int] = {}
     renamed = []
     for part in parts:

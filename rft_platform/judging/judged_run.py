@@ -1,4 +1,4 @@
-"""What a judge may know of a run beyond its response: the conversation, its steps, tool calls with their results."""
+"""What a judge may read of a run besides its response: the conversation, its steps, tool calls and their results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ from rft_platform.judging.text import response_text
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool that the model asked for, and what came of it."""
+    """One tool call that the model requested, and its result."""
 
     name: str
-    arguments: Any  # a JSON value; the text as the model wrote it where that is no JSON
-    result: str | None  # what the next prompts show of it; None: the run ended, or its history was rewritten
+    arguments: Any  # a JSON value; the model's text if that is not JSON
+    result: str | None  # as later prompts show it; None: the run ended, or its history was rewritten
     step: int
     is_json: bool = True  # whether ``arguments`` is a JSON object
 
@@ -31,35 +31,35 @@ class JudgedStep:
     truncated: bool
     step_reward: float | None = None
     env_state_hash: str | None = None
-    policy: str | None = None  # which of the further trainable policies was called; None: the first
+    policy: str | None = None  # the further trainable policy that was called; None: the first
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRun:
-    """One run of a workflow, as its judge may see it. Read it, never change it."""
+    """One run of a workflow as its judge sees it. Read-only."""
 
     run_id: str
     task_id: str
-    messages: tuple[Mapping[str, Any], ...]  # the last call's prompt and answer: the whole conversation, as a rule
+    messages: tuple[Mapping[str, Any], ...]  # the last call's prompt and answer: usually the whole conversation
     steps: tuple[JudgedStep, ...]
     tool_calls: tuple[ToolCall, ...]
-    tools: tuple[Mapping[str, Any], ...]  # what was offered, in wire format
+    tools: tuple[Mapping[str, Any], ...]  # offered tools, in wire format
     metrics: Mapping[str, float] = field(default_factory=dict)
-    reward: float | None = None  # the workflow's own
+    reward: float | None = None  # the workflow's own reward
 
     @property
     def response_tokens(self) -> int:
-        """Sampled tokens of all steps."""
+        """Number of sampled tokens of all steps."""
         return sum(step.response_tokens for step in self.steps)
 
     @property
     def truncated(self) -> bool:
-        """Whether the last answer was cut."""
+        """Whether the last answer was cut off."""
         return self.steps[-1].truncated
 
 
 def judged_run(rows: Sequence[RolloutRow]) -> JudgedRun:
-    """The run that ``rows`` (all rows of one run, at least one) record."""
+    """Return the judge's view of the run that ``rows`` record (all rows of one run, at least one)."""
     rows = sorted(rows, key=lambda row: row.step)
     last = rows[-1]
     tools = {json.dumps(tool, sort_keys=True): tool for row in rows for tool in row.tools or []}
@@ -89,7 +89,7 @@ def _step(row: RolloutRow) -> JudgedStep:
 
 
 def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
-    """Every call that the model asked for, with the result that a later prompt of the run shows under its id."""
+    """Return every tool call that the model requested, with its result from a later prompt of the run (by id)."""
     calls = []
     for number, row in enumerate(rows):
         asked_for = row.response.get("tool_calls") or []
@@ -103,7 +103,7 @@ def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
 
 
 def _since(row: RolloutRow, later: RolloutRow) -> Sequence[Mapping[str, Any]]:
-    """What a later prompt has beyond that of ``row``: all of it where it is another conversation."""
+    """Messages that a later prompt has beyond that of ``row``: all of them if it is another conversation."""
     length = len(row.messages)
     return later.messages[length:] if later.messages[:length] == row.messages else later.messages
 

@@ -1,8 +1,8 @@
-"""AgentScope's metrics (``agentscope.evaluate.MetricBase``) as judges. AgentScope need not be installed to import this.
+"""AgentScope's metrics (``agentscope.evaluate.MetricBase``) as judges. Importing this does not need AgentScope.
 
-A metric is called with what it has parameters for: ``task`` (the row), ``response``, or a solution in AgentScope's
-sense. A metric object serves every task; of a metric class an object is made for each task, its constructor given
-``task`` or the columns that it has parameters for, as in ``CheckEqual(ground_truth)``.
+A metric is called with the arguments that it declares: ``task`` (the row), ``response``, or a solution in AgentScope's
+sense. A metric object serves every task. A metric class is instantiated for each task; its constructor gets ``task`` or
+the columns that it declares, as in ``CheckEqual(ground_truth)``.
 """
 
 import importlib
@@ -24,16 +24,16 @@ _WORTH = {
 
 
 def is_metric(value: Any) -> bool:
-    """Whether ``value`` is a metric of AgentScope's kind, an object or the class of one."""
+    """Whether ``value`` is an AgentScope metric: an object, or the class of one."""
     if isinstance(value, type):
         return any(base.__name__ == "MetricBase" for base in value.__mro__) and callable(value)
     return callable(value) and hasattr(value, "metric_type") and isinstance(getattr(value, "name", None), str)
 
 
 class MetricJudge:
-    """A judge whose reward is the result of a metric; the numbers of its metadata are metrics."""
+    """A judge whose reward is the result of a metric; the numbers in its metadata become metrics."""
 
-    __slots__ = ("__dict__", "_metric")  # what is in __dict__ counts in the judge's version: plain values only
+    __slots__ = ("__dict__", "_metric")  # __dict__ is part of the judge's version: plain values only
 
     def __init__(self, metric: Any) -> None:
         self._metric = metric
@@ -41,7 +41,7 @@ class MetricJudge:
         self.__dict__["source"] = digest_json(used_source(metric))
 
     async def __call__(self, task: dict[str, Any], response: Any) -> JudgeOutput:
-        """The reward of one run; ValueError for a result that is neither a number nor a known category."""
+        """Return the reward of one run. Raises ValueError if the result is neither a number nor a known category."""
         metric = _made_for(self._metric, task) if isinstance(self._metric, type) else self._metric
         result = metric(**_arguments(metric, task, response))
         if inspect.isawaitable(result):

@@ -1,4 +1,4 @@
-"""The experience pipeline: operators in order, what they keep from training, and what they are recorded as."""
+"""The experience pipeline: applies operators in order, and records what each of them drops and changes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +13,11 @@ from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import OperatorFunction, find_operator
 from rft_platform.judging.version import judge_version
 
-JUDGED = "judged"  #: reward part: the judge's own reward, where an operator has changed it
+JUDGED = "judged"  #: reward part: the judge's own reward, if an operator has changed it
 
 
 class NamedOperator(Protocol):
-    """An operator as the configuration has it."""
+    """An operator in the configuration."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """What one operator did; groups count as long as a run of them is kept."""
+    """What one operator did; a group counts as long as one of its runs is kept."""
 
     name: str
     rows_in: int
@@ -47,14 +47,14 @@ class OperatorReport:
     facts: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return the report as JSON-serialisable values."""
         names = ("name", "rows_in", "rows_out", "runs_in", "runs_out", "groups_in", "groups_out")
         return {name: getattr(self, name) for name in names} | {"facts": dict(self.facts)}
 
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """Experiences behind the pipeline. ``dropped_N`` names the operator that keeps a row from training, or is None."""
+    """Experiences after the pipeline. ``dropped_N`` names the operator that keeps a row from training, or is None."""
 
     experiences: Experiences
     dropped_N: Sequence[str | None]
@@ -62,36 +62,36 @@ class Processed:
 
     @property
     def trained_groups(self) -> int:
-        """Groups of which a row trains."""
+        """Number of groups with a row that trains."""
         kept = self.experiences.run_N[self.experiences.kept_N]
         return len(np.unique(self.experiences.group_R[kept]))
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Operators in the order in which they are applied."""
+    """Operators in the order of application."""
 
     operators: tuple[Operator, ...] = ()
     functions: tuple[OperatorFunction, ...] = ()
 
     @classmethod
     def of(cls, operators: Iterable[NamedOperator]) -> "Pipeline":
-        """Look up every operator; UserError for unknown names and options that do not fit."""
+        """Look up every operator. Raises UserError for unknown names and options that do not fit."""
         named = tuple(Operator(entry.name, dict(entry.args)) for entry in operators)
         return cls(named, tuple(find_operator(entry.name, entry.args) for entry in named))
 
     @property
     def version(self) -> str | None:
-        """Digest of names, options and code of all operators; None without any."""
+        """Digest of names, options and code of all operators; None without operators."""
         if not self.operators:
             return None
         pairs = zip(self.operators, self.functions, strict=True)
         return digest_json([judge_version([(one.name, code, dict(one.args), 1.0)]) for one, code in pairs])[:16]
 
     def apply(self, experiences: Experiences) -> Processed:
-        """Apply every operator to what the ones before it left.
+        """Apply every operator to the result of the one before.
 
-        Raises UserCodeError where an operator fails or gives something that does not fit.
+        Raises UserCodeError if an operator fails or returns something that does not fit.
         """
         dropped = np.full(len(experiences.run_N), None, object)
         reports = []
@@ -126,7 +126,7 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
 
 
 def _changed(name: str, before: Experiences, change: Change) -> tuple[Experiences, np.ndarray]:
-    """The experiences after a change, and bool [N]: the rows that it takes from training."""
+    """Apply a change; return the experiences, and bool [N]: the rows that it removes from training."""
     rows, runs = len(before.run_N), len(before.run_ids)
     reward_R = _column(name, "reward", change.reward, before.reward_R, runs)
     drop_R = _column(name, "drop", change.drop, np.zeros(runs, bool), runs) & before.kept_R

@@ -1,4 +1,4 @@
-"""From judged groups to preference pairs: of two runs of one task the better is chosen, the worse rejected."""
+"""Make preference pairs from judged groups: of two runs of a task the better is chosen, the worse rejected."""
 
 import json
 import math
@@ -17,21 +17,21 @@ Which = Literal["extremes", "all"]
 
 @dataclass(slots=True)
 class PreferencePairs:
-    """Rows with ``prompt``, ``chosen`` and ``rejected`` (messages), ``tools`` where there are any, and where from."""
+    """Rows with ``prompt``, ``chosen`` and ``rejected`` (messages), ``tools`` if there are any, and their origin."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     groups: int = 0
-    without_pair: int = 0  # groups whose runs' rewards differ too little, or part by something else than an answer
+    without_pair: int = 0  # groups whose rewards differ too little, or whose runs do not diverge at an answer
 
 
 def preference_pairs(
     rows: Sequence[RolloutRow], judged: Iterable[JudgedRow], *, least_margin: float = 0.0, which: Which = "extremes"
 ) -> PreferencePairs:
-    """Pairs of runs of one group whose rewards differ by more than ``least_margin``.
+    """Return pairs of runs of one group whose rewards differ by more than ``least_margin``.
 
-    ``extremes``: the best against the worst, one pair a group. ``all``: every two runs. Runs without a reward take no
-    part. A pair is made of the first answers in which two runs differ, after all that they have in common; runs that
-    part by something else (the same call of a tool with another result, a history that was rewritten) make none.
+    ``extremes``: the best with the worst, one pair per group. ``all``: every two runs. Runs without a reward are left
+    out. A pair consists of the first answers in which two runs differ, after an equal history. Runs that diverge at
+    something else (the same tool call with another result, a rewritten history) give no pair.
     """
     reward = {row.run_id: row.reward for row in judged if math.isfinite(row.reward)}
     runs: dict[str, dict[str, list[RolloutRow]]] = {}
@@ -54,10 +54,10 @@ def preference_pairs(
 
 
 def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write pairs as a dataset that a DPO training reads: JSONL or Parquet, by the file's name.
+    """Write pairs as a dataset for DPO training: JSONL or Parquet, by the file's suffix.
 
-    Parquet holds messages as JSON text: read it with ``format.prompt_type: chatpair``. Raises UserError for another
-    ending, and where there is no pair.
+    Parquet stores messages as JSON text: read it with ``format.prompt_type: chatpair``. Raises UserError for another
+    suffix, and if there is no pair.
     """
     if file.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{file}: preference pairs are written as .jsonl or .parquet")
@@ -79,7 +79,7 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str, float]) -> dict[str, Any] | None:
-    """The first answers in which two runs differ; None where they part by something else than an answer."""
+    """Pair the first answers in which two runs differ; None if the runs diverge at something else."""
     steps = zip(*(sorted(run, key=lambda row: row.step) for run in (better, worse)), strict=False)
     for chosen, rejected in steps:
         if _without_ids(chosen.messages) != _without_ids(rejected.messages):
@@ -101,7 +101,7 @@ def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str
 
 
 def _without_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without the ids of calls, which are drawn anew in every run."""
+    """Messages without the ids of tool calls, which differ in every run."""
     return [
         {
             name: [{part: call[part] for part in call if part != "id"} for call in value]

@@ -1,4 +1,4 @@
-"""Judges by name: those that come with the platform, and any importable function."""
+"""Judges by name: built-in ones, and any importable function."""
 
 import difflib
 from collections.abc import Mapping
@@ -39,12 +39,15 @@ RULES: Mapping[str, JudgeFunction | GroupJudge] = MappingProxyType(
     }
 )
 
-#: Judges that are made of their arguments.
+#: Judge classes, instantiated with their arguments.
 MODEL_JUDGES: Mapping[str, type[GradingSettings]] = MappingProxyType({"llm": LlmJudge, "pairwise": PairwiseJudge})
 
 
 def find_judge(name: str) -> JudgeFunction | GroupJudge:
-    """The rule called ``name``, or the function that a reference (``module:function``) names. Raises ``UserError``."""
+    """Return the rule called ``name``, or the function that a reference (``module:function``) names.
+
+    Raises ``UserError`` for an unknown name and for a reference to something that is not a function.
+    """
     if name in RULES:
         return RULES[name]
     if ":" not in name:

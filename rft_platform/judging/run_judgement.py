@@ -1,4 +1,4 @@
-"""What a judge found of one run, and the bound on its reward."""
+"""The judgement of one run, and the limit of its reward."""
 
 import logging
 import math
@@ -19,17 +19,17 @@ class RunJudgement:
     reward: float  # NaN where ``error`` is given
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another one
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of further policies that got another reward
 
     def of_policy(self, policy: str | None) -> "RunJudgement":
-        """The judgement as it concerns one policy: with its reward."""
+        """Return the judgement with the reward of one policy."""
         return self if policy is None else replace(self, reward=self.rewards.get(policy, self.reward))
 
 
 def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudgement]:
-    """The judgements, without the rewards that are further from 0 than ``most``: those runs count as failed.
+    """Return the judgements; those with a reward further from 0 than ``most`` become failed.
 
-    Raises UserCodeError where no run is left.
+    Raises UserCodeError if no run has a usable reward left.
     """
     if most is None:
         return runs

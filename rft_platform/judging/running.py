@@ -1,4 +1,4 @@
-"""Running the parts of a judge on many runs at once: per run or per group, in the loop or in threads, each in time."""
+"""Run the parts of a judge on many runs concurrently: per run or per group, in the loop or in threads, time-limited."""
 
 import asyncio
 import copy
@@ -23,7 +23,7 @@ from rft_platform.judging.threads import call_in_thread
 
 Result = TypeVar("Result")
 
-_SHOWN = 80  # characters of a result that is no reward
+_SHOWN = 80  # characters of an invalid result in a message
 _log = logging.getLogger("rft_platform.judging")
 
 
@@ -38,21 +38,21 @@ class RunToJudge:
 
 
 class JudgeResultError(TypeError):
-    """A judge returned something that is no reward."""
+    """A judge returned something that is not a reward."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """What the parts of a judge said of one run: values by part and metric, or the error of the first that failed."""
+    """Results of a judge's parts for one run: values by part and metric, or the error of the first that failed."""
 
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    rewards: dict[str, float] = field(default_factory=dict)  # of further policies that get another one
-    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # what a part said of them, by its name
+    rewards: dict[str, float] = field(default_factory=dict)  # of further policies that get another reward
+    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # their rewards from each part, by its name
 
     def add(self, part: JudgePart, output: Any) -> None:
-        """Add what a part said: a number, or a ``JudgeOutput`` (also another library's).
+        """Add the result of a part: a number, or a ``JudgeOutput`` (also another library's).
 
         Raises JudgeResultError for anything else, and for a metric that is NaN or infinite.
         """
@@ -68,7 +68,7 @@ class Verdict:
         }
 
     def fail(self, error: Exception) -> None:
-        """Note why there is no verdict; the first reason stays."""
+        """Record why there is no verdict; the first reason stays."""
         if isinstance(error, JudgeResultError):
             self.error = self.error or str(error)
             return
@@ -76,7 +76,7 @@ class Verdict:
         self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
 
     def sum(self, judge: JudgeSpec) -> None:
-        """Make the reward of the parts' values; a part counts for a policy that it does not name as for the first."""
+        """Compute the reward from the parts. A policy that a part does not name gets the part's value for the first."""
         if self.error is not None:
             return
         self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
@@ -95,12 +95,12 @@ def judge_all(
     concurrency: int,
     auxiliary_models: Mapping[str, Any],
 ) -> list[Verdict]:
-    """A verdict for each run, in their order; wherever it is asked for: inside a running loop a thread has its own.
+    """Return a verdict for each run, in their order. If called inside a running event loop, use a thread with its own.
 
-    ``concurrency`` runs (or groups) are judged at a time, more where a judge with a model may ask more at once.
+    ``concurrency`` runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
 
-    Raises JudgeUnavailableError where a model that judges does not answer, and UserError for a judge that cannot be
-    asked at all (its key, its budget).
+    Raises JudgeUnavailableError if a judge model does not answer, and UserError for a judge that cannot be called at
+    all (its key, its budget).
     """
     return _wait(_Judging(judge, concurrency, auxiliary_models).all(runs, state))
 
@@ -176,7 +176,7 @@ class _Judging:
                     verdict.fail(error)
 
     async def _call(self, part: JudgePart, given: dict[str, Any], session: JudgeSession) -> Any:
-        """What a part says. Rules run in the loop: they are quick, or wait for a process that ends at a limit."""
+        """Call a part. Rules run in the event loop: they are quick, or wait for a process that ends at a limit."""
         offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
             offered["session"] = session
@@ -216,11 +216,11 @@ def _wrong_result(part: JudgePart, what: str, output: Any, expected: str) -> Jud
 
 
 def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
-    """``error`` where it concerns one run alone; raises what concerns the judge, or the machine, as such."""
+    """Return ``error`` if it concerns one run only; raise an error that concerns the judge or the machine."""
     if isinstance(error, JudgeUnavailableError | UserError):
         raise error
     machine = isinstance(error, sqlite3.Error | OSError) and not isinstance(error, TimeoutError)
-    if part.builtin and machine:  # no disk, no process: nothing that a run has done
+    if part.builtin and machine:  # no disk, no process: not caused by a run
         raise error
     if _is_unanswered(error):
         raise JudgeUnavailableError(f"a model that the judge asks does not answer: {error}") from error
@@ -229,7 +229,7 @@ def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
 
 
 def _is_unanswered(error: Exception) -> bool:
-    """Whether a judge let through that an OpenAI endpoint gave no answer (which is nothing that a run has done)."""
+    """Whether the judge failed because an OpenAI endpoint gave no answer (which no run has caused)."""
     openai: Any = sys.modules.get("openai")
     return openai is not None and isinstance(
         error, openai.APIConnectionError | openai.RateLimitError | openai.InternalServerError
@@ -241,7 +241,7 @@ def _is_async(function: Any) -> bool:
 
 
 async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first that raises ends the others."""
+    """Run all jobs; the first that raises cancels the others."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         await asyncio.gather(*tasks)

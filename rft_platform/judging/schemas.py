@@ -1,4 +1,4 @@
-"""Check a value against a JSON schema. Patterns of the schema are searched within a time limit."""
+"""Validate a value against a JSON schema. Patterns of the schema are searched within a time limit."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from rft_platform.judging.bounded_patterns import search
 def allows(schema: str | dict[str, Any] | bool, value: Any) -> bool:
     """Whether a JSON schema (an object, or its text) allows a JSON value.
 
-    Raises ValueError for an invalid schema, PatternTimeoutError where one of its patterns takes too long.
+    Raises ValueError for an invalid schema, PatternTimeoutError if one of its patterns takes too long.
     """
     text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
     return bool(_validator(text).is_valid(value))
@@ -34,7 +34,7 @@ def _validator(text: str) -> Any:
     except (ValueError, SchemaError) as error:
         raise ValueError(f"{text[:80]!r} is no JSON schema: {str(error).splitlines()[0]}") from error
     if isinstance(schema, dict):
-        schema.pop("$schema", None)  # a reference to the root would choose the dialect again, without these keywords
+        schema.pop("$schema", None)  # else a reference to the root would select the dialect again, without our keywords
     if '"patternProperties"' not in text:
         return extend(kind, {"pattern": _pattern})(schema)
     if '"unevaluatedProperties"' in text:
@@ -61,7 +61,7 @@ def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, sc
 
 
 def _additional_properties(validator: Any, own: Any, value: Any, schema: Any) -> Iterator[Any]:
-    """Keyword ``additionalProperties``: for what neither ``properties`` nor ``patternProperties`` name."""
+    """Keyword ``additionalProperties``: for names that neither ``properties`` nor ``patternProperties`` cover."""
     if validator.is_type(value, "object"):
         patterns = schema.get("patternProperties", {})
         for name in value.keys() - schema.get("properties", {}).keys():

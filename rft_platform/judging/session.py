@@ -1,4 +1,4 @@
-"""What the judges of one judging share: models, kept answers, limits, and the count of what was spent."""
+"""State that the judges of one judging share: models, stored answers, limits, and counts of what was used."""
 
 import asyncio
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ ANSWERS = "answers.sqlite"
 
 @dataclass(slots=True)
 class JudgeUsage:
-    """What the models of one judging were asked."""
+    """Counts of requests to models in one judging."""
 
-    calls: int = 0  # requests that were sent, repeated ones too
-    cached: int = 0  # answers that were there already
-    retries: int = 0  # requests that were repeated: no answer came, or none that says what was asked
+    calls: int = 0  # requests sent, retries included
+    cached: int = 0  # answers taken from the store
+    retries: int = 0  # requests repeated because of no answer or an invalid one
     tokens: int = 0  # of prompts and answers, as the endpoint counts them
 
     def to_note(self) -> dict[str, int]:
-        """The counts under the names that a round's note has; empty where no model judged."""
+        """The counts under their names in a round's note; empty if no model judged."""
         if not (self.calls or self.cached):
             return {}
         return {
@@ -36,7 +36,7 @@ class JudgeUsage:
 
 @dataclass(frozen=True, slots=True)
 class JudgeState:
-    """Where judging keeps its answers, on whose account, and what it spends."""
+    """Where judging stores its answers, for which project, and its usage counts."""
 
     folder: Path
     project: str = ""
@@ -44,15 +44,15 @@ class JudgeState:
 
     @classmethod
     def of(cls, home: Home, project: str = "") -> "JudgeState":
-        """That of a project's home: all its answers lie in ``judging`` there."""
+        """Return the state of a project's home: its answers are stored in ``judging`` there."""
         return cls(home.root / "judging", project)
 
 
 class JudgeSession:
-    """One judging. It belongs to the event loop and the thread that it was made in."""
+    """One judging. Use it only in the event loop and the thread in which it was created."""
 
     def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any], timeout_s: float | None = None) -> None:
-        self.timeout_s = timeout_s  #: for a rule and one run; None: no limit beside the rule's own
+        self.timeout_s = timeout_s  #: of a rule for one run; None: only the rule's own limit
         self.project = state.project
         self.usage = state.usage
         self._folder = state.folder
@@ -64,27 +64,27 @@ class JudgeSession:
 
     @property
     def answers(self) -> AnswerStore:
-        """The kept answers."""
+        """The store of answers, opened at first use."""
         if self._answers is None:
             self._answers = AnswerStore(self._folder / ANSWERS)
         return self._answers
 
     def endpoint(self, model: str | EndpointSettings) -> Endpoint:
-        """The model to ask; raises UserError where it is not to be had."""
+        """Return the model to ask. Raises UserError if it is not available."""
         if model not in self._endpoints:
             self._endpoints[model] = open_endpoint(model, self._auxiliary_models)
         return self._endpoints[model]
 
     def limit(self, name: str, count: int) -> asyncio.Semaphore:
-        """At most ``count`` at once of what goes by ``name``; the first count counts."""
+        """Semaphore called ``name`` for ``count`` concurrent uses; the ``count`` of the first call applies."""
         return self._limits.setdefault(name, asyncio.Semaphore(count))
 
     def one_at_a_time(self, key: str) -> asyncio.Lock:
-        """So that equal questions asked at the same time are one question."""
+        """Lock of one question, so that equal questions asked at the same time are sent once."""
         return self._asked.setdefault(key, asyncio.Lock())
 
     async def aclose(self) -> None:
-        """Close what was opened here."""
+        """Close the clients and the store that were opened here."""
         for endpoint in self._endpoints.values():
             if endpoint.owned:
                 await endpoint.client.close()

@@ -1,12 +1,12 @@
-"""The text of a response, whatever form the workflow gave it."""
+"""Extract the text of a response, in whatever form the workflow returned it."""
 
 from typing import Any
 
 
 def response_text(response: Any) -> str:
-    """The text of a response: a string, a chat message, a list of content parts, or an object with such a content.
+    """Return the text of a response: a string, a chat message, a list of content parts, or an object with such content.
 
-    Anything else is taken by its string form; None is the empty text.
+    Anything else is converted by ``str``; None is the empty text.
     """
     if response is None:
         return ""

@@ -1,4 +1,4 @@
-"""Calling functions that block without blocking the event loop, those too that ask for the main thread."""
+"""Call blocking functions without blocking the event loop, including those that need the main thread."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -8,10 +8,10 @@ from rft_platform import threads
 
 
 async def call_in_thread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """The function's result, from a thread of its own; a caller that stops waiting leaves that thread behind.
+    """Return the function's result from its own thread; a caller that stops waiting abandons that thread.
 
-    The process does not wait for such a thread when it ends. A function that works by signals, which the main thread
-    alone can have, is called in the caller's thread.
+    The process does not wait for such a thread when it ends. A function that uses signals, which only the main thread
+    can do, is called in the caller's thread if that is the main thread.
     """
     try:
         return await threads.call_in_thread(function, arguments)

@@ -1,4 +1,4 @@
-"""What a judge is: a function from a task and a response, or from a task and a group's responses, to rewards."""
+"""Judge types: functions from a task and a response, or from a task and a group's responses, to rewards."""
 
 import functools
 import inspect
@@ -12,10 +12,10 @@ from rft_platform.signature import check_parameters
 
 @dataclass(slots=True)
 class JudgeOutput:
-    """The judgement of one run: a scalar reward and named parts or metrics beside it.
+    """The judgement of one run: a reward, and named parts or metrics beside it.
 
-    ``rewards`` is for runs in which several policies are trained: what a policy of section ``policies`` gets, by its
-    name. ``reward`` is the first policy's, and that of every policy which ``rewards`` does not name.
+    ``rewards`` is for runs with several trainable policies: it maps names of section ``policies`` to rewards.
+    ``reward`` goes to the first policy, and to every policy that ``rewards`` does not name.
     """
 
     reward: float
@@ -35,8 +35,8 @@ _OPTIONAL = ("auxiliary_models", "logger")
 def check_judge_function(function: Callable[..., Any], extra: Collection[str] = (), *, run: bool = False) -> None:
     """Raise ``ValueError`` unless the parameters are ``task``, ``response`` [, ``auxiliary_models``] [, ``logger``].
 
-    ``extra`` are the names of further arguments that will be given. With ``run`` (an extension of judges that a
-    configuration names) the function may also ask for ``run``, the ``JudgedRun``.
+    ``extra`` are the names of further arguments that will be passed. With ``run`` (for judges that a configuration
+    names) the function may also take ``run``, the ``JudgedRun``.
     """
     optional = (*_OPTIONAL, "run") if run else _OPTIONAL
     check_parameters(function, "Judge function", ("task", "response"), optional, extra)
@@ -53,9 +53,9 @@ def is_group_judge(function: Callable[..., Any]) -> bool:
 
 
 def declared_responses(function: Callable[..., Any]) -> set[type]:
-    """Classes that a judge declares for responses: those that the annotation of its ``response(s)`` names.
+    """Classes that a judge declares for responses: those in the annotation of its ``response`` or ``responses``.
 
-    Empty where there is no annotation, or one that cannot be evaluated.
+    Empty if there is no annotation, or if it cannot be evaluated.
     """
     parameters = inspect.signature(function).parameters
     annotation = next((parameters[name].annotation for name in ("response", "responses") if name in parameters), None)

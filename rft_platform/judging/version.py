@@ -15,8 +15,8 @@ from rft_platform.user_code import module_elsewhere
 def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any], float]]) -> str:
     """Version of a weighted sum of judges, each given as name, function, arguments and weight: 16 hex digits.
 
-    It changes with the names, arguments and weights, with the platform's version, and with the source code of the
-    functions and of what they use from their own top-level package, followed through.
+    It depends on the names, arguments and weights, the platform's version, and the source code of the functions and,
+    recursively, of what they use from their own top-level package.
     """
     described = [
         {"name": name, "args": args, "weight": weight, "source": used_source(function)}
@@ -28,9 +28,9 @@ def judge_version(parts: Sequence[tuple[str, Callable[..., Any], dict[str, Any],
 def used_source(function: Callable[..., Any]) -> dict[str, str]:
     """Source code of a function, and of the functions, classes and plain values of its package that it uses.
 
-    Of an object that is called, or whose method is, its attributes and all methods of its class count too, of
-    ``functools.partial`` the arguments that it binds: plain values by value, others by their class and its source. An
-    object with ``identity()`` says by that which state it depends on.
+    For a callable object, or the owner of a method, it includes the attributes and all methods of the class; for
+    ``functools.partial`` the bound arguments. Plain values count by value, others by their class and its source. An
+    object with ``identity()`` states there what it depends on; its attributes are not included.
     """
     sources: dict[str, str] = {}
     target: Any = function
@@ -54,7 +54,7 @@ def used_source(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _own_methods(kind: type) -> Iterator[types.FunctionType]:
-    """Methods that are written in a class and in its bases of the same package; not those that decorators made."""
+    """Methods written in a class and in its bases of the same package, without those that decorators made."""
     for base in kind.__mro__:
         if _package(base) != _package(kind):
             continue
@@ -65,7 +65,7 @@ def _own_methods(kind: type) -> Iterator[types.FunctionType]:
 
 
 def _described(value: Any, package: str, sources: dict[str, str], depth: int = 8) -> str:
-    """Stable text of any value; the source of functions and classes of ``package`` that it names is collected."""
+    """Stable text of any value; collects the source of the functions and classes of ``package`` that it names."""
     plain = _plain(value)
     if plain is not None:
         return plain

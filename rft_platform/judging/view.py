@@ -1,4 +1,4 @@
-"""From stored rows and their judgement to the columns that operators work on, and back."""
+"""Convert stored rows and their judgements to the columns that operators use, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from rft_platform.judging.operators.experiences import Experiences
 
 
 class Judgement(Protocol):
-    """The judgement of a run that the judge did not fail on."""
+    """The judgement of a run on which the judge did not fail."""
 
     @property
     def run_id(self) -> str: ...
@@ -23,7 +23,7 @@ class Judgement(Protocol):
 def experiences_of(
     rows: Sequence[RolloutRow], judgements: Sequence[Judgement], wanted_groups: int | None = None
 ) -> Experiences:
-    """The columns of ``rows``, every one of which is of a judged run, in their order; runs are as in ``judgements``."""
+    """Return the columns of ``rows``, in their order; all must be of judged runs. Runs are as in ``judgements``."""
     run = {judgement.run_id: index for index, judgement in enumerate(judgements)}
     last: dict[str, RolloutRow] = {}
     metrics: list[dict[str, float]] = [{} for _ in judgements]
@@ -56,7 +56,7 @@ def experiences_of(
 
 
 def parts_of(experiences: Experiences, run: int) -> dict[str, float]:
-    """The parts of a run's reward; those that it does not have are left out."""
+    """The parts of a run's reward, without those that the run lacks."""
     return {name: float(values[run]) for name, values in experiences.parts.items() if not np.isnan(values[run])}
 
 

@@ -1,4 +1,4 @@
-"""Answers of judge models by what was asked, and what each project has spent: one SQLite file for all processes."""
+"""Store of judge models' answers by request, and of each project's spending: one SQLite file for all processes."""
 
 import sqlite3
 import time
@@ -21,20 +21,20 @@ _WAIT_S = 60.0  # for a lock that another process holds
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What judging has cost so far."""
+    """Calls and tokens that judging has used so far."""
 
     calls: int
     tokens: int
 
 
 class BudgetSpentError(UserError):
-    """A judge's budget is used up: nobody is asked, and nothing judged, until it is raised."""
+    """A judge's budget is used up: no model is asked and nothing is judged until it is raised."""
 
     hint = "raise the judge's budget, then launch the job again; answers that came are kept and not asked for again"
 
 
 class AnswerStore:
-    """The file, opened for one thread."""
+    """The SQLite file, opened for one thread."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -42,27 +42,27 @@ class AnswerStore:
             self._connection = sqlite3.connect(file, timeout=_WAIT_S, isolation_level=None)
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.executescript(_TABLES)
-        self._connection.execute("PRAGMA synchronous=NORMAL")  # after a power cut the last answers are asked again
+        self._connection.execute("PRAGMA synchronous=NORMAL")  # after a power failure the last answers may be lost
 
     def find(self, key: str) -> str | None:
-        """The answer that is kept under ``key``."""
+        """Return the answer stored under ``key``, or None."""
         row = self._connection.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def keep(self, key: str, model: str, answer: str) -> None:
-        """Keep an answer, in place of one that is kept under the key."""
+        """Store an answer; it replaces one that is stored under the key."""
         row = (key, model, answer, time.time())
         self._connection.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)", row)
 
     def spent(self, project: str) -> Spent:
-        """What ``project`` has spent."""
+        """Calls and tokens that ``project`` has used."""
         row = self._connection.execute("SELECT calls, tokens FROM spent WHERE project = ?", (project,)).fetchone()
         return Spent(0, 0) if row is None else Spent(*map(int, row))
 
     def reserve_call(self, project: str, most_calls: int | None, most_tokens: int | None) -> None:
-        """Count a call that is about to be made, in one step over all processes.
+        """Count a call before it is made, atomically over all processes.
 
-        Raises BudgetSpentError where the project has no call, or no token, left.
+        Raises BudgetSpentError if the project has no calls or no tokens left.
         """
         self._connection.execute("INSERT OR IGNORE INTO spent (project) VALUES (?)", (project,))
         counted = self._connection.execute(
@@ -80,7 +80,7 @@ class AnswerStore:
             )
 
     def count_tokens(self, project: str, tokens: int) -> None:
-        """Add the tokens of an answer to what ``project`` has spent."""
+        """Add the tokens of an answer to those that ``project`` has used."""
         self._connection.execute("UPDATE spent SET tokens = tokens + ? WHERE project = ?", (tokens, project))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Asking a model that judges: kept answers first, then within limits and budget, repeated until the answer is one."""
+"""Ask a judge model: use a stored answer, or ask within limits and budget and retry until the answer is valid."""
 
 import asyncio
 import logging
@@ -21,32 +21,32 @@ from rft_platform.judging.session import JudgeSession
 
 Answer = TypeVar("Answer")
 
-LONGEST_PAUSE_S = 60.0  #: of those that grow by themselves
-LONGEST_ASKED_PAUSE_S = 600.0  #: of those that an endpoint asks for (``Retry-After``)
-_SHOWN = 200  # characters of an answer that is not valid
+LONGEST_PAUSE_S = 60.0  #: maximum of the growing pauses between retries
+LONGEST_ASKED_PAUSE_S = 600.0  #: maximum of pauses that an endpoint asks for (``Retry-After``)
+_SHOWN = 200  # characters of an invalid answer in a message
 _log = logging.getLogger(__name__)
 
 
 class InvalidAnswerError(ValueError):
-    """A model's answer does not say what it was asked for."""
+    """A model's answer does not contain what was asked for."""
 
 
 class Budget(BaseModel):
-    """The most that judging may spend; null: no limit. Tokens are known after a call: the last may exceed them."""
+    """Limits of judging; null: no limit. Tokens are counted after a call, so the last call may exceed them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     calls: PositiveInt | None = None
-    """Requests of one judging (of one round, say), repeated ones too."""
+    """Requests of one judging (of one round, for example), retries included."""
     tokens: PositiveInt | None = None
-    """Tokens of one judging, of prompts and answers."""
+    """Tokens of one judging, in prompts and answers."""
     project_calls: PositiveInt | None = None
     """Requests of the whole project, over all processes and restarts."""
     project_tokens: PositiveInt | None = None
 
 
 class AskingSettings(BaseModel):
-    """How a model is asked; the arguments that every judge with a model takes."""
+    """How to ask a model; the arguments of every judge with a model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -57,44 +57,45 @@ class AskingSettings(BaseModel):
     params: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, such as ``response_format``."""
     timeout_s: PositiveFloat = 120.0
-    """Seconds an attempt may take."""
+    """Time limit of one attempt, in seconds."""
     retries: NonNegativeInt = 4
-    """Repetitions after an attempt that failed, or whose answer is no valid one."""
+    """Retries after an attempt that failed or whose answer is invalid."""
     backoff_s: NonNegativeFloat = 1.0
-    """Seconds before the first repetition; each further pause is twice as long."""
+    """Seconds before the first retry; each further pause is twice as long."""
     concurrency: PositiveInt = 8
-    """Requests at once."""
+    """Maximum number of concurrent requests."""
     cache: bool = True
-    """Keep answers, and take those that are kept."""
+    """Store answers, and use stored ones."""
     budget: Budget = Budget()
     on_invalid: Literal["fail", "drop"] = "fail"
-    """What invalid answers to all attempts mean: the judging fails and is repeated, or that run alone is left out."""
+    """If the answers of all attempts are invalid: ``fail`` the judging, which is retried, or ``drop`` this run."""
 
     @property
     def request(self) -> dict[str, Any]:
-        """The fields of a request beside model and messages."""
+        """The fields of a request besides model and messages."""
         return {"temperature": self.temperature, "max_tokens": self.max_tokens, **self.params}
 
     @property
     def form(self) -> str:
-        """What a valid answer looks like."""
+        """Description of a valid answer."""
         return "one JSON object"
 
 
 async def ask(
     session: JudgeSession, settings: AskingSettings, messages: list[dict[str, str]], read: Callable[[str], Answer]
 ) -> Answer:
-    """The model's answer to ``messages``, as ``read`` understands it.
+    """Return the model's answer to ``messages``, parsed by ``read``.
 
     Raises JudgeUnavailableError after the last attempt, BudgetSpentError, UserError for a model or a key that the
-    endpoint does not know, and RuntimeError for a question that it refuses.
+    endpoint does not know, and RuntimeError if it refuses the question or, with ``on_invalid`` ``drop``, all its
+    answers are invalid.
     """
     endpoint = session.endpoint(settings.model)
     key = digest_json({"model": endpoint.identity, "messages": messages, "request": settings.request})
     async with session.one_at_a_time(key):
         kept = session.answers.find(key) if settings.cache else None
         if kept is not None:
-            with suppress(InvalidAnswerError):  # valid for another judge with the same prompt, on another scale say
+            with suppress(InvalidAnswerError):  # stored by another judge, with another scale for example
                 answer = read(kept)
                 session.usage.cached += 1
                 return answer
@@ -159,7 +160,7 @@ def _correction(complaint: str) -> dict[str, str]:
 
 
 def _unanswered(error: Exception, endpoint: Endpoint) -> str:
-    """What to say of an attempt that may be repeated; raises what no repetition helps."""
+    """Describe a failed attempt that may be retried; raise errors that no retry can help."""
     import openai
 
     told = described(error)
@@ -176,7 +177,7 @@ def _unanswered(error: Exception, endpoint: Endpoint) -> str:
 
 
 def _asked_pause(error: Exception) -> float:
-    """Seconds that the endpoint asks to wait, as a number or as a date, at most LONGEST_ASKED_PAUSE_S."""
+    """Seconds that the endpoint asks to wait, given as a number or a date, at most LONGEST_ASKED_PAUSE_S."""
     response = getattr(error, "response", None)
     given = response.headers.get("retry-after", "").strip() if response is not None else ""
     if given.replace(".", "", 1).isdigit():

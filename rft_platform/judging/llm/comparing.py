@@ -1,4 +1,4 @@
-"""The pairwise judge: a model compares the runs of a group two by two; the reward is a run's win rate."""
+"""The judge ``pairwise``: a model compares the runs of a group two by two; a run's reward is its win rate."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ class _Verdict(BaseModel):
 
 
 class PairwiseJudge(GradingSettings):
-    """The judge ``pairwise``: every pair is asked in both orders, so a liking for the first or the second cancels."""
+    """The judge ``pairwise``: asks every pair in both orders, so that a preference for one position cancels out."""
 
     template: str = COMPARING
     """The prompt; ``{criteria}``, ``{question}``, ``{reference}``, ``{answer_a}`` and ``{answer_b}`` are replaced."""
     pivot: NonNegativeInt | None = None
-    """Compare every run of n with this one (from 0) alone: 2 (n - 1) calls. null: all pairs, n (n - 1) calls."""
+    """Compare each of n runs only with this one (from 0): 2 (n - 1) calls. null: all pairs, n (n - 1) calls."""
 
     @model_validator(mode="after")
     def _sound(self) -> "PairwiseJudge":
@@ -38,15 +38,16 @@ class PairwiseJudge(GradingSettings):
 
     @property
     def form(self) -> str:
-        """The object that the model is asked for."""
+        """The JSON object that the model is asked for."""
         return '{"reason": "<one sentence>", "better": "A" or "B" or "tie"}'
 
     async def __call__(
         self, task: dict[str, Any], responses: list[Any], runs: list[JudgedRun], session: JudgeSession
     ) -> list[JudgeOutput]:
-        """Per run its mean points against its opponents (win 1, tie 0.5, loss 0); alone in its group 0.5.
+        """Return each run's mean points against its opponents (win 1, tie 0.5, loss 0); 0.5 if it is alone.
 
-        Metrics: ``compared`` opponents, and ``consistent``, the share of them on which both orders agreed.
+        Metrics: ``compared``, the number of opponents, and ``consistent``, the share of them for which both orders
+        agree.
         """
         answers = [answer_of(response, run, self.transcript) for response, run in zip(responses, runs, strict=True)]
         pairs = _pairs(len(answers), self.pivot)
@@ -69,7 +70,7 @@ class PairwiseJudge(GradingSettings):
     async def _compare(
         self, task: dict[str, Any], first: str, second: str, session: JudgeSession
     ) -> tuple[float, bool]:
-        """Points of the first answer, and whether both orders say the same; equal answers tie unasked."""
+        """Points of the first answer, and whether both orders agree; equal answers tie without a call."""
         if first.strip() == second.strip():
             return 0.5, True
         forward, backward = await asyncio.gather(
@@ -90,7 +91,7 @@ class PairwiseJudge(GradingSettings):
 
 
 def read(text: str) -> float:
-    """Points of A in an answer. Raises InvalidAnswerError where it says neither A, B nor tie."""
+    """Parse the points of A. Raises InvalidAnswerError if the answer is neither A, B nor tie."""
     try:
         return _POINTS[_Verdict.model_validate(last_object(text)).better]
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The JSON object in what a model said."""
+"""Extract the JSON object from a model's answer."""
 
 import json
 import re
@@ -9,14 +9,14 @@ from rft_platform.judging.llm.asking import InvalidAnswerError
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _START = re.compile(r'\{(?=\s*["}])')
 _DECODER = json.JSONDecoder()
-#: Characters at the end of an answer in which its object is looked for: what comes before costs no time.
+#: The object is searched in this many characters at the end of an answer, which bounds the time.
 LONGEST_OBJECT = 1 << 15
 
 
 def last_object(text: str) -> dict[str, Any]:
-    """The last JSON object in a text, which may have thoughts, words or a fence around it.
+    """Return the last JSON object in a text, which may have reasoning, words or a fence around it.
 
-    Raises InvalidAnswerError where there is none, and for JSON that is nested deeper than Python reads.
+    Raises InvalidAnswerError if there is none, and for JSON that is nested too deep for Python.
     """
     text, found, position = _without_thoughts(text)[-LONGEST_OBJECT:], None, 0
     while (start := _START.search(text, position)) is not None:

@@ -1,4 +1,4 @@
-"""The model that judges: an auxiliary model of the project by its name, or any OpenAI endpoint."""
+"""The judge model: an auxiliary model of the project by its name, or any OpenAI endpoint."""
 
 import os
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class EndpointSettings(BaseModel):
-    """An OpenAI endpoint, as a configuration names it."""
+    """An OpenAI endpoint in the configuration."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_url: str
     model: str
     api_key_env: str | None = None
-    """The environment variable with the key; null: the endpoint asks for none."""
+    """The environment variable with the key; null: no key needed."""
 
     def api_key(self) -> str:
-        """The key, or a stand-in where none is asked for. Raises UserError where it is not in the environment."""
+        """Return the key, or a placeholder if none is needed. Raises UserError if the environment lacks it."""
         key = "EMPTY" if self.api_key_env is None else os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise UserError(
@@ -40,7 +40,7 @@ class EndpointSettings(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a model said, and what it cost."""
+    """A model's answer and the tokens that it used."""
 
     text: str
     tokens: int
@@ -50,18 +50,18 @@ class Reply:
 class Endpoint:
     """A model to ask."""
 
-    identity: str  # what its answers depend on, in a cache's key: which model, where, asked with which defaults
+    identity: str  # part of the key of stored answers: model, address and default parameters
     model: str
     client: "openai.AsyncOpenAI"
-    owned: bool  # whether the client is closed with the judging
+    owned: bool  # whether the session closes the client
 
     @property
     def control_tokens(self) -> tuple[str, ...]:
-        """Control tokens of the model's chat template, where its tokenizer is on this machine."""
+        """Control tokens of the model's chat template, if its tokenizer is on this machine."""
         return control_tokens(self.model)
 
     async def ask(self, messages: list[dict[str, str]], params: Mapping[str, Any], timeout_s: float) -> Reply:
-        """One attempt; raises what ``openai`` raises."""
+        """Make one attempt; raises what ``openai`` raises."""
         create: Any = self.client.chat.completions.create
         answer = await create(model=self.model, messages=messages, timeout=timeout_s, **params)
         usage = answer.usage
@@ -70,9 +70,9 @@ class Endpoint:
 
 
 def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, Any]) -> Endpoint:
-    """The endpoint that ``model`` names. Raises UserError for a name or a key that is not there.
+    """Return the endpoint that ``model`` names. Raises UserError for an unknown name or a missing key.
 
-    An auxiliary model is anything with ``model_name`` and an ``openai.AsyncOpenAI``: ours, or AgentScope's.
+    An auxiliary model is any object with ``model_name`` and an ``openai.AsyncOpenAI``: ours, or AgentScope's.
     """
     if isinstance(model, EndpointSettings):
         return _own(model)

@@ -1,8 +1,8 @@
-"""Make text that a judge model grades inert: no tag of the prompt and no control token of a chat template stays in it.
+"""Make graded text inert: break every tag of the prompt and every control token of a chat template in it.
 
-A chat template's control tokens are recognised anywhere in a prompt: an answer with ``<|im_end|>`` in it would end the
-grader's turn and go on in its name. What is found is broken at its first character, which becomes an HTML reference
-(``&lt;|im_end|>``), so a reader still sees what was written.
+Control tokens are recognised anywhere in a prompt: an answer with ``<|im_end|>`` would end the grader's turn and
+continue in its name. The first character of each match is replaced by an HTML reference (``&lt;|im_end|>``), so a
+reader still sees what was written.
 """
 
 import json
@@ -21,7 +21,7 @@ _CONTROL_MARKS = (
     "SUFFIX", "MIDDLE", "IMG", "BOS", "EOS", "CLS", "SEP", "MASK", "PAD", "UNK",
 )  # fmt: skip
 
-_INVISIBLE = "\u200b"  # in a skeleton, for every character without a width
+_INVISIBLE = "\u200b"  # stands for every zero-width character in a skeleton
 _INVISIBLES = "\u00ad\u034f\u061c\u115f\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufe0f\ufeff"
 _LOOK_ALIKES = (
     ("<", "﹤‹⟨〈《«≺˂ᐸ❮"), (">", "﹥›⟩〉》»≻˃ᐳ❯"), ("/", "⁄∕⧸╱"), ("|", "│∣❘ǀ"),
@@ -39,15 +39,15 @@ _NOISE = r"[\W\d_]{0,12}?"
 
 
 def closed_tags(template: str) -> frozenset[str]:
-    """Names of the tags that a template closes, between which it puts what is graded."""
+    """Names of the tags that a template closes; graded text stands between them."""
     return frozenset(_CLOSED.findall(template))
 
 
 def make_inert(text: str, tags: Collection[str] = (), tokens: Sequence[str] = ()) -> str:
-    """``text`` in which ``tags``, the control tokens of common chat templates, and ``tokens`` are broken.
+    """Return ``text`` with ``tags``, the control tokens of common chat templates, and ``tokens`` broken.
 
-    Tags and control tokens are also found with other spaces, invisible characters, brackets or letters that look alike,
-    and unclosed; ``tokens`` as they are spelled.
+    Tags and control tokens are also found if they are unclosed, or have other spaces, invisible characters, or brackets
+    and letters that look alike; ``tokens`` only as they are spelled.
     """
     skeleton = text if text.isascii() else text.translate(_SKELETON)
     starts = {match.start() for match in _pattern(frozenset(tags)).finditer(skeleton)}
@@ -63,9 +63,9 @@ def make_inert(text: str, tags: Collection[str] = (), tokens: Sequence[str] = ()
 
 @lru_cache(maxsize=64)
 def control_tokens(model: str) -> tuple[str, ...]:
-    """Control tokens of a model whose folder is on this machine, from its tokenizer's files; none for any other model.
+    """Control tokens from the tokenizer files of a model folder on this machine; none for any other model.
 
-    These are its special tokens, and the added ones that look like markup.
+    These are its special tokens, and the added tokens that look like markup.
     """
     folder = Path(model)
     if not model or not folder.is_dir():
@@ -88,7 +88,7 @@ def _added(file: Path) -> Iterable[str]:
 
 @lru_cache(maxsize=64)
 def _pattern(tags: frozenset[str]) -> re.Pattern[str]:
-    """Where something begins that is to be broken, in a skeleton."""
+    """Pattern of the starts of all that must be broken, in a skeleton."""
     names, control = _any_of(tags), _any_of(_CONTROL_TAGS)
     gap = rf"[\s{_INVISIBLE}]*"
     forms = [
@@ -103,5 +103,5 @@ def _pattern(tags: frozenset[str]) -> re.Pattern[str]:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    """A pattern of any of these names, with invisible characters anywhere in them."""
+    """A pattern that matches any of these names, with invisible characters anywhere in them."""
     return "|".join(f"{_INVISIBLE}*".join(map(re.escape, name)) for name in sorted(names))

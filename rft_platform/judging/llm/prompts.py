@@ -1,4 +1,4 @@
-"""What judge models are asked. The texts are part of a judge's version."""
+"""Prompts of judge models. The texts are part of a judge's version."""
 
 import json
 import re
@@ -69,10 +69,10 @@ def prompt_of(
     reference: str | None,
     tokens: Sequence[str] = (),
 ) -> str:
-    """The template filled with ``values``, with ``material`` of others, and with the reference answer's block, if any.
+    """Fill the template with ``values``, with ``material`` from others, and with the block of the reference, if any.
 
-    In the last two the tags that the prompt itself closes and control tokens (``tokens`` are the grader's own) are made
-    inert: an answer cannot end the place where it stands and continue in the grader's own words.
+    In material and reference, control tokens (``tokens`` are the grader's own) and the tags that the prompt itself
+    closes are made inert: an answer cannot leave its place in the prompt and continue in the grader's own words.
     """
     tags = closed_tags(template + REFERENCE)
     inert = {name: make_inert(text, tags, tokens) for name, text in material.items()}
@@ -81,20 +81,20 @@ def prompt_of(
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:
-    """The template with ``{name}`` replaced where a value of that name is given, in one pass; doubled braces halve."""
+    """Replace each ``{name}`` for which there is a value, in one pass; doubled braces become single ones."""
     filled = _NAME.sub(lambda match: values.get(match[1], match[0]), template.replace("{{", "\0").replace("}}", "\1"))
     return filled.replace("\0", "{").replace("\1", "}")
 
 
 def question_of(task: Mapping[str, Any], key: str) -> str:
-    """The text of the task's question."""
+    """Text of the task's question."""
     if key not in task:
         raise KeyError(f"the task has no column {key!r} (question_key); its columns are {', '.join(task)}")
     return response_text(task[key])
 
 
 def reference_of(task: Mapping[str, Any], key: str | None) -> str | None:
-    """The text of the task's reference answer; None where ``key`` is None."""
+    """Text of the task's reference answer; None if ``key`` is None."""
     if key is None:
         return None
     if key not in task:
@@ -103,7 +103,7 @@ def reference_of(task: Mapping[str, Any], key: str | None) -> str | None:
 
 
 def answer_of(response: Any, run: JudgedRun, transcript: bool) -> str:
-    """What is graded: the response, or the whole conversation with tool calls and their results."""
+    """The text to grade: the response, or the conversation without system messages but with tool calls and results."""
     if not transcript:
         return response_text(response)
     return "\n\n".join(map(_turn, (message for message in run.messages if message.get("role") != "system")))

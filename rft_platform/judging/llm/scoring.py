@@ -1,4 +1,4 @@
-"""LLM-as-a-judge: a model gives every criterion a number; the reward is their weighted mean between 0 and 1."""
+"""The judge ``llm``: a model scores every criterion; the reward is the weighted mean of the scores, between 0 and 1."""
 
 import json
 from functools import lru_cache
@@ -16,7 +16,7 @@ from rft_platform.judging.types import JudgeOutput
 
 
 class Criterion(BaseModel):
-    """What is graded, and how much it counts."""
+    """A criterion to grade by, and its weight."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,16 +25,16 @@ class Criterion(BaseModel):
 
 
 class GradingSettings(AskingSettings):
-    """What the judges with a model share beside how it is asked."""
+    """Settings that all judges with a model share, besides how to ask it."""
 
     criteria: dict[str, Criterion] = Field(min_length=1)
     """Name -> description, or name -> {description, weight}."""
     question_key: str = "question"
     """Column with the question; default: ``format.prompt_key``."""
     reference_key: str | None = None
-    """Column with a reference answer that the model is shown; null: none."""
+    """Column with a reference answer to show to the model; null: none."""
     transcript: bool = False
-    """Show the whole conversation, tool calls and results too, in place of the response."""
+    """Show the whole conversation, with tool calls and results, instead of the response."""
     system: str = SYSTEM
 
     @field_validator("criteria", mode="before")
@@ -45,7 +45,7 @@ class GradingSettings(AskingSettings):
         return {name: {"description": told} if isinstance(told, str) else told for name, told in value.items()}
 
     def identity(self) -> dict[str, Any]:
-        """What the rewards depend on: everything but how patiently and how often the model is asked."""
+        """Settings on which the rewards depend: all except ``PATIENCE`` (retries, limits, storing of answers)."""
         return self.model_dump(mode="json", exclude=set(PATIENCE))
 
     def described(self) -> str:
@@ -57,7 +57,7 @@ class LlmJudge(GradingSettings):
     """The judge ``llm``."""
 
     rubric: str = RUBRIC
-    """What the numbers mean."""
+    """Meaning of the scores."""
     template: str = SCORING
     """The prompt; ``{criteria}``, ``{rubric}``, ``{question}``, ``{reference}``, ``{answer}``, ``{low}``, ``{high}``
     and ``{form}`` are replaced."""
@@ -75,7 +75,7 @@ class LlmJudge(GradingSettings):
         return self
 
     async def __call__(self, task: dict[str, Any], response: Any, run: JudgedRun, session: JudgeSession) -> JudgeOutput:
-        """The weighted mean of the criteria's scores, each between 0 and 1; metrics: the scores as they were given."""
+        """Return the weighted mean of the criteria's scores, each scaled to 0..1; metrics: the unscaled scores."""
         low, high = map(str, self.scale)
         prompt = prompt_of(
             self.template,
@@ -94,7 +94,7 @@ class LlmJudge(GradingSettings):
         return JudgeOutput(total / weight, {name: float(score) for name, score in scores.items()})
 
     def read(self, text: str) -> dict[str, int]:
-        """The scores in an answer. Raises InvalidAnswerError where one is missing, is unknown or off the scale."""
+        """Parse the scores of an answer. Raises InvalidAnswerError if one is missing, unknown or off the scale."""
         document = last_object(text)
         form = _form_of(tuple(self.criteria), self.scale)
         try:
@@ -111,7 +111,7 @@ class LlmJudge(GradingSettings):
 
     @property
     def form(self) -> str:
-        """The object that the model is asked for."""
+        """The JSON object that the model is asked for."""
         scores = json.dumps(dict.fromkeys(self.criteria, "N"), ensure_ascii=False).replace('"N"', "<number>")
         return f'{{"reasons": "<one sentence a criterion>", "scores": {scores}}}'
 

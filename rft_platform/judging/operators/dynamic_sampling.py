@@ -1,4 +1,4 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups whose runs all have the same reward teach nothing."""
+"""Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): drop groups whose runs all have the same reward."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 
 DYNAMIC_SAMPLING = "dynamic_sampling"
-#: ``dropped_by`` of rows of groups without signal; rounds that were judged earlier call it ``zero_variance``.
+#: ``dropped_by`` of rows of groups without signal; older rounds have ``zero_variance``.
 NO_SIGNAL = frozenset({DYNAMIC_SAMPLING, "zero_variance"})
 
 
@@ -19,9 +19,9 @@ def dynamic_sampling(
     max_batches: Annotated[int, Field(ge=1)] = 1,
     of: Literal["judged", "reward"] = "judged",
 ) -> Change:
-    """Leave out groups whose kept runs all have the same reward: the judge's own, or that of now (``of: reward``).
+    """Leave out groups whose kept runs all have the same reward: the judge's, or the current one (``of: reward``).
 
-    With ``max_batches`` above 1 exploration samples further batches of tasks in place of such groups.
+    With ``max_batches`` above 1 exploration samples further batches of tasks to replace such groups.
     """
     low_G, high_G = experiences.by_group(experiences.judged_R if of == "judged" else experiences.reward_R)
     without_G = low_G >= high_G

@@ -1,4 +1,4 @@
-"""The judged experiences of a round as columns: what an operator sees, and what it may change."""
+"""The judged experiences of a round as columns: what an operator gets, and what it may change."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,23 +8,23 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiences:
-    """N rows (model calls) of R runs of G groups (tasks), in the order they were sampled; treat it as read-only.
+    """N rows (model calls) of R runs of G groups (tasks), in sampling order; treat it as read-only.
 
-    Runs that the judge failed on are not among them. A reward part or metric that a run does not have is NaN.
+    Runs on which the judge failed are not included. A reward part or metric that a run lacks is NaN.
     """
 
     run_N: np.ndarray  # int64: the run of each row
     step_N: np.ndarray  # int64: position of the call in its run
     length_N: np.ndarray  # int64: tokens of the response
-    truncated_N: np.ndarray  # bool: the response ended for want of tokens
-    kept_N: np.ndarray  # bool: trains as far as the operators before have decided
+    truncated_N: np.ndarray  # bool: the response ended at its token limit
+    kept_N: np.ndarray  # bool: trains, according to the operators so far
     run_ids: Sequence[str]
     group_ids: Sequence[str]  # [G]
     task_ids: Sequence[str]  # [G]
     group_R: np.ndarray  # int64: the group of each run, numbered in order of appearance
     empty_R: np.ndarray  # bool: the last answer has neither text nor a tool call
-    judged_R: np.ndarray  # float64: the judge's reward, whatever was made of it since
-    reward_R: np.ndarray  # float64: the reward as the operators before have left it
+    judged_R: np.ndarray  # float64: the judge's reward, unchanged by operators
+    reward_R: np.ndarray  # float64: the reward after the operators so far
     kept_R: np.ndarray  # bool: counts among the runs of its group
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: parts of the reward
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: metrics of the workflow
@@ -49,12 +49,12 @@ class Experiences:
 
     @property
     def truncated_R(self) -> np.ndarray:
-        """bool [R]: whether a response of the run ended for want of tokens."""
+        """bool [R]: whether a response of the run ended at its token limit."""
         cut: np.ndarray = np.bincount(self.run_N, weights=self.truncated_N, minlength=len(self.run_ids)) > 0
         return cut
 
     def by_group(self, value_R: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """float64 [G] each: smallest and largest value of the kept runs of a group; inf and -inf where none is kept."""
+        """float64 [G] each: smallest and largest value of the kept runs of a group; inf and -inf if none is kept."""
         low_G, high_G = np.full(len(self.group_ids), np.inf), np.full(len(self.group_ids), -np.inf)
         np.minimum.at(low_G, self.group_R[self.kept_R], value_R[self.kept_R])
         np.maximum.at(high_G, self.group_R[self.kept_R], value_R[self.kept_R])
@@ -63,10 +63,10 @@ class Experiences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an operator makes of the experiences; whatever it does not give stays as it is."""
+    """What an operator changes; a field that it does not set changes nothing."""
 
     reward: np.ndarray | None = None  # float64 [R]
-    drop: np.ndarray | None = None  # bool [R]: runs that are left out, of their group's advantages too
-    mask: np.ndarray | None = None  # bool [N]: rows that do not train, while their run's reward still counts
-    parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: kept beside the reward
+    drop: np.ndarray | None = None  # bool [R]: runs to leave out, also from their group's advantages
+    mask: np.ndarray | None = None  # bool [N]: rows that do not train; their run's reward still counts
+    parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: stored beside the reward
     facts: Mapping[str, float] = field(default_factory=dict)  # numbers for the report

@@ -1,4 +1,4 @@
-"""Runs that nothing can be learned from are left out."""
+"""Leave out runs from which nothing can be learned."""
 
 from typing import Annotated
 
@@ -17,10 +17,10 @@ def invalid_filter(
     max_response_tokens: Annotated[int, Field(ge=1)] | None = None,
     max_calls: Annotated[int, Field(ge=1)] | None = None,
 ) -> Change:
-    """Leave out runs whose reward is not finite, and as asked for:
+    """Leave out runs whose reward is not finite, and by option further invalid runs.
 
-    those with an ``empty`` last answer (no text and no tool call) or a response without a token, those of which a
-    response is longer than ``max_response_tokens``, and those of more than ``max_calls`` model calls.
+    ``empty``: runs with an empty last answer (no text and no tool call) or a response without tokens.
+    ``max_response_tokens``: runs with a longer response. ``max_calls``: runs with more model calls.
     """
     shortest = np.full(len(experiences.run_ids), np.iinfo(np.int64).max)
     np.minimum.at(shortest, experiences.run_N, experiences.length_N)

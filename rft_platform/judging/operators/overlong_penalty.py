@@ -10,7 +10,7 @@ from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 
 OVERLONG_PENALTY = "overlong_penalty"
-OVERLONG = "overlong"  #: the penalty's part of the reward
+OVERLONG = "overlong"  #: name of the penalty's part of the reward
 
 
 @operator(OVERLONG_PENALTY)
@@ -21,7 +21,7 @@ def overlong_penalty(
     cache_length: Annotated[int, Field(ge=1)],
     weight: Annotated[float, Field(ge=0)] = 1.0,
 ) -> Change:
-    """Add to the reward 0 up to ``max - cache`` tokens, then down to ``-weight`` at ``max``, ``-weight`` beyond.
+    """Add a penalty to the reward: 0 up to ``max - cache`` tokens, falling to ``-weight`` at ``max`` and beyond.
 
     The longest response of a run counts.
     """

@@ -1,18 +1,18 @@
-"""How often each task was solved: kept beside the rewards, and what task selectors learn from."""
+"""Compute how often each task was solved: stored as reward parts, which task selectors read."""
 
 import numpy as np
 
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 
-PASSED = "passed"  #: reward part of a run: 1 where it solved its task
+PASSED = "passed"  #: reward part of a run: 1 if it solved its task
 
 
 @operator("pass_rate_calculator")
 def pass_rate_calculator(experiences: Experiences, *, pass_reward: float = 1.0) -> Change:
-    """Add to each run the parts ``passed`` (the judge's reward reaches ``pass_reward``) and ``pass_rate`` of its task.
+    """Add to each run the parts ``passed`` (judge's reward at least ``pass_reward``) and ``pass_rate`` of its task.
 
-    Over all runs of the task, those too that another operator leaves out; rewards stay as they are.
+    All runs of the task count, also those that another operator leaves out; rewards do not change.
     """
     passed_R = (experiences.judged_R >= pass_reward).astype(np.float64)
     groups = len(experiences.group_ids)

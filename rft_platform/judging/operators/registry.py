@@ -1,4 +1,4 @@
-"""Operators by name: those that come with the platform, those of plugins, and any importable function."""
+"""Operators by name: built-in, from plugins, or any importable function."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,9 +25,9 @@ def operator(name: str) -> Callable[[OperatorFunction], OperatorFunction]:
 
 
 def find_operator(name: str, args: Mapping[str, Any]) -> OperatorFunction:
-    """The operator called ``name``, or the function that a reference (``module:function``) names.
+    """Return the operator called ``name``, or the function that a reference (``module:function``) names.
 
-    Raises UserError for an unknown name, and for options that it does not take or whose values do not fit.
+    Raises UserError for an unknown name, an unknown option, or an option value that does not fit.
     """
     function: Any = load_object(name, "experience operator") if ":" in name else OPERATORS.get(name)
     if not callable(function):

@@ -1,4 +1,4 @@
-"""Rejection sampling: only runs whose reward lies in a range train."""
+"""Rejection sampling: train only on runs whose reward is within a range."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Rewards to learn from, made of the judge's reward and other measures of a run."""
+"""Shape rewards: combine the judge's reward with other measures of a run."""
 
 from collections.abc import Mapping
 
@@ -19,11 +19,11 @@ def reward_shaping(
     offset: float = 0.0,
     clip: tuple[float, float] | None = None,
 ) -> Change:
-    """``clip(scale * reward + offset + sum of weight * measure)`` over kept runs.
+    """Set every run's reward to ``clip(scale * reward + offset + sum of weight * measure)``.
 
     ``add`` gives the weight of each measure: ``response_tokens`` (of all responses of a run), ``longest_response``,
     ``calls``, ``truncated`` (0 or 1), ``parts.<name>`` (a part of the reward) or ``metrics.<name>`` (a metric of the
-    workflow; a run without it counts as 0). What was added is the reward part ``shaping``.
+    workflow; 0 for a run without it). The difference to the reward before is the reward part ``shaping``.
     """
     if clip is not None and not clip[0] < clip[1]:
         raise UserError(f"experience operator 'reward_shaping': clip {list(clip)}: expected [low, high], low < high")
@@ -36,7 +36,7 @@ def reward_shaping(
 
 
 def measure(experiences: Experiences, name: str) -> np.ndarray:
-    """float64 [R]: a measure of every run by its name; UserError for one that no run has."""
+    """float64 [R]: the measure ``name`` of every run. Raises UserError if no run has it."""
     known = {
         "response_tokens": experiences.tokens_R,
         "longest_response": experiences.longest_R,

@@ -1,4 +1,4 @@
-"""Groups whose rewards differ too little are left out."""
+"""Leave out groups whose rewards differ too little."""
 
 from typing import Annotated
 
@@ -16,7 +16,7 @@ STD_FILTER = "std_filter"
 def std_filter(experiences: Experiences, *, threshold: Annotated[float, Field(ge=0)] = 0.0) -> Change:
     """Leave out groups whose kept runs' rewards have a sample standard deviation at or below ``threshold``.
 
-    At 0 these are the groups without variance; a group of one run has a deviation of 0.
+    Threshold 0 leaves out groups without variance; a group of one run has a deviation of 0.
     """
     drop, kept = np.zeros(len(experiences.run_ids), bool), experiences.kept_R
     if kept.any():

@@ -1,4 +1,4 @@
-"""The end of dynamic sampling: what the last batch brought beyond the groups that were wanted is not trained on."""
+"""The last step of dynamic sampling: leave out groups beyond the number that the round needs."""
 
 import numpy as np
 
@@ -10,9 +10,9 @@ SURPLUS_GROUPS = "surplus_groups"
 
 @operator(SURPLUS_GROUPS)
 def surplus_groups(experiences: Experiences) -> Change:
-    """Keep the first ``buffer.batch_size * sync_interval`` groups of which a run is kept, in the order of sampling.
+    """Keep the first ``buffer.batch_size * sync_interval`` groups that have a kept run, in the order of sampling.
 
-    The first sampled, not the best: a choice by rewards would be a bias.
+    They are the first sampled, not the best: choosing by reward would bias the training.
     """
     if experiences.wanted_groups is None:
         return Change()

@@ -1,4 +1,4 @@
-"""Responses that ended for want of tokens: not trained on, left out with their runs, or penalised."""
+"""Responses that ended at their token limit: mask them, leave out their runs, or penalise them."""
 
 from typing import Annotated, Literal
 
@@ -18,11 +18,11 @@ def truncated_mask(
     mode: Literal["mask", "drop", "penalise"] = "mask",
     penalty: Annotated[float, Field(gt=0)] = 1.0,
 ) -> Change:
-    """What becomes of truncated responses.
+    """Mask truncated responses, leave out their runs, or penalise them.
 
-    ``mask`` (over-long filtering, DAPO, arXiv 2503.14476, section 3.4): the truncated rows do not train, and the
-    run's reward still counts among its group's. ``drop``: the runs that hold one are left out altogether.
-    ``penalise``: their reward falls by ``penalty`` (reward part ``truncated``).
+    ``mask`` (over-long filtering, DAPO, arXiv 2503.14476, section 3.4): truncated rows do not train; the run's reward
+    still counts in its group. ``drop``: runs with a truncated response are left out. ``penalise``: their reward is
+    reduced by ``penalty`` (reward part ``truncated``).
     """
     facts = {"truncated_runs": float((experiences.truncated_R & experiences.kept_R).sum())}
     if mode == "mask":

@@ -1,4 +1,4 @@
-"""The judge of programs: runs the response's Python code against the task's tests, in a sandboxed process."""
+"""The judge ``code``: runs the response's Python code against the task's tests, in sandboxed processes."""
 
 import json
 import os
@@ -30,19 +30,19 @@ async def code(
 ) -> JudgeOutput:
     """1.0 when the program passes every test, else 0.0; with ``partial`` the share of tests that pass.
 
-    The program is the response's last fenced block marked as Python, else the last one without a language, else all of
-    the text. The column ``tests_key`` holds
+    The program is the response's last fenced block marked as Python, else the last one without a language, else the
+    whole text. The column ``tests_key`` holds
 
-    - a list (or its JSON text) of ``{input, output}``: the program reads the one and must print the other; white space
-      at the ends of lines and of the text does not count; or
+    - a list (or its JSON text) of ``{input, output}``: the program reads ``input`` and must print ``output``; white
+      space at the ends of lines and of the text is ignored; or
     - Python code, or a list of it, that fails by an exception (``assert ...``). It runs in another process than the
-      program, whose names it has: see ``sandbox.peers``.
+      program, whose names it can use: see ``sandbox.peers``.
 
-    Each test has a process of its own with ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
-    space, files of ``file_mb`` and ``output_kb`` of output. Without ``partial`` the first test that fails is the last;
-    with it the first one that is out of time. The metrics ``passed`` and ``timed_out`` are shares of all tests, where
-    tests that were not run count as not passed. Raises TimeoutError where the tests of a run take longer than its
-    ``judge_timeout_s`` in all.
+    Each test has its own process, limited to ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
+    space, files of ``file_mb`` and ``output_kb`` of output. Testing stops at the first test that fails, with
+    ``partial`` at the first that times out. The metrics ``passed`` and ``timed_out`` are shares of all tests; tests
+    that were not run count as not passed. Raises TimeoutError if the tests of a run take longer than its
+    ``judge_timeout_s`` in total.
     """
     tests, source = _tests(task, tests_key), extract_code(response_text(response))
     limits = Limits(

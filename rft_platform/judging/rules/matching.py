@@ -9,7 +9,7 @@ from rft_platform.judging.text import response_text
 
 
 def exact_match(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = False) -> float:
-    """1.0 when the response is the reference answer, white space at both ends aside, else 0.0."""
+    """1.0 when the response equals the reference answer, ignoring white space at both ends, else 0.0."""
     given, expected = response_text(response).strip(), reference_text(task, answer_key).strip()
     if ignore_case:
         given, expected = given.casefold(), expected.casefold()
@@ -25,9 +25,9 @@ def contains(task: dict[str, Any], response: Any, *, answer_key: str = "answer",
 
 
 def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> float:
-    """1.0 when the whole response, white space at both ends aside, matches the regular expression, else 0.0.
+    """1.0 when the whole response, without white space at both ends, matches the regular expression, else 0.0.
 
-    A dot matches line ends too. Raises PatternTimeoutError where the match takes too long.
+    A dot also matches line ends. Raises PatternTimeoutError if the match takes too long.
     """
     return float(full_match(pattern, response_text(response).strip(), re.DOTALL) is not None)
 

@@ -1,4 +1,4 @@
-"""The judge for mathematical answers: equal in value, however written (through the library math-verify)."""
+"""The judge ``math``: compares mathematical answers by value, however they are written (library math-verify)."""
 
 import logging
 import os
@@ -51,7 +51,7 @@ async def _is_expression(reference: str, limit_s: float) -> bool:
 
 
 def are_equal(reference: str, text: str) -> bool | None:
-    """Whether the final answer in ``text`` equals the reference; None where the reference is no expression."""
+    """Whether the final answer in ``text`` equals the reference; None if the reference is not an expression."""
     import math_verify
 
     expected = _parsed(_as_latex(plain_notation(reference)))
@@ -62,7 +62,7 @@ def are_equal(reference: str, text: str) -> bool | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    """What the library reads in a text, most likely answer first; parsed once for all runs of a task."""
+    """Expressions that the library reads in a text, most likely answer first; cached for all runs of a task."""
     import math_verify
 
     found: list[Any] = math_verify.parse(text, parsing_timeout=None)
@@ -70,10 +70,10 @@ def _parsed(text: str) -> list[Any]:
 
 
 def final_answer(text: str) -> str:
-    """The part of a response that holds its answer, marked up for the library.
+    """Return the part of a response that holds its answer, marked up for the library.
 
-    That is what follows ``####``, stands in the last ``<answer>``, or follows ``A:``. LaTeX without ``$``, and a bare
-    tuple or interval, gets the dollars without which the library reads single numbers from it.
+    The answer follows ``####``, stands in the last ``<answer>``, or follows ``A:``. LaTeX without ``$``, and a bare
+    tuple or interval, is enclosed in ``$``, without which the library reads single numbers from it.
     """
     text = _MONEY.sub("", plain_notation(text))
     if "####" in text:
@@ -89,12 +89,12 @@ def final_answer(text: str) -> str:
 
 
 def _alone(answer: str) -> str:
-    """An answer without its explanation, as one expression unless there are words in it (``18 eggs``)."""
+    """Mark up an answer without its explanation: as one expression, unless it contains words (``18 eggs``)."""
     return f"The answer is {answer}" if _WORD.search(answer) and not _is_marked(answer) else _as_latex(answer)
 
 
 def _as_latex(text: str) -> str:
-    """The text with the marks that make the library read all of it as one expression."""
+    """Enclose the text in ``$``, if it has no mark, so that the library reads all of it as one expression."""
     return text if _is_marked(text) else f"${text}$"
 
 

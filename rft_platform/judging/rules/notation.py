@@ -1,9 +1,9 @@
-"""One spelling for numbers and signs, however a model wrote them."""
+"""Normalise the spelling of numbers and signs in model-written text."""
 
 import re
 from decimal import Decimal
 
-# Full-width ASCII, and the minus signs of Unicode; superscripts stay what they are.
+# Full-width ASCII, and the minus signs of Unicode; superscripts are kept.
 _SPELLINGS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(map(ord, "−﹣"), ord("-"))
 _SPACES = "  \u00a0\u2009\u202f"
 _GROUPED = re.compile(rf"(?<![\d.,^])\d{{1,3}}(?:(?:[{_SPACES}]|\\[ ,;:!]|\{{,\}})\d{{3}})+(?!,?\d)(?![{_SPACES}]\d)")
@@ -15,7 +15,7 @@ _TIMES_TEN = re.compile(
 
 
 def plain_notation(text: str) -> str:
-    """``text`` with ASCII digits and signs, thousands joined (``1 000``), and ``1e3`` or ``2 × 10^3`` written out."""
+    """Return ``text`` with ASCII digits and signs, joined thousands (``1 000``), ``1e3`` and ``2 × 10^3`` expanded."""
     if not text.isascii():
         text = text.translate(_SPELLINGS)
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)

@@ -24,15 +24,15 @@ _MARK = re.compile(  # an exponent or an index of a symbol; ``**`` before and af
 _HASHES = re.compile(r"####\s*([^\n]*)")
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
 _ANSWER = re.compile(r"(?<![A-Za-z])(?:(?:A|Answer|ANSWER)\s*[:：]|answer is\s*[:：]?)\s*([^\n]*)")
-_TAIL = 500  # characters in which the last number mostly stands
+_TAIL = 500  # characters at the end that usually contain the last number
 _MOST_DIGITS = 100  # a longer run of digits is no answer, and costly to compare
 
 
 def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", tolerance: float = 0.0) -> float:
     """1.0 when the final number of the response equals that of the reference, else 0.0.
 
-    The final number stands after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, or last in the text; the
-    first of these that there is counts, and its last occurrence. Signs, thousands separators (also spaces), currency,
+    The final number stands after ``####``, in ``\\boxed{}``, after ``A:`` or ``Answer:``, or last in the text. The
+    first of these that occurs counts, at its last occurrence. Signs, thousands separators (also spaces), currency,
     units (``5 m^2`` is 5), fractions, ``1e3``, ``2 × 10^3`` and ``10^3`` are understood. ``tolerance`` is absolute.
     """
     expected = _reference(task, answer_key, final_number)
@@ -43,7 +43,7 @@ def numeric(task: dict[str, Any], response: Any, *, answer_key: str = "answer", 
 def gsm8k(task: dict[str, Any], response: Any, *, answer_key: str = "answer", strict: bool = False) -> float:
     """1.0 when the response ends in the number after ``####`` of a GSM8K reference solution, else 0.0.
 
-    ``strict``: the response must give its number after ``####`` too; else it may stand wherever ``numeric`` finds it.
+    ``strict``: the response must also give its number after ``####``; otherwise anywhere that ``numeric`` finds it.
     """
     expected = _reference(task, answer_key, hash_number)
     text = response_text(response)
@@ -52,26 +52,26 @@ def gsm8k(task: dict[str, Any], response: Any, *, answer_key: str = "answer", st
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that a text ends up with, or None."""
+    """Return the final number of a text, or None."""
     for marker in (_HASHES, _BOXED, _ANSWER):
         tails = marker.findall(text)
         if tails:
             return _first_number(tails[-1])
     for part in (text[-_TAIL:], text):
         numbers = list(_NUMBER.finditer(_simplified(part)))
-        if len(numbers) > 1 or part == text:  # the first number of a tail may be the rest of one
+        if len(numbers) > 1 or part == text:  # the first number of a tail may be cut
             return _value(numbers[-1]) if numbers else None
     return None
 
 
 def hash_number(text: str) -> Fraction | None:
-    """The number after the last ``####``, or None."""
+    """Return the number after the last ``####``, or None."""
     tails = _HASHES.findall(text)
     return _first_number(tails[-1]) if tails else None
 
 
 def _simplified(text: str) -> str:
-    """One spelling for each number; powers of numbers are worked out, exponents and indices of symbols left out."""
+    """Normalise numbers: compute powers of numbers, remove exponents and indices of symbols."""
     return _MARK.sub("", _POWER.sub(_power, plain_notation(text)))
 
 
@@ -82,7 +82,7 @@ def _power(match: re.Match[str]) -> str:
 
 
 def _first_number(tail: str) -> Fraction | None:
-    """The first number of an answer, or of what follows its last equals sign."""
+    """Return the first number of an answer, or of the part after its last equals sign."""
     match = _NUMBER.search(_simplified(tail).rpartition("=")[2])
     return _value(match) if match else None
 

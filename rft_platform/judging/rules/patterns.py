@@ -1,4 +1,4 @@
-"""Judges of an answer's form: a pattern with a value in it, a JSON schema, a sequence of tags."""
+"""Judges of an answer's form: a pattern that captures a value, a JSON schema, a sequence of tags."""
 
 import json
 import re
@@ -16,10 +16,10 @@ _FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
 def regex(
     task: dict[str, Any], response: Any, *, pattern: str, answer_key: str = "answer", ignore_case: bool = False
 ) -> float:
-    """1.0 when what the pattern's last match captures equals the reference answer, else 0.0.
+    """1.0 when the text captured by the pattern's last match equals the reference answer, else 0.0.
 
-    What counts is the group ``answer``, else the first group, else the whole match; white space at both ends aside. A
-    dot matches line ends too. Raises PatternTimeoutError where the search takes too long.
+    The captured text is the group ``answer``, else the first group, else the whole match, without white space at both
+    ends. A dot also matches line ends. Raises PatternTimeoutError if the search takes too long.
     """
     match = last_match(pattern, response_text(response), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
     if match is None:
@@ -34,9 +34,9 @@ def json_schema(
 ) -> float:
     """1.0 when the response is one JSON document (alone or in a fence) that the schema allows, else 0.0.
 
-    The schema is given as ``schema``, or stands in the task's column ``schema_key`` (as an object or as JSON text). A
-    response that is no text is compared as it is. Raises ValueError for an invalid schema, PatternTimeoutError where a
-    search for one of its patterns takes too long.
+    The schema is given as ``schema``, or by the task's column ``schema_key`` (an object or JSON text). A response that
+    is not text is validated as it is. Raises ValueError for an invalid schema, PatternTimeoutError if a search for one
+    of its patterns takes too long.
     """
     if (schema is None) == (schema_key is None):
         raise ValueError("give one of schema and schema_key")
@@ -56,9 +56,9 @@ def tags(
     tags: tuple[str, ...] | list[str] = ("think", "answer"),
     alone: bool = True,
 ) -> float:
-    """1.0 when the response holds each tag once, closed, not empty and in this order, else 0.0.
+    """1.0 when the response has each tag once, closed, not empty and in this order, else 0.0.
 
-    ``alone``: nothing but white space stands outside the tags. Thinking that the engine has parsed into
+    ``alone``: there is only white space outside the tags. Reasoning that the engine has parsed into
     ``reasoning_content`` counts as a tag ``think`` before the text.
     """
     text = response_text(response)

@@ -1,4 +1,4 @@
-"""Penalties: rewards of 0 and below, to be added to others with a weight."""
+"""Penalties: rewards of at most 0, to be added to others with a weight."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def length_penalty(
 ) -> float:
     """0.0 for a run of up to ``max_tokens`` sampled tokens, falling to -1.0 over the next ``margin_tokens``.
 
-    The tokens are those of all the run's calls; the algorithm's own over-long penalty looks at the longest alone.
+    The tokens of all calls of the run count; the operator ``overlong_penalty`` counts the longest response only.
     """
     over = run.response_tokens - max_tokens
     if over <= 0:

@@ -1,4 +1,4 @@
-"""Judges of a group that compare numbers of its runs with each other."""
+"""Judges of groups that compare numbers of a group's runs."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from rft_platform.judging.judged_run import JudgedRun
 
 
 def shortest(task: dict[str, Any], responses: list[Any], runs: list[JudgedRun]) -> list[float]:
-    """1.0 for the run of a group with the fewest sampled tokens, 0.0 for that with the most, by rank between.
+    """1.0 for the run of a group with the fewest sampled tokens, 0.0 for the most, by rank in between.
 
-    Runs of equal length share their rank; where all are equal, or a run is alone, each gets 0.5. Only of use beside a
-    judge of what the answers say.
+    Runs of equal length share their rank; if all are equal, or a run is alone, each gets 0.5. Only useful together with
+    a judge of the answers' content.
     """
     lengths = [run.response_tokens for run in runs]
     if len(lengths) < 2:

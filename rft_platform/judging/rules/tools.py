@@ -1,4 +1,4 @@
-"""The judge of tool calls: the right tools, the right arguments, results that are no errors, no invalid calls."""
+"""The judge ``tool_use``: the right tools, the right arguments, results without errors, no invalid calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,16 +28,16 @@ def tool_use(
 ) -> JudgeOutput:
     """The sum of five shares, each with its weight; the shares are metrics of the same names.
 
-    The column ``calls_key`` holds the calls that the task wants: a list (or its JSON text) of ``{name, arguments}``; a
-    call without ``arguments`` may have any. Each wanted call counts for at most one that was made (``ordered``: in the
-    same order).
+    The column ``calls_key`` holds the expected calls: a list (or its JSON text) of ``{name, arguments}``; without
+    ``arguments`` any are accepted. Each expected call matches at most one call that was made (``ordered``: in the same
+    order).
 
-    - ``correct_tool``: wanted calls whose tool was called; ``correct_args``: those with exactly these arguments.
+    - ``correct_tool``: expected calls whose tool was called; ``correct_args``: those with exactly these arguments.
     - ``tool_success``: calls made whose result came and does not match ``error_pattern``.
-    - ``invalid_tool``: calls made of a tool that was not offered, or with arguments that its schema does not allow.
-    - ``unneeded_tool``: calls made beyond the wanted ones.
+    - ``invalid_tool``: calls made to a tool that was not offered, or with arguments that its schema does not allow.
+    - ``unneeded_tool``: calls made beyond the expected ones.
 
-    A task that wants no call is served best by a run that makes none: its first three shares are 1, else 0.
+    For a task without expected calls, the first three shares are 1 if the run makes no call, else 0.
     """
     wanted, made = _wanted(task, calls_key), list(run.tool_calls)
     named, exact = _matches(wanted, made, ordered)
@@ -64,7 +64,7 @@ def tool_use(
 
 
 def _wanted(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    """Name and arguments (None: any) of each call that the task wants."""
+    """Name and arguments (None: any) of each expected call."""
     if key not in task:
         raise KeyError(
             f"the task has no column {key!r} with the tool calls it wants; its columns are {', '.join(task)}"
@@ -82,11 +82,11 @@ def _wanted(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
 
 
 def _matches(wanted: Sequence[tuple[str, Any]], made: Sequence[ToolCall], ordered: bool) -> tuple[int, int]:
-    """How many wanted calls were made, by name and with their arguments; no call counts twice."""
+    """Number of expected calls that were made, by name and with their arguments; no call counts twice."""
     if ordered:
         return _common(wanted, made, _same_tool), _common(wanted, made, _same_call)
     left, open_calls, exact = list(made), [], 0
-    for call in sorted(wanted, key=lambda call: call[1] is None):  # those that take any arguments choose last
+    for call in sorted(wanted, key=lambda call: call[1] is None):  # calls that accept any arguments are matched last
         found = next((other for other in left if _same_call(call, other)), None)
         if found is None:
             open_calls.append(call)

@@ -1,1 +1,10 @@
-"""Running code that a model wrote: in a process of its own, with limits. No security boundary."""
+"""Run model-written Python code in separate processes with limits. It is not a security boundary.
+
+Read in this order:
+
+- ``process``: ``run_program`` and ``run_tested``, which the judge ``code`` calls, with ``Limits`` and ``Outcome``.
+- ``entry``: runs first in a sandboxed process: drops the network, confines writes, sets limits, starts the program.
+- ``peers``: the two processes of tested code, one with the program and one with the tests, connected by pipes.
+
+``entry`` and ``peers`` run as files and import nothing of the platform.
+"""

@@ -1,7 +1,7 @@
-"""Entry of a sandboxed process: drops the network and writes elsewhere, runs the program, ends what it left.
+"""Entry point of a sandboxed process: drops network and outside writes, runs the program, kills what it left.
 
-Run as a file by ``python -I`` with the limits as JSON in the first argument, the program's file in the second and its
-arguments after that. It stands alone: it imports nothing of the platform.
+Run as a file by ``python -I``. Arguments: the limits as JSON, the program's file, the program's arguments. It imports
+nothing of the platform.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ _NEW_USER, _NEW_PROCESSES, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
 _PAUSE_S = 0.001
 
-# Landlock (linux/landlock.h): the numbers of its calls are the same on all architectures.
+# Landlock (linux/landlock.h): its system calls have the same numbers on all architectures.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38  # the last: PR_SET_NO_NEW_PRIVS
 _WRITE_FILE, _REFER, _TRUNCATE = 1 << 1, 1 << 13, 1 << 14
@@ -27,10 +27,10 @@ _MAKE_AND_REMOVE = sum(1 << bit for bit in range(4, 13))
 
 
 def main() -> None:
-    """Run the program as a child, and end with its exit code once everything that it started has ended.
+    """Run the program as a child; end with its exit code once everything that it started has ended.
 
-    Where namespaces are to be had it is their first process, and the kernel ends the others with it. Elsewhere this
-    process is given what loses its parent, whatever session it is in, and kills it.
+    If namespaces are available, the child is their first process, and the kernel ends the others with it. Otherwise
+    this process adopts orphaned descendants, whatever session they are in, and kills them.
     """
     limits, program = json.loads(sys.argv[1]), sys.argv[2:]
     _leave()
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _leave() -> bool:
-    """Namespaces of our own, without a network: False where the machine does not give them."""
+    """Enter new namespaces without a network; return False if the machine does not allow them."""
     try:
         return ctypes.CDLL(None, use_errno=True).unshare(_NEW_USER | _NEW_PROCESSES | _NEW_NETWORK) == 0
     except (OSError, AttributeError):  # not Linux
@@ -53,7 +53,7 @@ def _leave() -> bool:
 
 
 def _confine_writes() -> bool:
-    """Deny writing, creating, renaming and deleting outside the working directory; False where there is no Landlock."""
+    """Deny writing, creating, renaming and deleting outside the working directory; return False without Landlock."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syscall
     except (OSError, AttributeError):
@@ -82,7 +82,7 @@ def _control(option: int, value: int) -> None:
 
 
 def _end_children() -> None:
-    """Kill our children until none is left: those of a killed one become ours."""
+    """Kill our children until none is left; the children of a killed one become ours."""
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

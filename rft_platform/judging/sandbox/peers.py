@@ -1,11 +1,11 @@
-"""The two processes of tested code: one holds the program, the other runs the tests and asks the first over pipes.
+"""The two processes of tested code: one holds the program, the other runs the tests and calls the first over pipes.
 
-Run as a file by ``python -I`` with its part (``program`` or ``tests``) and the numbers of its reading and its writing
-pipe. It stands alone: it imports nothing of the platform.
+Run as a file by ``python -I`` with its role (``program`` or ``tests``) and the numbers of its reading and its writing
+pipe. It imports nothing of the platform.
 
-The program cannot reach the process that judges it. What it says of its objects counts as plain values alone: numbers,
-texts and collections of them are handed over, and compared where the tests run; another object stays where it is, is
-called and looked at from there, and is equal to no plain value.
+The program cannot reach the process that judges it. Only plain values count as its results: numbers, texts and
+collections of them are copied, and compared in the process of the tests. Any other object stays in the program's
+process, is called and read remotely, and equals no plain value.
 """
 
 import ast
@@ -32,11 +32,11 @@ class Peer:
 
     def __init__(self, reading: TextIO, writing: TextIO, holds_program: bool) -> None:
         self._reading, self._writing, self._holds_program = reading, writing, holds_program
-        self._mine: dict[int, Any] = {}  # what the other end knows by a number
-        self.errors: dict[str, type[Exception]] = {}  # classes that the program defines, as the tests know them
+        self._mine: dict[int, Any] = {}  # objects that the other end refers to by number
+        self.errors: dict[str, type[Exception]] = {}  # the program's exception classes, as the tests know them
 
     def ask(self, what: str, *given: Any) -> Any:
-        """Have the other end do something; meanwhile it may call back functions that it was given."""
+        """Have the other end do something and return its result; meanwhile it may call functions that it was given."""
         self._send({"ask": what, "given": [self.encode(value) for value in given]})
         while "ask" in (said := self._next()):
             self._answer(said)
@@ -51,7 +51,7 @@ class Peer:
         return self.decode(said["value"])
 
     def serve(self, names: dict[str, Any]) -> None:
-        """Answer until the other end is gone."""
+        """Answer requests until the other end is gone."""
         self._mine[0] = names
         while True:
             try:
@@ -98,7 +98,7 @@ class Peer:
         return said
 
     def encode(self, value: Any) -> Any:
-        """A value for the wire: plain ones by value, others by a number. Raises TypeError for what may not go over."""
+        """Encode a value: plain ones by value, others by a number. Raises TypeError for what must not be sent."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if isinstance(value, Remote):
@@ -106,7 +106,7 @@ class Peer:
         for kind, parts in _COLLECTIONS.items():
             if isinstance(value, kind):
                 return {"kind": kind.__name__, "value": [self.encode(part) for part in parts(value)]}
-        for basic in (bool, int, float, str):  # of a class of its own: what it says of being equal does not count
+        for basic in (bool, int, float, str):  # of a subclass, whose own equality does not count
             if isinstance(value, basic):
                 return basic.__call__(value) if basic is not str else str.__str__(value)
         if isinstance(value, bytes | bytearray):
@@ -126,7 +126,7 @@ class Peer:
         return told
 
     def decode(self, wire: Any) -> Any:
-        """What ``encode`` of the other end was given."""
+        """Decode what the other end has encoded."""
         if not isinstance(wire, dict):
             return wire
         if "yours" in wire:
@@ -161,7 +161,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
 
 
 def _take_over(mine: Any, theirs: Any) -> None:
-    """What the program did to the collections that it was given."""
+    """Apply the changes that the program made to the collections that it was given."""
     if type(mine) is not type(theirs):
         return
     if isinstance(mine, tuple):
@@ -186,7 +186,7 @@ def _take_over(mine: Any, theirs: Any) -> None:
 
 
 class Remote:
-    """An object of the other end."""
+    """Proxy of an object of the other end."""
 
     def __init__(self, peer: Peer, number: int) -> None:
         object.__setattr__(self, "_peer", peer)
@@ -223,7 +223,7 @@ def _ask(remote: Remote, what: str, *given: Any) -> Any:
 def _forwarded(name: str, what: str, between: bool) -> Callable[..., Any]:
     def method(self: Remote, *given: Any) -> Any:
         if between and not isinstance(given[0], Remote):
-            return NotImplemented  # what a program says of itself beside a plain value counts as nothing
+            return NotImplemented  # a program's comparison of its object with a plain value does not count
         return _ask(self, what, *given)
 
     method.__name__ = name
@@ -237,7 +237,7 @@ for _name in ("getitem", "setitem", "delitem", "neg", "len", "next", "str", "rep
 
 
 def hold_program(peer: Peer, file: str) -> None:
-    """Run a program, then answer what the tests ask of it."""
+    """Run a program, then answer the requests of the tests."""
     source = Path(file).read_text(encoding="utf-8")
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(source, file, "exec"), names)
@@ -245,10 +245,10 @@ def hold_program(peer: Peer, file: str) -> None:
 
 
 def run_tests(peer: Peer) -> None:
-    """Run the tests that standard input has after a word on its first line, which is printed once all have passed."""
+    """Run the tests from standard input. Its first line is a word, which is printed once all tests have passed."""
     word, source = sys.stdin.readline(), sys.stdin.read()
     program, code = peer.ask("names"), ast.parse(source)
-    # A program's own ``abs`` or ``math.isclose`` would judge in place of the tests.
+    # A program must not replace ``abs`` or ``math.isclose`` as the tests use them.
     looked_into = {n.value.id for n in ast.walk(code) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
     taken = {*vars(builtins), *(looked_into & sys.stdlib_module_names)}
     found = {name: value for name, value in program.items() if name not in taken or isinstance(value, ModuleType)}
@@ -257,7 +257,7 @@ def run_tests(peer: Peer) -> None:
 
 
 def main() -> None:
-    """Play the part that the arguments name."""
+    """Run the role that the arguments name."""
     part, reading, writing = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     with open(reading, encoding="utf-8") as from_other, open(writing, "w", encoding="utf-8") as to_other:
         peer = Peer(from_other, to_other, holds_program=part == "program")

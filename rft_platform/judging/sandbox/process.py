@@ -1,4 +1,4 @@
-"""One sandboxed run of a Python program: limits, an empty environment, a folder of its own, and a sure end."""
+"""Run a Python program in a sandbox: limits, an empty environment, its own folder, and guaranteed termination."""
 
 import asyncio
 import json
@@ -22,18 +22,18 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use. It is a limit on accidents, not a wall against attackers."""
+    """What a program may use. The limits protect against accidents, not against attackers."""
 
     wall_s: float = 10.0
     cpu_s: int = 10
     memory_mb: int = 512  # of address space
     file_mb: int = 16  # of one file
-    processes: int = 0  # further processes and threads; the kernel does not hold root to it
+    processes: int = 0  # further processes and threads; the kernel does not enforce it for root
     open_files: int = 64
     output_bytes: int = 1 << 20
 
     def as_resource_limits(self) -> dict[str, int]:
-        """The kernel's limits by name (``RLIMIT_...``)."""
+        """The kernel's limits by name, without ``RLIMIT_``."""
         return {
             "CPU": self.cpu_s,
             "AS": self.memory_mb * _MEGABYTE,
@@ -56,19 +56,19 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself, in time and with exit code 0."""
+        """Whether it ended by itself with exit code 0, within its time and output limits."""
         return self.returncode == 0 and not self.timed_out and not self.output_exceeded
 
 
 async def run_program(source: str, stdin: str = "", limits: Limits | None = None) -> Outcome:
-    """Run Python ``source`` in a sandboxed process; whatever it started is gone when this returns."""
+    """Run Python ``source`` in a sandboxed process; everything that it started is gone when this returns."""
     return await _run(source, stdin, limits or Limits())
 
 
 async def run_tested(source: str, tests: str, limits: Limits | None = None) -> Outcome:
-    """How ``tests`` went that were run against the program ``source``: each in a sandboxed process of its own.
+    """Run ``tests`` against the program ``source``, each in its own sandboxed process; return the outcome of the tests.
 
-    The tests' process alone decides: it ends with code 0 and prints, as the last line, a word that only it was told.
+    Only the tests' process decides: it must end with code 0 and print, as the last line, a word that only it was given.
     """
     limits, word = limits or Limits(), secrets.token_hex(16)
     (asked, asks), (answered, answers) = os.pipe(), os.pipe()
@@ -85,7 +85,7 @@ async def run_tested(source: str, tests: str, limits: Limits | None = None) -> O
 
 
 async def _run(source: str, stdin: str, limits: Limits, part: tuple[str, int, int] | None = None) -> Outcome:
-    """``part``: of two that talk with each other, with the ends of pipes that it has; they are closed here."""
+    """``part``: the role and pipe ends of one of two communicating processes; the ends are closed here."""
     folder = Path(tempfile.mkdtemp(prefix="rft-sandbox-"))
     try:
         program = folder / "program.py"
@@ -138,7 +138,7 @@ async def _conversation(process: asyncio.subprocess.Process, stdin: str, limits:
         timed_out = True
     except asyncio.CancelledError:
         with suppress(asyncio.CancelledError):
-            await jobs  # or asyncio complains of what became of it
+            await jobs  # else asyncio reports its result as never retrieved
         raise
     await _end(process)
     stdout, stderr = (bytes(part).decode("utf-8", "replace") for part in kept)
@@ -156,16 +156,16 @@ async def _feed(process: asyncio.subprocess.Process, stdin: str) -> None:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of the process, of its group, also when it has ended, and of what descends from it; reap it."""
+    """Kill the process and what is left of its group (even if it has ended) and of its descendants; reap it."""
     _kill(process)
     await process.wait()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:
     family: list[psutil.Process] = []
-    if process.returncode is None:  # one that has ended has ended them itself, and its id may be another's by now
+    if process.returncode is None:  # an ended process has ended its descendants, and its id may be reused
         with suppress(psutil.Error):
-            family = psutil.Process(process.pid).children(recursive=True)  # also those with sessions of their own
+            family = psutil.Process(process.pid).children(recursive=True)  # also those in other sessions
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for member in family:
