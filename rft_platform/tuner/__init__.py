@@ -1,7 +1,15 @@
-"""Tuning an agent from Python: ``from rft_platform.tuner import tune, DatasetConfig, ...``.
+"""Tune an agent from Python: ``from rft_platform.tuner import tune, DatasetConfig, ...``.
 
-Source-compatible with ``agentscope.tuner``; AgentScope itself is not needed unless the workflow uses it. ``Workflow``,
-``ModelWrapper``, ``Task`` and ``Experience`` are for workflows written as a class, which a configuration names.
+Source-compatible with ``agentscope.tuner``; AgentScope itself is needed only if the workflow uses it. ``Workflow``,
+``ModelWrapper``, ``Task`` and ``Experience`` are for class-style workflows, which a configuration names.
+
+Read in this order:
+
+- ``tuning``: ``tune()``; ``types``: workflow and judge types and their outputs.
+- ``model``, ``dataset``, ``algorithm``: the settings that users give, all based on ``section``.
+- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``layers``, ``place`` and
+  ``thinking``.
+- ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow

@@ -1,4 +1,4 @@
-"""Blocking work for callers that already have an event loop, such as notebooks."""
+"""Run blocking work for callers that already have an event loop, such as notebooks."""
 
 import asyncio
 import ctypes
@@ -15,9 +15,9 @@ _LOOK_AGAIN_S = 0.2
 
 
 def outside_event_loop(work: Callable[[], Result]) -> Result:
-    """What ``work`` returns or raises. Where the calling thread runs an event loop another thread does it.
+    """Return what ``work`` returns; raise what it raises. If the calling thread runs an event loop, use another thread.
 
-    Ctrl-C reaches the work in either case, and the caller waits for it to end in order.
+    Ctrl-C interrupts the work in either case, and the caller waits until it has ended cleanly.
     """
     if not _in_event_loop():
         return work()
@@ -60,7 +60,7 @@ def _in_event_loop() -> bool:
 
 @contextmanager
 def _ctrl_c_raises() -> Iterator[None]:
-    """Ctrl-C raises KeyboardInterrupt here, where ``asyncio.run`` would only cancel a task that cannot run."""
+    """Make Ctrl-C raise KeyboardInterrupt here; ``asyncio.run`` would only cancel a task that cannot run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

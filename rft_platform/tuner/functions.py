@@ -1,4 +1,4 @@
-"""The user's functions by name, so that the experiment can be shown, resumed and judged again without the script."""
+"""References to the user's functions, with which an experiment is shown, resumed and judged without the script."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from rft_platform.user_code import is_live, keep_alive, load_object, reference_o
 
 @dataclass(frozen=True, slots=True)
 class TunedFunctions:
-    """References to workflow and judge, as a configuration holds them."""
+    """References to workflow and judge, as a configuration stores them."""
 
     workflow: str
-    judge: str | None  # None: the workflow rewards itself
+    judge: str | None  # None: the workflow sets the reward
 
     @property
     def notice(self) -> str | None:
-        """What cannot be done later because a function has no name that another process finds."""
+        """A notice of what is impossible later if a function has no name that another process can find; else None."""
         live = [reference for reference in (self.workflow, self.judge) if reference is not None and is_live(reference)]
         if not live:
             return None
@@ -32,7 +32,7 @@ class TunedFunctions:
 
 
 def tuned_functions(workflow: Callable[..., Any], judge: Callable[..., Any] | None) -> TunedFunctions:
-    """References to both functions; ``ValueError`` where their parameters are not those of a workflow or a judge."""
+    """Return references to both functions. Raises ``ValueError`` if their parameters fit no workflow or judge."""
     if not callable(workflow):
         raise ValueError(f"workflow_func is {workflow!r}; expected a function of task and model")
     check_workflow_function(workflow)
@@ -46,7 +46,7 @@ def tuned_functions(workflow: Callable[..., Any], judge: Callable[..., Any] | No
 
 
 def _reference(value: Any, what: str) -> str:
-    """By name where the name leads to this very object, else by keeping it in memory."""
+    """Refer to ``value`` by name if the name leads to this very object, else keep it in memory."""
     try:
         reference = reference_of(value)
         found = load_object(reference, what)

@@ -1,4 +1,4 @@
-"""Configurations in layers: nested mappings, the later of which win."""
+"""Nested configuration mappings in layers; later layers override earlier ones."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -8,7 +8,7 @@ Layer = dict[str, Any]
 
 
 def nested(values: Mapping[str, Any]) -> Layer:
-    """Dotted keys as nested mappings: ``{"model.top_p": 1}`` is ``{"model": {"top_p": 1}}``."""
+    """Convert dotted keys to nested mappings: ``{"model.top_p": 1}`` becomes ``{"model": {"top_p": 1}}``."""
     layer: Layer = {}
     for key, value in values.items():
         *parents, last = key.split(".")
@@ -20,7 +20,7 @@ def nested(values: Mapping[str, Any]) -> Layer:
 
 
 def merged(*layers: Mapping[str, Any]) -> Layer:
-    """One layer of all; mappings are merged key by key, any other value replaces the earlier one."""
+    """Merge layers into one: mappings key by key; any other value replaces the earlier one."""
     result: Layer = {}
     for layer in layers:
         for key, value in layer.items():
@@ -33,7 +33,7 @@ def merged(*layers: Mapping[str, Any]) -> Layer:
 
 
 def value_at(layer: Mapping[str, Any], key: str) -> Any:
-    """The value of a dotted key; None where there is none."""
+    """Return the value of a dotted key; None if there is none."""
     found: Any = layer
     for name in key.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None

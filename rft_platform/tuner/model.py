@@ -1,4 +1,4 @@
-"""The model to tune, and the models beside it."""
+"""Settings of the model to tune, and of auxiliary models."""
 
 from pydantic import Field
 
@@ -13,18 +13,18 @@ class TunerModelConfig(TunerSection):
     max_model_len: int = Field(ge=1)
     """Tokens of prompt and answer together."""
     temperature: float = Field(default=1.0, ge=0)
-    """Of calls that name none. Training wants a value above 0."""
+    """For calls that set none. Training needs a value above 0."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Of calls that name none. Training wants 1.0."""
+    """For calls that set none. Training needs 1.0."""
     max_tokens: int = Field(default=8192, ge=1)
-    """Most tokens of an answer, where a call names no other limit; what exceeds the context is cut off."""
+    """Maximum tokens of an answer, for calls that set no limit; reduced to fit into the context."""
     enable_thinking: bool | None = None
     """Switch of the chat template; None: the template's own default."""
     tensor_parallel_size: int = Field(default=1, ge=1)
-    """GPUs that one engine spans (vLLM)."""
+    """GPUs per engine (vLLM)."""
     inference_engine_num: int = Field(default=1, ge=1)
-    """Engines that share the work."""
+    """Number of engines that share the work."""
     tool_call_parser: str = "hermes"
-    """How tool calls stand in an answer."""
+    """Format of tool calls in an answer."""
     reasoning_parser: str | None = "deepseek_r1"
-    """How thoughts stand in an answer; left at its default it is for models whose tokenizer knows ``</think>``."""
+    """Format of reasoning in an answer; the default applies only to models whose tokenizer knows ``</think>``."""

@@ -1,4 +1,4 @@
-"""Where an experiment is kept: ``<root>/<project>/<experiment>`` with its checkpoints, curves and state."""
+"""Location of an experiment: ``<root>/<project>/<experiment>`` with its checkpoints, curves and state."""
 
 import re
 import time
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[\w][\w.+=@-]{0,127}")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One experiment of one project."""
+    """Location of one experiment of a project."""
 
     root: Path  # absolute
     project: str
@@ -31,20 +31,20 @@ class Place:
     def home(self) -> Home:
         """``RFT_HOME`` of the experiment: rows, Dagster's instance, MLflow's store, logs.
 
-        An experiment always has a home of its own; what ``RFT_HOME`` names in the environment is another project.
+        An experiment always has its own home; ``RFT_HOME`` in the environment is ignored.
         """
         return Home(self.folder / ".rft")
 
     @property
     def tensorboard(self) -> Path:
-        """``tensorboard --logdir`` takes it."""
+        """Folder for ``tensorboard --logdir``."""
         return self.folder / "monitor" / "tensorboard"
 
 
 def place_of(root: str | None, project: str | None, experiment: str | None) -> Place:
-    """The place of an experiment; where nothing is named, ``./checkpoints/AgentScope/Experiment-<time>``.
+    """Return the location of an experiment; by default ``./checkpoints/AgentScope/Experiment-<time>``.
 
-    Raises UserError for a name that cannot be a folder's.
+    Raises UserError for a name that cannot be a folder name.
     """
     place = Place(
         Path(root or ROOT).absolute(),

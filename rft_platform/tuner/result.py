@@ -1,4 +1,4 @@
-"""What came of a tuning, read from what the experiment left on disk."""
+"""The result of ``tune()``, read from the experiment's files."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One round; round 0 is the model that was given. None where a number was not measured."""
+    """One round; round 0 is the initial model. A number that was not measured is None."""
 
-    step: int  # optimiser steps made by then; that of the round before where nothing was trained
+    step: int  # optimiser steps made so far; unchanged if nothing was trained
     round: int = 0
     reward: float | None = None  # mean over the runs explored
     metrics: dict[str, float] = field(default_factory=dict)  # of the optimiser step: loss, entropy, grad_norm, ...
-    eval: dict[str, float] = field(default_factory=dict)  # on eval_dataset, where the step was evaluated
+    eval: dict[str, float] = field(default_factory=dict)  # on eval_dataset, if the step was evaluated
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TuneResult:
-    """Where the tuned model is, how it got there, and what to look it up by."""
+    """Where the tuned model is, its training history, and the ids by which it can be looked up."""
 
     project: str
     experiment: str
@@ -50,7 +50,7 @@ class TuneResult:
 
 
 def result_of(project: "Project", place: Place) -> TuneResult:
-    """Read the result of an experiment that has ended, or as far as it has come."""
+    """Read the result of an experiment, also of one that has not ended."""
     from rft_platform.rounds.policy import published
 
     store = project.store

@@ -1,4 +1,4 @@
-"""What the settings of a tuning share."""
+"""Base class of the settings of ``tune()``."""
 
 import difflib
 from typing import TYPE_CHECKING, Any
@@ -9,8 +9,10 @@ from rft_platform.errors import UserError
 
 
 class TunerSection(BaseModel):
-    """A mapping of known fields, given by name. Unknown fields and values of the wrong kind are refused, also
-    where a field is set later."""
+    """Settings with known fields, given by name.
+
+    Unknown fields and values of the wrong type are refused, also when a field is set later.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -24,7 +26,7 @@ class TunerSection(BaseModel):
     if not TYPE_CHECKING:  # type checkers see the fields
 
         def __init__(self, *positional: Any, **fields: Any) -> None:
-            """Refuse positional arguments by a message that shows how it is meant."""
+            """Refuse positional arguments with a message that names the fields."""
             if positional:
                 name, known = type(self).__name__, ", ".join(type(self).model_fields)
                 raise TypeError(f"{name} takes its fields by name, got {positional!r}; its fields are {known}")
@@ -34,7 +36,7 @@ class TunerSection(BaseModel):
 
 
 def check_argument_types(**arguments: tuple[Any, type[TunerSection]]) -> None:
-    """Raise UserError for an argument, given with the type it must have, that is something else and not None."""
+    """Raise UserError for an argument, given with its expected type, that is neither of that type nor None."""
     for name, (value, expected) in arguments.items():
         if value is not None and not isinstance(value, expected):
             first = next(iter(expected.model_fields))
@@ -42,7 +44,7 @@ def check_argument_types(**arguments: tuple[Any, type[TunerSection]]) -> None:
 
 
 def _unknown_field(section: type[TunerSection], field: str) -> str:
-    """One line for a field that ``section`` does not have."""
+    """Message for a field that ``section`` does not have."""
     near = difflib.get_close_matches(field, section.model_fields, n=1)
     meant = f"did you mean {near[0]}? " if near else ""
     known = ", ".join(section.model_fields)

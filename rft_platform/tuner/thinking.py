@@ -1,4 +1,4 @@
-"""Whether a model can think before it answers, as far as its tokenizer tells."""
+"""Whether a model can write reasoning before its answer, according to its tokenizer."""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ END_OF_THOUGHT = "</think>"
 
 
 def knows_thinking(model_path: str) -> bool:
-    """Whether the tokenizer of a model folder has a token for the end of a thought; True where it cannot be read here.
+    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if it cannot be read here.
 
-    An engine refuses a parser of thoughts for a model without such a token.
+    An engine refuses a reasoning parser for a model without such a token.
     """
     tokenizer = Path(model_path).expanduser() / "tokenizer.json"
     return END_OF_THOUGHT in tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else True

@@ -1,6 +1,6 @@
-"""From the arguments of ``tune()`` to the platform's configuration.
+"""Translate the arguments of ``tune()`` to the platform's configuration.
 
-Three layers, the later of which win: defaults, the YAML file, and what the caller wrote out.
+There are three layers, of which later ones override earlier ones: defaults, the YAML file, and what the caller set.
 """
 
 import math
@@ -56,8 +56,8 @@ _ALGORITHM = {
 _TASKSET = {"path": "path", "name": "subset_name", "split": "split"}
 _LENGTH = {"total_epochs": "buffer.total_epochs", "total_steps": "buffer.total_steps"}
 
-_NEWEST_KEPT = 2  # the policy that explores and the one it came from
-_RUNS_AT_ONCE = 32  # an engine: agents wait for the model, and for each other's answers in its batch
+_NEWEST_KEPT = 2  # the policy that explores and its parent
+_RUNS_AT_ONCE = 32  # per engine: agents wait for the model, and for the other answers of its batch
 _PACK_TOKENS = 16384
 _TASKSET_KEY = "buffer.explorer_input.taskset"
 _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
@@ -65,7 +65,7 @@ _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneArguments:
-    """What ``tune()`` was given, beside the functions."""
+    """Arguments of ``tune()``, besides the functions."""
 
     train_dataset: DatasetConfig | None = None
     eval_dataset: DatasetConfig | None = None
@@ -79,7 +79,7 @@ class TuneArguments:
 
     @property
     def notice(self) -> str | None:
-        """What was written out and changes nothing."""
+        """A notice of arguments that have no effect, or None."""
         written = set() if self.eval_dataset is None else self.eval_dataset.model_fields_set & set(_LENGTH)
         if not written:
             return None
@@ -87,7 +87,7 @@ class TuneArguments:
 
 
 def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, Place]:
-    """The configuration to run and where its experiment is kept; UserError where something needed is missing."""
+    """Return the configuration to run and the location of its experiment. Raises UserError if something is missing."""
     file = {} if given.config_path is None else _file_layer(Path(given.config_path).absolute(), given)
     _require(given, file)
     wanted = merged(_settings(given, defaults=True), file, _settings(given, defaults=False))
@@ -101,7 +101,7 @@ def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConf
 
 
 def _file_layer(file: Path, given: TuneArguments) -> Layer:
-    """What a YAML file says, and nothing of what it leaves open."""
+    """Return the keys that a YAML file sets, without any defaults."""
     data = resolve_paths(read_yaml(file), file.parent)
     if given.train_dataset is not None and value_at(data, _TASKSET_KEY):
         data = merged(nested({f"{_TASKSET_KEY}.path": given.train_dataset.path}), data)  # the file may leave it out
@@ -119,7 +119,7 @@ def _require(given: TuneArguments, file: Layer) -> None:
 
 
 def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
-    """The keys that the arguments set; with ``defaults`` those that they leave at their default values instead."""
+    """Return the keys that the arguments set, or with ``defaults`` those that they leave at their default values."""
     algorithm = given.algorithm if given.algorithm is not None else AlgorithmConfig()
     values = {
         **_fields(given.model, _MODEL, defaults),
@@ -136,7 +136,7 @@ def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
 
 
 def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
-    """How long to train. Epochs that the caller writes out end the run, whatever steps the file has."""
+    """Return the training length. Epochs that the caller sets end the training, whatever steps the file has."""
     if dataset is None:
         return {}
     values = _fields(dataset, _LENGTH, defaults)
@@ -146,7 +146,7 @@ def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
 
 
 def _fields(section: TunerSection | None, keys: Mapping[str, str], defaults: bool) -> dict[str, Any]:
-    """Fields under their keys in the configuration: those left at their defaults, or those written out, None too."""
+    """Map fields to configuration keys: those left at their defaults, or those that the caller set, None included."""
     if section is None:
         return {}
     written = section.model_fields_set
@@ -159,7 +159,7 @@ def _value(section: TunerSection, name: str) -> Any:
 
 
 def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place: Place) -> Layer:
-    """What follows from everything else: the functions, the places, and limits that depend on each other."""
+    """Return the keys that follow from all others: functions, locations, and limits that depend on each other."""
     run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
     evaluated = value_at(wanted, _EVAL_KEY) or []
     if given.eval_dataset is not None:
@@ -186,7 +186,7 @@ def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place
 
 
 def _evaluation_every(wanted: Layer, given: TuneArguments) -> int:
-    """Rounds between evaluations: as the file says, where the caller does not say how many steps."""
+    """Rounds between evaluations: from the file, unless the caller sets the number of steps."""
     known = value_at(wanted, "evaluation.every")
     if known is not None and not (given.algorithm and "eval_interval_steps" in given.algorithm.model_fields_set):
         return int(known)
@@ -196,12 +196,12 @@ def _evaluation_every(wanted: Layer, given: TuneArguments) -> int:
 
 
 def _judges(wanted: Layer, functions: TunedFunctions) -> bool:
-    """Whether the judge is set here: a judge that the file names stays, where the caller gives none."""
+    """Whether to set the judge here: a judge in the file stays if the caller gives none."""
     return functions.judge is not None or value_at(wanted, f"{_TASKSET_KEY}.judge") is None
 
 
 def _step(wanted: Layer) -> dict[str, Any]:
-    """One optimiser step a round, however many calls its runs made, where the file asks for nothing else."""
+    """Make one optimiser step per round, however many calls its runs made, unless the file asks for something else."""
     counts_rows = (
         value_at(wanted, "buffer.train_batch_size") is not None
         or value_at(wanted, "synchronizer.sync_style") not in (None, "fixed")
@@ -223,7 +223,7 @@ def _limits(wanted: Layer) -> dict[str, Any]:
 
 
 def _reasoning(wanted: Layer, given: TuneArguments) -> dict[str, Any]:
-    """No parser of thoughts where nobody asked for one and the model has no word for their end."""
+    """Disable the reasoning parser if nobody asked for one and the model has no end-of-reasoning token."""
     path = value_at(wanted, "model.model_path")
     asked = given.model is None or "reasoning_parser" in given.model.model_fields_set
     return {} if asked or knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}

@@ -1,7 +1,7 @@
-"""``tune()``: an agent's workflow, a judge and a dataset in, a better model out.
+"""``tune()``: train a better model from an agent's workflow, a judge and a dataset.
 
-It materialises the same Dagster assets as ``rft run``, in the caller's process and against an instance that persists,
-so that everything can be looked at in the UI afterwards.
+It materialises the same Dagster assets as ``rft run``, in the caller's process and against a persistent instance, so
+that everything can be inspected in the UI afterwards.
 """
 
 import os
@@ -45,26 +45,26 @@ def tune(
     monitor_type: str | None = None,
     config_path: str | None = None,
 ) -> TuneResult:
-    """Train ``model`` on what ``workflow_func`` does with the tasks of ``train_dataset``.
+    """Train ``model`` on the runs of ``workflow_func`` on the tasks of ``train_dataset``.
 
     Args:
-        workflow_func: solves one task with the model it is handed; parameters ``task``, ``model``
-            [, ``auxiliary_models``] [, ``logger``].
+        workflow_func: solves one task with the model that it is given; parameters ``task``, ``model`` [,
+            ``auxiliary_models``] [, ``logger``].
         judge_func: rewards a run; parameters ``task``, ``response`` [, ``auxiliary_models``] [, ``logger``]. It may be
-            a metric of AgentScope. Without one the workflow's own reward counts.
-        eval_dataset: evaluated by the same functions at the start, every ``eval_interval_steps`` and at the end.
-        auxiliary_models: models at the functions' disposal by name; they are not trained.
+            an AgentScope metric. Without a judge the workflow's own reward counts.
+        eval_dataset: evaluated with the same functions at the start, every ``eval_interval_steps`` and at the end.
+        auxiliary_models: models that the functions may use, by name; they are not trained.
         project_name: default ``AgentScope``.
-        experiment_name: one that exists is gone on with; default ``Experiment-`` and the time.
+        experiment_name: an existing experiment is continued; default ``Experiment-`` and the time.
         monitor_type: tensorboard or mlflow; default both.
-        config_path: a YAML file for everything that the other arguments do not say; these override it.
+        config_path: a YAML file with all settings that the other arguments do not give; the arguments override it.
 
-    Everything is kept below ``./checkpoints/<project>/<experiment>``; ``RFT_HOME`` in the environment is not looked at.
-    Ctrl-C ends it in order; the same call with that ``experiment_name`` goes on.
+    Everything is stored below ``./checkpoints/<project>/<experiment>``; ``RFT_HOME`` in the environment is ignored.
+    Ctrl-C ends the training cleanly; the same call with that ``experiment_name`` continues it.
 
     Raises:
         ValueError: a function's parameters are not those of a workflow or a judge.
-        UserError: bad settings, all of them named, before anything has started.
+        UserError: invalid settings, all of them named, before anything has started.
         UserCodeError: workflow or judge failed on every run.
     """
     if (file := file_being_loaded()) is not None:
@@ -93,7 +93,7 @@ def tune(
     try:
         return outside_event_loop(lambda: _run(config, place, functions, notices))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt from None  # from here: what lies below is no concern of who pressed the keys
+        raise KeyboardInterrupt from None  # without the traceback of the code below
 
 
 def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: list[str]) -> TuneResult:
@@ -126,7 +126,7 @@ def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: 
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Where the caller's process and what it imports point to afterwards is as before."""
+    """Restore the environment variables and ``sys.path`` of the caller's process afterwards."""
     before, path = {name: os.environ.get(name) for name in _ENVIRONMENT}, list(sys.path)
     try:
         yield

@@ -1,8 +1,8 @@
-"""What workflows and judges are and what they return, as users write them.
+"""Workflow and judge types and their outputs, as users write them.
 
-The outputs are pydantic models, as in the API that this one is compatible with. ``rollout.workflow`` and
-``judging.types`` have dataclasses of the same names and fields: worker processes load those in environments where only
-``openai`` is sure to be there. Either kind may be returned anywhere.
+The outputs are pydantic models, as in the API with which this one is compatible. ``rollout.workflow`` and
+``judging.types`` have dataclasses of the same names and fields, for worker processes in whose environments only
+``openai`` is sure to be installed. Either kind may be returned anywhere.
 """
 
 from collections.abc import Callable
@@ -29,24 +29,24 @@ JudgeType = Callable[..., Any]
 
 
 class WorkflowOutput(TunerSection):
-    """What one run of a workflow returns: something for the judge, or a reward of its own, or both."""
+    """The result of one run of a workflow: a response for the judge, or a reward of its own, or both."""
 
     reward: float | None = None
-    """Counts where no judge is given."""
+    """Counts if there is no judge."""
     response: Any | None = None
     """For the judge: text, JSON values, or an object such as AgentScope's ``Msg``."""
     metrics: dict[str, float] | None = None
-    """Further numbers; they stand on the run's last step."""
+    """Further numbers, stored on the run's last step."""
     rewards: dict[str, float] | None = None
-    """What a policy of section ``policies`` gets, by its name, where ``reward`` is not meant for it."""
+    """Rewards of policies of section ``policies``, by name, if they differ from ``reward``."""
 
 
 class JudgeOutput(TunerSection):
     """The judgement of one run."""
 
     reward: float
-    """What the run earned; every model call of it learns from it."""
+    """Reward of the run; every model call of the run learns from it."""
     metrics: dict[str, float] | None = None
-    """Further numbers; they are kept as parts of the reward."""
+    """Further numbers, stored as parts of the reward."""
     rewards: dict[str, float] | None = None
-    """What a policy of section ``policies`` gets, by its name, where ``reward`` is not meant for it."""
+    """Rewards of policies of section ``policies``, by name, if they differ from ``reward``."""
