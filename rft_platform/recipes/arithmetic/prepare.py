@@ -1,4 +1,4 @@
-"""Writes everything the demo needs into one folder: model, tokenizer, tasks and configuration."""
+"""Write everything that the demo needs into one folder: model, tokenizer, tasks and configuration."""
 
 from importlib import resources
 from pathlib import Path
@@ -9,7 +9,7 @@ from rft_platform.recipes.arithmetic.tasks import write_tasks
 
 
 def prepare(folder: Path) -> Path:
-    """Write ``model/``, ``tasks/`` and ``rft.yaml`` below ``folder`` and return the path of the latter. Idempotent."""
+    """Write ``model/``, ``tasks/`` and ``rft.yaml`` below ``folder``; return the path of ``rft.yaml``. Idempotent."""
     build_model(folder / "model")
     if not (folder / "tasks" / "test.jsonl").exists():
         write_tasks(folder / "tasks")

@@ -1,7 +1,7 @@
 """The demo's tasks: additions of two numbers below 100, a part of them held out.
 
-Held out by UNORDERED pair: where a+b is held out, b+a is not trained on either, so the held-out pass rate measures
-addition and not the memory of a swapped twin.
+The split is by UNORDERED pair: if a+b is held out, b+a is not trained on either. So the held-out pass rate measures
+addition, and not the memory of a swapped pair.
 """
 
 import json
@@ -15,7 +15,7 @@ HELD_OUT_PAIRS = 300  # of two different numbers; each gives two problems
 
 
 def split_additions(seed: int = 0) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """All additions as (explored, held out), shuffled; the split and the order follow from ``seed``."""
+    """Return all additions as (explored, held out), shuffled; ``seed`` determines the split and the order."""
     generator = random.Random(seed)
     pairs = [(a, b) for a in range(NUMBERS) for b in range(a + 1, NUMBERS)]
     held_out = {frozenset(pair) for pair in generator.sample(pairs, HELD_OUT_PAIRS)}

@@ -7,7 +7,7 @@ from rft_platform.recipes.calculator.prepare import prepare
 
 
 def main() -> None:
-    """Write everything below the folder that is named."""
+    """Write everything into the folder that the argument names."""
     parser = argparse.ArgumentParser(prog="python -m rft_platform.recipes.calculator", description=__doc__)
     parser.add_argument("folder", type=Path, help="where model/, tasks/ and rft.yaml go")
     print(prepare(parser.parse_args().folder))

@@ -1,7 +1,7 @@
-"""Demonstrations of a careless teacher: conversations with hermes calls of a calculator, more than half of them wrong.
+"""Demonstrations of a careless teacher: conversations with calculator calls (hermes), more than half of them wrong.
 
-A model that imitates them succeeds as seldom as the teacher does, and in one kind of problem even its likeliest call is
-wrong; what is right among them is for the rewards to find.
+A model that imitates them succeeds as rarely as the teacher, and for one kind of problem even its most likely call is
+wrong. Only the rewards show which demonstrations are right.
 """
 
 import json
@@ -16,15 +16,15 @@ from rft_platform.files import write_text
 from rft_platform.recipes.calculator.problems import Problem, split_problems
 from rft_platform.rollout.calculator import CALCULATOR_TOOL, calculate
 
-#: By kind of problem: the share of demonstrations that compute with another operation, and with which.
+#: By kind of problem: the share of demonstrations with a wrong operation, and the operations used instead.
 WRONG_OPERATION: Mapping[str, tuple[float, str]] = MappingProxyType(
     {"more": (0.2, "-*"), "fewer": (0.6, "+"), "boxes": (0.3, "+-")}
 )
-WRONG_ANSWER = 0.25  # of all demonstrations: the tool's result with one digit changed
+WRONG_ANSWER = 0.25  # share of demonstrations that answer the tool's result with one digit changed
 
 
 def write_demonstrations(file: Path, seed: int = 0) -> None:
-    """One conversation for each explored problem, in columns messages and tools."""
+    """Write one conversation for each explored problem, in columns messages and tools."""
     generator = random.Random(seed)
     explored, _ = split_problems(seed)
     rows = [{"messages": demonstrate(problem, generator), "tools": [CALCULATOR_TOOL]} for problem in explored]
@@ -32,7 +32,7 @@ def write_demonstrations(file: Path, seed: int = 0) -> None:
 
 
 def demonstrate(problem: Problem, generator: random.Random) -> list[dict[str, Any]]:
-    """Question, call, the calculator's real result, answer; with the teacher's mistakes."""
+    """Return question, call, the calculator's real result and answer, with the teacher's mistakes."""
     expression, (share, others) = problem.expression, WRONG_OPERATION[problem.kind]
     if generator.random() < share:
         expression = re.sub("[-+*]", generator.choice(others), expression)

@@ -1,4 +1,4 @@
-"""Writes everything the recipe needs into one folder: model, tokenizer, tasks, demonstrations and configuration."""
+"""Write everything that the recipe needs into one folder: model, tokenizer, tasks, demonstrations and configuration."""
 
 import json
 from importlib import resources
@@ -12,7 +12,7 @@ from rft_platform.rollout.calculator import CALCULATOR_TOOL
 
 
 def prepare(folder: Path) -> Path:
-    """Write ``model/``, ``tasks/`` and ``rft.yaml`` below ``folder`` and return the path of the latter. Idempotent."""
+    """Write ``model/``, ``tasks/`` and ``rft.yaml`` below ``folder``; return the path of ``rft.yaml``. Idempotent."""
     build_model(folder / "model", corpus=(*CORPUS, json.dumps(CALCULATOR_TOOL), *sentences()))
     if not (folder / "tasks" / "demonstrations.jsonl").exists():
         write_tasks(folder / "tasks")

@@ -1,4 +1,4 @@
-"""The recipe's tasks: word problems whose wording says what to compute, with numbers too large to do so in the head."""
+"""The recipe's tasks: word problems whose wording gives the operation, with numbers too large for mental arithmetic."""
 
 import json
 import random
@@ -39,7 +39,7 @@ class Problem:
 
 
 def draw(generator: random.Random) -> Problem:
-    """A problem with two numbers of three and two digits."""
+    """Draw a problem with two numbers of three and two digits."""
     kind = generator.choice(list(KINDS))
     wording, expression = KINDS[kind]
     numbers = {"a": generator.randrange(100, 1000), "b": generator.randrange(10, 100)}
@@ -48,7 +48,7 @@ def draw(generator: random.Random) -> Problem:
 
 
 def split_problems(seed: int = 0) -> tuple[list[Problem], list[Problem]]:
-    """Problems as (explored, held out), all different; no expression that is held out is explored."""
+    """Return problems as (explored, held out), all different; no expression is in both."""
     generator = random.Random(seed)
     problems = {problem.expression: problem for problem in _endless(generator, EXPLORED + HELD_OUT)}
     every = list(problems.values())
@@ -63,14 +63,14 @@ def write_tasks(folder: Path, seed: int = 0) -> None:
 
 
 def sentences() -> Iterator[str]:
-    """Every wording with every word: what a vocabulary for the problems is learned from."""
+    """Yield every wording with every name and thing: the corpus from which the problems' vocabulary is learned."""
     for wording, _ in KINDS.values():
         for name, thing in zip(NAMES, THINGS, strict=True):
             yield wording.format(name=name, thing=thing, a="", b="")
 
 
 def _endless(generator: random.Random, count: int) -> Iterator[Problem]:
-    """``count`` problems of different expressions."""
+    """Yield ``count`` problems with different expressions."""
     seen: set[str] = set()
     while len(seen) < count:
         problem = draw(generator)
