@@ -116,7 +116,7 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
         change = function(experiences, **entry.args)
     except UserError:
         raise
-    except Exception as error:  # user code: whatever it raises
+    except Exception as error:  # user code may raise anything
         place = user_place(error)
         said = f"{described(error)}{f' ({place})' if place else ''}"
         raise UserCodeError(f"experience operator {entry.name!r} failed: {said}") from error

@@ -180,7 +180,7 @@ class _Judging:
         offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
             offered["session"] = session
-        else:  # a function may change what it gets: a run's other parts and a task's other runs must not see that
+        else:  # a function may change its arguments: other parts and other runs of the task must not see that
             offered["task"] = copy.deepcopy(given["task"])
         takes = self._takes[part.name]
         arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}

@@ -80,7 +80,7 @@ class JudgeSession:
         return self._limits.setdefault(name, asyncio.Semaphore(count))
 
     def one_at_a_time(self, key: str) -> asyncio.Lock:
-        """Lock of one question, so that equal questions asked at the same time are sent once."""
+        """Lock of one question: equal concurrent questions wait for the first, and then find its stored answer."""
         return self._asked.setdefault(key, asyncio.Lock())
 
     async def aclose(self) -> None:

@@ -132,7 +132,7 @@ def _code_names(code: types.CodeType) -> Iterator[str]:
 def _source(value: Any) -> str:
     try:
         return inspect.getsource(value)
-    except (OSError, TypeError):  # typed into a shell, or built in
+    except (OSError, TypeError):  # defined in a shell, or built in
         code = getattr(value, "__code__", None)
         return "" if code is None else f"{code.co_code.hex()} {code.co_names!r}"
 

@@ -3,12 +3,12 @@
 Read in this order:
 
 - ``runner``: ``run_rollouts``, the entry point; ``report``: ``RolloutReport`` and ``Tally``.
-- ``workflow``, ``class_style``: workflow types and ``resolve_workflow``; built in: ``single_turn``, ``calculator``,
+- ``workflow``, ``class_style``: workflow types, ``resolve_workflow``; built in: ``single_turn``, ``calculator``,
   ``dialogue``, ``agentscope_react``.
 - ``run``, ``identity``: ``Run``, ``RunResult``, and the rows, ids and seeds of a run.
 - ``agents``: ``AgentRunner`` makes attempts concurrently (``attempt``, ``calling``, ``straggling``), in this process
-  (``inprocess``) or in worker processes (``workers``, ``worker_process``, ``worker_wire``; inside the worker:
-  ``worker``, ``worker_service``).
+  (``inprocess``) or in worker processes (``workers``, ``worker_process``, ``worker_wire``, ``worker``,
+  ``worker_service``).
 - ``model_handle``, ``history``: the ``model`` argument of a workflow, and the recorded calls of a run.
 - ``recorder``, ``endpoints``: one recorded call, made through ``recording`` (OpenAI clients) or ``gateway`` (HTTP, for
   agents in other processes); ``routing`` chooses the replica.

@@ -83,7 +83,7 @@ class AgentScopeReActWorkflow(Workflow):
             **given,
         )
 
-    async def run_async(self) -> WorkflowOutput:  # type: ignore[override]  # the runner takes either
+    async def run_async(self) -> WorkflowOutput:  # type: ignore[override]  # the runner accepts both types
         """Ask the agent; return its answer and reward."""
         response = await self.agent.reply(self.query)
         return WorkflowOutput(reward=await self.calculate_reward(response), response=response)

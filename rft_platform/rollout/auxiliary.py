@@ -30,10 +30,10 @@ class AuxiliarySpec:
     model: str  # the ``model`` field of a request
     base_url: str  # root of an OpenAI-compatible API, usually ending in /v1
     api_key_env: str | None = None  # environment variable with the key; None: no key needed
-    timeout_s: float = 300.0  # of one attempt
+    timeout_s: float = 300.0  # seconds for one attempt
     max_concurrency: int = 16  # concurrent requests: per event loop, and over all threads
     other_urls: tuple[str, ...] = ()  # further replicas, used in turn
-    defaults: dict[str, Any] = field(default_factory=dict)  # chat request fields that the caller omits
+    defaults: dict[str, Any] = field(default_factory=dict)  # values of chat request fields that the caller omits
     engine_keys: tuple[str, ...] = field(default=(), repr=False)  # of the platform's engines: one for each URL
     identity: str = ""  # part of the key of stored answers; empty: model, base_url and defaults
 

@@ -36,7 +36,7 @@ def sync_client(spec: AuxiliarySpec, key: str) -> openai.OpenAI:
 
 
 class BoundedAsyncTransport(wire.AsyncBaseTransport):
-    """Sends at most ``max_concurrency`` requests at once per event loop; waiting does not count as request time."""
+    """Sends at most ``max_concurrency`` requests at once per event loop; waiting is not part of the time-out."""
 
     def __init__(self, spec: AuxiliarySpec) -> None:
         self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))

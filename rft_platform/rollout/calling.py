@@ -99,8 +99,8 @@ async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
 def _leave_behind(task: "asyncio.Task[Any]") -> None:
     """Abandon a task that refuses to end, so that the event loop does not wait for it when it closes.
 
-    Its coroutine is never freed: freeing it would raise the cancellation in it once more, and code that suppresses that
-    too would then run endlessly in the thread that collects it.
+    Its coroutine is never freed: freeing it would raise GeneratorExit in it, and code that suppresses that too would
+    then run endlessly in the thread that collects it.
     """
     LOGGER.warning("a workflow that was stopped goes on: it hides its cancellation (an 'except' that is too wide)")
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # the warning above reports it

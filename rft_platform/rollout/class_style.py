@@ -89,7 +89,7 @@ class ClassWorkflow:
     async def run(
         self, task: PlatformTask, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> Any:
-        """Create the object and return the result of its ``run_async``; without one, of ``run``, both in a thread."""
+        """Create the object and await its ``run_async``; without one, create it and call ``run``, both in a thread."""
         seen = Task(
             copy.deepcopy(task.raw),
             task.task_id,

@@ -24,8 +24,8 @@ class RolloutReport:
     failed: int  # runs without rows after all attempts
     stopped: int  # runs stopped without rows because enough tasks were done (over_rollout)
     retried: int  # attempts beyond the first of every run
-    dropped_groups: int  # tasks without rows: a run failed or was stopped, or all did
-    partial_groups: int  # tasks that were kept with some of their runs (group_policy partial)
+    dropped_groups: int  # tasks without rows, because one or all of their runs failed or were stopped
+    partial_groups: int  # tasks kept with only some of their runs (group_policy partial)
     rows: int
     truncated_rows: int
     prompt_tokens: int

@@ -77,7 +77,7 @@ class _Trip:
 
 
 class AsyncRouter(wire.AsyncBaseTransport):
-    """Sends each request of one client to a replica with little load, through ``inner``."""
+    """Routes the requests of one client: to its replica, or to the least loaded one. ``inner`` sends them."""
 
     def __init__(self, inner: Any, replicas: Replicas) -> None:
         self._inner = inner

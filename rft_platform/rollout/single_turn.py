@@ -20,7 +20,7 @@ class SingleTurn:
     system_prompt: str | None = None
 
     def messages(self, task: Task) -> list[dict[str, Any]]:
-        """The conversation whose continuation is the answer."""
+        """The conversation that the answer continues."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         return [*system, {"role": "user", "content": task.prompt}]
 

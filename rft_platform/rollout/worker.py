@@ -3,7 +3,7 @@
 It speaks JSON lines over the socket (``worker_wire``) and may run under the interpreter of another environment, which
 needs ``openai`` and the workflow's imports besides the standard library. Output of user code goes to the log.
 
-A separate guardian process waits until the lifeline closes, which happens only when the parent ends, and then kills the
+A separate guardian process waits until the lifeline closes, at the latest when the parent ends, and then kills the
 worker's whole process group. So no worker outlives its parent, whatever hangs in it.
 """
 

@@ -1,8 +1,8 @@
 """Messages between the parent and a worker process: JSON lines, and conversion of values to and from JSON.
 
 Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
-``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}`` and one ``{"result":
-...}`` or ``{"failed": ...}``, both with the connection statistics.
+``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}``, then one message with
+``result`` or ``failed``, both with the connection statistics.
 """
 
 import json

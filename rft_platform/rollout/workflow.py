@@ -40,7 +40,7 @@ class SingleTurnWorkflow(Protocol):
     """A workflow of one model call: the runner sends whole batches through the token-in / token-out path."""
 
     def messages(self, task: Task) -> list[dict[str, Any]]:
-        """The conversation whose continuation is the answer."""
+        """The conversation that the answer continues."""
         ...
 
 

@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS spent (
     project TEXT PRIMARY KEY, calls INTEGER NOT NULL DEFAULT 0, tokens INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
-_WAIT_S = 60.0  # for a lock that another process holds
+_WAIT_S = 60.0  # seconds to wait for another process's lock
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class GradingSettings(AskingSettings):
 
 
 class LlmJudge(GradingSettings):
-    """The judge ``llm``."""
+    """The judge ``llm``: one call per run, with one score per criterion."""
 
     rubric: str = RUBRIC
     """Meaning of the scores."""

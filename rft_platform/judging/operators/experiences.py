@@ -25,7 +25,7 @@ class Experiences:
     empty_R: np.ndarray  # bool: the last answer has neither text nor a tool call
     judged_R: np.ndarray  # float64: the judge's reward, unchanged by operators
     reward_R: np.ndarray  # float64: the reward after the operators so far
-    kept_R: np.ndarray  # bool: counts among the runs of its group
+    kept_R: np.ndarray  # bool: counts as a run of its group
     parts: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: parts of the reward
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)  # float64 [R] each: metrics of the workflow
     wanted_groups: int | None = None  # groups that the round is to train on; None: all

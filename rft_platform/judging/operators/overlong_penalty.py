@@ -34,7 +34,10 @@ def overlong_penalty(
 
 
 def penalty(length: np.ndarray, max_length: int, cache_length: int) -> np.ndarray:
-    """0 up to ``max - cache``, ``(max - cache - length) / cache`` up to ``max``, -1 beyond. Raises UserError."""
+    """0 up to ``max - cache``, ``(max - cache - length) / cache`` up to ``max``, -1 beyond.
+
+    Raises UserError unless 0 < cache_length <= max_length.
+    """
     if not 0 < cache_length <= max_length:
         raise UserError(
             f"the over-long penalty has cache_length {cache_length} and max_length {max_length}: "

@@ -21,7 +21,7 @@ CONTEXT = 4096
 BUILD = 1  # increase it when a change of the code below changes the model
 BUILD_FILE = "build.json"
 
-# What the vocabulary is learned from: roles, the template's own words, JSON of tool calls and plain questions.
+# Text to learn the vocabulary from: roles, the template's own words, JSON of tool calls and plain questions.
 ROLES = "system user assistant tool"
 CORPUS = (
     'Tools, one JSON schema a line:\nTo use one, answer with\n{"name": NAME, "arguments": {...}}',
