@@ -24,7 +24,7 @@ class RecordedCall:
     order: int  # position of the call in its run, by the time of its first send
     choice: int
     msg_id: str
-    policy_version: int | None  # None if the engine's answer has none
+    policy_version: int | None  # None if the engine does not report it
     prompt_ids: list[int]
     response_ids: list[int]
     logprobs: list[float]

@@ -43,5 +43,5 @@ class FurtherPolicies:
             engine.status()
 
 
-#: No further policies.
+#: For batches of the first policy alone.
 NONE = FurtherPolicies()

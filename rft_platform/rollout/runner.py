@@ -40,7 +40,9 @@ def run_rollouts(
     on_progress: Progress | None = None,
     policies: Mapping[str, PolicyEngine] | None = None,
 ) -> RolloutBatch:
-    """Run ``workflow`` ``repeat_times`` times on every task; rows are in task order, ids and seeds ignore the timing.
+    """Run ``workflow`` ``repeat_times`` times on every task.
+
+    Rows are in task order; ids and seeds depend on the arguments alone.
 
     Args:
         sampling: how to sample; a call keeps the temperature, top_p, ... that it sets itself. The runner sets ``n`` and

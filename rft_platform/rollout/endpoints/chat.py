@@ -21,7 +21,7 @@ class ChatCall(Endpoint):
     engine_path: ClassVar[str] = "/chat/completions"
 
     def __init__(self, body: dict[str, Any], defaults: CallDefaults) -> None:
-        self._logprobs = bool(body.get("logprobs"))  # fields for recording stay in the answer if requested
+        self._logprobs = bool(body.get("logprobs"))  # the caller gets the fields for recording only if requested
         self._token_ids = bool(body.get("return_token_ids"))
         self.sent = defaults.fill(body, logprobs=True)
         shown = self.sent.get("tool_choice") != "none"  # with "none" the engine leaves tools out of the prompt
