@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,9 @@ from hypothesis import settings
 from rft_platform.chaos.syscall_faults import build_library
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
+
+if TYPE_CHECKING:
+    from rft_platform.training.ranks import Ranks
 
 # A deadline would measure the machine, not the code.
 settings.register_profile("rft", deadline=None)
@@ -84,6 +88,21 @@ def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     ) as engine:
         yield engine
         engine.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator["Ranks"]:
+    """A trainer group of one on the CPU; a process can form one only."""
+    import torch
+
+    from rft_platform.training.ranks import Ranks
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    group = Ranks.join("cpu")
+    yield group
+    group.leave()
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,7 @@ def pupil(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, request: p
     folder = Path(cache.mkdir("rft-agents")) / digest_json([built, known, digest_file(Path(__file__))])[:16]
     if not folder.exists():
         rows = watch(stacks, tmp_path_factory.mktemp("lessons"))
-        teach(tiny_model, demonstrations(rows), folder)
+        teach(request.getfixturevalue("ranks"), tiny_model, demonstrations(rows), folder)
     return folder
 
 
@@ -112,10 +112,9 @@ def watch(stacks: list[str], log_folder: Path) -> list[RolloutRow]:
         teacher.shutdown()
 
 
-def teach(model: Path, shown: list[dict[str, Any]], target: Path) -> None:
+def teach(ranks: Any, model: Path, shown: list[dict[str, Any]], target: Path) -> None:
     """Train until the demonstrations are known by heart."""
     from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
-    from rft_platform.training.ranks import Ranks
     from rft_platform.training.session import TrainingSession
 
     work = target.with_suffix(".work")
@@ -123,7 +122,6 @@ def teach(model: Path, shown: list[dict[str, Any]], target: Path) -> None:
     work.mkdir()
     columns = {name: [json.dumps(conversation[name]) for conversation in shown] for name in ("messages", "tools")}
     pq.write_table(pa.table(columns), work / "demonstrations.parquet")
-    ranks = Ranks.join("cpu")
     session, parent, step, loss = TrainingSession(ranks, "float32"), str(model), 0, float("inf")
     while loss > LEARNED and step < STEPS:
         result = session.train(
@@ -135,7 +133,6 @@ def teach(model: Path, shown: list[dict[str, Any]], target: Path) -> None:
             lambda event: None, lambda: False,
         )  # fmt: skip
         parent, step, loss = result.checkpoint, result.policy_version, result.metrics["loss"]
-    ranks.leave()
     assert loss <= LEARNED, f"loss {loss} after {step} steps"
     Path(parent).rename(target)
     shutil.rmtree(work)

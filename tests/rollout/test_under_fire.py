@@ -28,6 +28,7 @@ from .samples import roll_out
 pytestmark = pytest.mark.slow
 AGENT = f"{faulty_agents.__name__}:agent"
 REPEATS = 4
+LIMIT_S = 40.0  # all runs share two engines, one of which starts again meanwhile: beside other tests that takes 30 s
 
 
 def tasks(count: int, faults: dict[str, int], folder: Path, seed: int = 0) -> list[Task]:
@@ -143,12 +144,12 @@ def test_three_hundred_runs_with_faults_of_every_kind(pool: EnginePool, fire: Fi
     given = tasks(75, {"raise": 15, "hang": 15}, tmp_path)
     killing = kill_one(pool, 40)
     with fire.one_in(20):
-        batch = explore(pool, resolve_workflow(AGENT), given, concurrency=300, timeout_s=10.0, max_retries=2)
+        batch = explore(pool, resolve_workflow(AGENT), given, concurrency=300, timeout_s=LIMIT_S, max_retries=2)
     killing.join()
     assert_sound(batch, given)
     assert batch.report.failed == 0 and batch.report.dropped_groups == 0
     assert batch.report.errors["RuntimeError: the tool broke"] == 15
-    assert batch.report.errors["TimeoutError: no result within 10 s"] >= 15
+    assert batch.report.errors[f"TimeoutError: no result within {LIMIT_S:.0f} s"] >= 15
     assert batch.report.client_retries > 0
 
 

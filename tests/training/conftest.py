@@ -1,6 +1,6 @@
 """A trainer session in this process, and small rounds of experiences to train on."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,19 +16,6 @@ from rft_platform.training.session import TrainingSession
 
 END = 2  # <|im_end|> of the tiny model
 RequestFactory = Callable[..., TrainRequest]
-
-
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[Ranks]:
-    """A group of one on the CPU."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    group = Ranks.join("cpu")
-    yield group
-    group.leave()
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
