@@ -145,8 +145,15 @@ def test_a_model_folder_needs_a_tokenizer(make_config: MakeConfig) -> None:
 
 
 def test_a_model_may_be_a_name(make_config: MakeConfig) -> None:
-    for name in ("Qwen/Qwen2.5-0.5B", "gpt2", "models:/mine@champion", "models:/mine/3"):
+    for name in ("Qwen/Qwen2.5-0.5B", "openai-community/gpt2", "models:/mine@champion", "models:/mine/3"):
         assert problems(make_config(model__model_path=name)) == []
+
+
+def test_a_model_name_without_an_owner_is_taken_for_a_folder(make_config: MakeConfig) -> None:
+    (found,) = problems(make_config(model__model_path="modell"))
+    assert (
+        found.startswith("model.model_path modell: no such folder; give a model folder, or") and "owner/model" in found
+    )
 
 
 def test_gpus_are_counted(make_config: MakeConfig) -> None:
