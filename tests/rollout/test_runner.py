@@ -205,6 +205,16 @@ def test_all_failing_is_the_users_error(engine: FakeEngine) -> None:
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def test_time_outs_name_the_setting_that_allows_more(engine: FakeEngine) -> None:
+    async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
+        await model.chat([{"role": "user", "content": "hello"}])
+        await asyncio.sleep(60)
+        return WorkflowOutput(reward=1.0)
+
+    with pytest.raises(UserCodeError, match=r"TimeoutError: no result within 0\.5 s; .* explorer\.max_timeout"):
+        explore(engine, workflow, 1, repeat_times=1, timeout_s=0.5, max_retries=0, group_policy="drop")
+
+
 @pytest.mark.parametrize(
     ("output", "message"),
     [
