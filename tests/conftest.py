@@ -83,9 +83,8 @@ def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("engine")
-    with find_or_start_engine(
-        tiny_model, home / "leases", home / "logs", EngineSpec(dtype="float32", device="cpu")
-    ) as engine:
+    spec = EngineSpec(dtype="float32", device="cpu", idle_timeout_s=7200.0)  # a session may not need it for long
+    with find_or_start_engine(tiny_model, home / "leases", home / "logs", spec) as engine:
         yield engine
         engine.shutdown()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rft_platform.errors import UserError
-from rft_platform.inference.launcher import find_or_start_engine
+from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 def start(model: Path, **settings: object) -> None:
     home = model.parent
-    find_or_start_engine(model, home / "leases", home / "logs", **settings)  # type: ignore[arg-type]
+    find_or_start_engine(model, home / "leases", home / "logs", EngineSpec(**settings))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
