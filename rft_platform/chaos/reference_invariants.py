@@ -50,17 +50,16 @@ def rows_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
 
 
 def evaluations_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
-    """Every evaluated round has the scores of the reference.
+    """Every round that the reference evaluated has its scores.
 
-    A project's last round is always evaluated; a longer reference may not evaluate the same round.
+    The last round of a budget is always evaluated, and a campaign raises the budget while kills are left: rounds that
+    were the last one for a while have an evaluation that the reference lacks.
     """
     if scene.reference is None:
         return
     for number in scene.numbers:
         ours, theirs = (_results(project, number) for project in (scene.project, scene.reference))
-        if not theirs and number == max(scene.numbers):
-            continue
-        if ours != theirs:
+        if theirs and ours != theirs:
             yield Broken(f"{round_key(number)}: evaluation {ours}, undisturbed {theirs}", number)
 
 
@@ -77,7 +76,9 @@ def metrics_are_single(scene: Scene) -> Iterator[Broken]:
 def metrics_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
     """MLflow has the metrics of the reference, except timings, for the rounds that both have.
 
-    The metrics of the last round's evaluation are compared only if the reference evaluated that round, too.
+    The metrics of an evaluation are compared only if the reference evaluated that round, too; those that compare it
+    with other policies (``eval/vs_*``) only up to the first evaluation that the reference lacks, which may have
+    promoted another champion.
     """
     if scene.reference is None:
         return
@@ -86,9 +87,13 @@ def metrics_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
     )
     steps = {key: max(step for name, step in ours if name == key) for key, _ in ours}
     expected = {point: value for point, value in theirs.items() if point[1] <= steps.get(point[0], -1)}
-    last = max(scene.numbers, default=0)
     compared = {point for point in {*ours, *expected} if not any(part in point[0] for part in _OF_THE_MACHINE)}
-    compared -= {point for point in compared if point not in theirs and point[1] == last}
+    compared -= {point for point in compared if point not in theirs and point[0].startswith("eval/")}
+    extra = min(
+        (n for n in scene.numbers if _results(scene.project, n) and not _results(scene.reference, n)), default=None
+    )
+    if extra is not None:
+        compared -= {point for point in compared if point[0].startswith("eval/vs_") and point[1] > extra}
     different = [
         f"{key} at step {step}" for key, step in sorted(compared) if ours.get((key, step)) != expected.get((key, step))
     ]
