@@ -31,7 +31,7 @@ class SignalCount:
 
     def begin(self) -> None:
         """Start another explore batch: raise the number of wanted groups by its number of tasks."""
-        self._wanted += self._project.config.buffer.batch_size
+        self._wanted += self._project.batches.batch_size
 
     def enough(self, rows: Sequence[RolloutRow]) -> bool:
         """Count the groups of a task batch; returns whether the round has enough groups now.

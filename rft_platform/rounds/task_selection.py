@@ -30,7 +30,7 @@ class TaskSelection:
         """The next batch of tasks."""
         config, tasks, chooser = self._project.config, self._project.tasks.tasks, self._project.taskset.task_selector
         moment = Moment(
-            batch_size=config.buffer.batch_size,
+            batch_size=self._project.batches.batch_size,
             step=self._first + len(self._taken),
             round=self._round,
             round_step=len(self._taken),
