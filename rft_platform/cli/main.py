@@ -5,7 +5,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rft_platform.cli.commands.chaos import chaos
 from rft_platform.cli.commands.demo import demo
 from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
@@ -73,7 +72,6 @@ app.add_typer(store, name="store")
 app.add_typer(models, name="models")
 app.command()(metrics)
 app.command()(stop)
-app.command()(chaos)
 
 
 def main() -> None:

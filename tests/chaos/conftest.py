@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.chaos.scratch import Scratch, make_scratch
+from chaos.scratch import Scratch, make_scratch
 
 
 @pytest.fixture(scope="session")

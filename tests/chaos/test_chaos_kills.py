@@ -1,6 +1,6 @@
 """Kills over every process of the platform; and that the invariants would tell if something were wrong.
 
-As many as the suite has time for: each target at least once. ``benchmarks/chaos.py`` does hundreds.
+As many as the suite has time for: each target at least once. ``python -m chaos --kills 200`` does hundreds.
 """
 
 import shutil
@@ -14,15 +14,15 @@ import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.chaos import machine_invariants as machine
-from rft_platform.chaos import service_invariants as services
-from rft_platform.chaos import store_invariants as stored
-from rft_platform.chaos.driver_mode import environment
-from rft_platform.chaos.records import Outcome, summary
-from rft_platform.chaos.runs import run_chaos
-from rft_platform.chaos.scene import Invariant, Scene
-from rft_platform.chaos.schedule import TARGETS
-from rft_platform.chaos.scratch import Scratch
+from chaos.campaign import run_chaos
+from chaos.driver_mode import environment
+from chaos.invariants import machine as machine
+from chaos.invariants import services as services
+from chaos.invariants import store as stored
+from chaos.invariants.context import Context, Invariant
+from chaos.records import Outcome, summary
+from chaos.schedule import TARGETS
+from chaos.scratch import Scratch
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
 from rft_platform.leftovers import temporary_path
@@ -44,16 +44,16 @@ def outcomes(scratch: Scratch) -> list[Outcome]:
 
 
 @pytest.fixture
-def reference(outcomes, scratch: Scratch, tmp_path: Path) -> Scene:
+def reference(outcomes, scratch: Scratch, tmp_path: Path) -> Context:
     """A copy of the undisturbed project, to be broken. Its checkpoints stay where they were."""
     home = Home(tmp_path / "home")
     shutil.copytree(scratch.home("reference").root, home.root)
     project = Project.open(home)
-    return Scene(project, project.rounds_budget)
+    return Context(project, project.rounds_budget)
 
 
-def broken(invariant: Invariant, scene: Scene) -> str:
-    return "; ".join(found.message for found in invariant(scene))
+def broken(invariant: Invariant, context: Context) -> str:
+    return "; ".join(found.message for found in invariant(context))
 
 
 def test_projects_come_through_kills_of_every_process(outcomes):
@@ -94,7 +94,7 @@ def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
     with changed(Path(policy.folder) / "model.safetensors"):
         assert "is damaged" in broken(stored.checkpoints_are_whole, reference)
         assert broken(services.model_versions_point_at_their_weights, reference) == ""  # the manifest still agrees
-    other = Scene(reference.project, 1, reference=Project.open(scratch.home("reference")))
+    other = Context(reference.project, 1, reference=Project.open(scratch.home("reference")))
     note = reference.project.store.read_note(2, "policy")
     reference.project.store.write_note(1, "policy", {**note, "round": 1})
     assert "weights differ" in broken(stored.weights_equal_the_undisturbed_run, other)

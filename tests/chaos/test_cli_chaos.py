@@ -1,20 +1,20 @@
-"""What ``rft chaos`` refuses before it starts anything."""
+"""What ``python -m chaos`` refuses before it starts anything."""
 
 from typer.testing import CliRunner
 
-from rft_platform.chaos.scratch import MARKER, make_scratch
-from rft_platform.cli.main import app
+from chaos.__main__ import app
+from chaos.scratch import MARKER, make_scratch
 from rft_platform.config.resolve import resolve
 
 
-def rft(*arguments: object):
-    return CliRunner().invoke(app, ["chaos", *map(str, arguments)])
+def run(*arguments: object):
+    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def test_a_folder_of_other_things_is_refused_and_left_as_it_was(tmp_path):
     """A project's home, say."""
     (tmp_path / "rft.yaml").write_text("project: mine\n")
-    refused = rft("--work", tmp_path)
+    refused = run("--work", tmp_path)
     assert refused.exit_code == 2
     assert "no scratch folder" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["rft.yaml"]
@@ -30,13 +30,13 @@ def test_an_earlier_scratch_folder_is_made_anew(tmp_path):
 
 
 def test_an_unknown_target_is_refused(tmp_path):
-    refused = rft("--targets", "engine,kernel", "--work", tmp_path / "w")
+    refused = run("--targets", "engine,kernel", "--work", tmp_path / "w")
     assert refused.exit_code == 2
     assert "kernel" in refused.stderr
     assert not (tmp_path / "w").exists()
 
 
 def test_a_result_that_could_not_be_written_is_refused(tmp_path):
-    refused = rft("--json", tmp_path / "no" / "such.json", "--work", tmp_path / "w")
+    refused = run("--json", tmp_path / "no" / "such.json", "--work", tmp_path / "w")
     assert refused.exit_code == 2
     assert not (tmp_path / "w").exists()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.chaos.moments import Moment, Watch, now, progress_mark
+from chaos.progress_probe import PointWatch, Progress, current_progress, progress_mark
 from rft_platform.config.home import Home
 from rft_platform.experience.rounds import round_key
 from rft_platform.files import write_json
@@ -22,31 +22,31 @@ def note(home: Home, number: int, *names: str) -> None:
 
 
 def test_notes_tell_the_phase(home):
-    assert now(home) == Moment(-1, "start")
+    assert current_progress(home) == Progress(-1, "start")
     (home.rounds / "r0000").mkdir(parents=True)
-    assert now(home).phase == "warm start"
+    assert current_progress(home).phase == "warm start"
     note(home, 0, "policy", "evaluation")
-    assert now(home) == Moment(0, "between")
+    assert current_progress(home) == Progress(0, "between")
     phases = []
     for name in ("snapshot", "explore", "judge", "policy", "evaluation"):
         note(home, 1, name)
-        phases.append(now(home).phase)
+        phases.append(current_progress(home).phase)
     assert phases == ["rollouts", "judging", "training", "evaluation", "between"]
 
 
 def test_positions_and_marks_grow_with_the_notes(home):
-    seen = [(now(home).position, progress_mark(home))]
+    seen = [(current_progress(home).position, progress_mark(home))]
     for number in (0, 1, 2):
         for name in ("snapshot", "explore", "judge", "train", "policy", "evaluation")[0 if number else 4 :]:
             note(home, number, name)
-            seen.append((now(home).position, progress_mark(home)))
+            seen.append((current_progress(home).position, progress_mark(home)))
     assert seen == sorted(seen)
     assert len({mark for _, mark in seen}) == len(seen)
 
 
 def test_a_watch_waits_for_the_next_time_and_takes_what_has_passed(home):
     note(home, 1, "snapshot", "explore")
-    watch = Watch(home, home.checkpoints, "judging")  # round 1 is at it already: the next time is in round 2
+    watch = PointWatch(home, home.checkpoints, "judging")  # round 1 is at it already: the next time is in round 2
     note(home, 1, "judge", "policy")
     assert not watch.reached()
     note(home, 2, "snapshot")
@@ -57,7 +57,7 @@ def test_a_watch_waits_for_the_next_time_and_takes_what_has_passed(home):
 
 def test_a_checkpoint_that_is_being_written_is_seen(home):
     note(home, 1, "snapshot", "explore", "judge")
-    watch = Watch(home, home.checkpoints, "checkpoint")
+    watch = PointWatch(home, home.checkpoints, "checkpoint")
     assert not watch.reached()
     temporary_path(home.checkpoints / "global_step_2").mkdir(parents=True)
     assert watch.reached()

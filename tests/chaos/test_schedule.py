@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from rft_platform.chaos.io_faults import plan_io_faults
-from rft_platform.chaos.schedule import TARGETS, check_targets, schedule, shares
+from chaos.io_faults import plan_io_faults
+from chaos.schedule import TARGETS, check_targets, schedule, shares
 from rft_platform.errors import UserError
 
 EVERY = [*TARGETS["driver"], *(target for target in TARGETS["daemon"] if target not in TARGETS["driver"])]

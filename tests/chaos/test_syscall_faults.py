@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.chaos.syscall_faults import SyscallFault, injecting, strikes
+from chaos.syscall_faults import SyscallFault, injecting, strikes
 
 PROGRAM = """
 import errno, fcntl, os, sqlite3, sys
@@ -75,7 +75,7 @@ def test_a_signal_comes_before_or_after_the_call(
 
 
 def test_one_strike_over_all_processes(fault_library: Path, tmp_path: Path) -> None:
-    fault = SyscallFault("fsync", "EIO", path=str(tmp_path / "a"), once=tmp_path / "struck")
+    fault = SyscallFault("fsync", "EIO", path=str(tmp_path / "a"), once=tmp_path / "injections")
     outcomes = [run(fault_library, tmp_path, fault).stdout.split()[5] for _ in range(3)]
     assert outcomes == ["EIO", "ok", "ok"]
 

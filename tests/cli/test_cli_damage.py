@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.chaos.syscall_faults import SyscallFault, injecting, strikes
+from chaos.syscall_faults import SyscallFault, injecting, strikes
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rft_platform.chaos.syscall_faults import SyscallFault, injecting
+from chaos.syscall_faults import SyscallFault, injecting
 from rft_platform.processes.spawn import free_port
 from rft_platform.registry.models import ModelRegistry
 from rft_platform.registry.store import open_client

@@ -4,5 +4,5 @@ Each file defines a function with Typer options, which ``cli.main`` registers; i
 - Run a project: ``demo``, ``run``, ``tune``, ``ui``, ``stop``.
 - Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``), ``metrics``.
 - Change stored results: ``judge``, ``store``, ``models``.
-- Check an installation: ``doctor``, ``chaos``.
+- Check an installation: ``doctor``.
 """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class Finding:
     """One violation of an invariant."""
 
     message: str
@@ -20,11 +20,11 @@ class Broken:
 
 
 #: A check of one property; it yields nothing if the property holds.
-Invariant = Callable[["Scene"], Iterator[Broken]]
+Invariant = Callable[["Context"], Iterator[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Context:
     """A finished scratch project and the reference for comparison."""
 
     project: Project

@@ -7,22 +7,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
-from rft_platform.chaos.campaign import run_project
-from rft_platform.chaos.daemon_mode import DaemonMode
-from rft_platform.chaos.driver_mode import DriverMode, environment
-from rft_platform.chaos.invariants import check_project
-from rft_platform.chaos.io_faults import plan_io_faults
-from rft_platform.chaos.moments import GIVEN_UP
-from rft_platform.chaos.records import Outcome
-from rft_platform.chaos.scene import Scene
-from rft_platform.chaos.schedule import Kill, Mode, schedule, shares, targets_of
-from rft_platform.chaos.scratch import Scratch
-from rft_platform.chaos.supervised import Supervisor
+from chaos.daemon_mode import DaemonMode
+from chaos.driver_mode import DriverMode, environment
+from chaos.invariants.checks import check_project
+from chaos.invariants.context import Context
+from chaos.io_faults import plan_io_faults
+from chaos.progress_probe import CANCELLED
+from chaos.project_run import run_project
+from chaos.records import Outcome
+from chaos.schedule import Kill, Mode, schedule, shares, targets_of
+from chaos.scratch import Scratch
+from chaos.supervisor import ProjectRunner
 from rft_platform.errors import RftError
 from rft_platform.processes.signals import undisturbed
 from rft_platform.rounds.project import Project
 
-Say: TypeAlias = Callable[[str], None]
+Log: TypeAlias = Callable[[str], None]
 
 KILLS_A_PROJECT = 40  # more kills are distributed over several new projects
 
@@ -32,7 +32,7 @@ def run_chaos(
     kills: int,
     seed: int,
     targets: Sequence[str],
-    say: Say = lambda line: None,
+    log: Log = lambda line: None,
     side_by_side: bool = False,
     io_faults: int = 0,
 ) -> list[Outcome]:
@@ -43,24 +43,24 @@ def run_chaos(
     """
     modes = list(_plan(kills, seed, targets).items())
     faults = -(-io_faults // max(1, len(dict(modes).get("driver", ()))))
-    GIVEN_UP.clear()
+    CANCELLED.clear()
     with ThreadPoolExecutor(len(modes) if side_by_side else 1) as pool:
         running = [
-            pool.submit(_run_mode, scratch, mode, planned, seed, targets, say, faults) for mode, planned in modes
+            pool.submit(_run_mode, scratch, mode, planned, seed, targets, log, faults) for mode, planned in modes
         ]
         try:
             outcomes = {name: outcome for future in running for name, outcome in future.result().items()}
         except BaseException:
-            GIVEN_UP.set()
-            say("stopping: the scratch projects are ended")
+            CANCELLED.set()
+            log("stopping: ending the scratch projects")
             with undisturbed():
                 pool.shutdown()
             raise
     rounds = max(outcome.rounds for outcome in outcomes.values())
-    say(f"the undisturbed run: {rounds} rounds")
+    log(f"the undisturbed run: {rounds} rounds")
     reference = _reference(scratch, rounds)
     for name, outcome in outcomes.items():
-        check_project(Scene(Project.open(scratch.home(name)), outcome.rounds, reference), outcome)
+        check_project(Context(Project.open(scratch.home(name)), outcome.rounds, reference), outcome)
     return list(outcomes.values())
 
 
@@ -80,24 +80,25 @@ def _run_mode(
     projects: Sequence[Sequence[Kill]],
     seed: int,
     targets: Sequence[str],
-    say: Say,
+    log: Log,
     faults: int,
 ) -> dict[str, Outcome]:
     outcomes = {}
     for number, planned in enumerate(projects, start=1):
         name = f"{mode}-{number}"
-        say(f"{name}: {len(planned)} kills")
-        supervisor = _supervisor(scratch, mode, name, seed, faults)
-        told = partial(_told, say, name)
-        outcomes[name] = run_project(supervisor, scratch, planned, seed, targets_of(mode, targets), told)
+        log(f"{name}: {len(planned)} kills")
+        runner = _runner(scratch, mode, name, seed, faults)
+        outcomes[name] = run_project(
+            runner, scratch, planned, seed, targets_of(mode, targets), partial(_log_with_name, log, name)
+        )
     return outcomes
 
 
-def _told(say: Say, name: str, line: str) -> None:
-    say(f"{name} {line}")
+def _log_with_name(log: Log, name: str, line: str) -> None:
+    log(f"{name} {line}")
 
 
-def _supervisor(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int) -> Supervisor:
+def _runner(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int) -> ProjectRunner:
     if mode == "driver":
         planned = plan_io_faults(seed, faults, scratch.root / "io-faults", scratch.home(name).root) if faults else None
         return DriverMode(scratch, name, planned)

@@ -6,10 +6,10 @@ import sys
 import time
 from pathlib import Path
 
-from rft_platform.chaos.io_faults import IoFaults
-from rft_platform.chaos.records import Ended
-from rft_platform.chaos.schedule import Mode
-from rft_platform.chaos.scratch import Scratch
+from chaos.io_faults import IoFaults
+from chaos.records import Ended
+from chaos.schedule import Mode
+from chaos.scratch import Scratch
 from rft_platform.errors import RftError
 
 _MESSAGE_LINES = 12
@@ -18,7 +18,7 @@ _RETRY_S = "0.2"  # a short delay before retries, because rounds last a second h
 
 
 class DriverMode:
-    """`rft run` as a child process. Implements ``supervised.Supervisor``."""
+    """`rft run` as a child process. Implements ``supervisor.ProjectRunner``."""
 
     mode: Mode = "driver"
 
@@ -32,9 +32,9 @@ class DriverMode:
         self._rounds = 0
         self._starts = 0
         self._child: subprocess.Popen[bytes] | None = None
-        self._said: Path = self.home.logs
+        self._log: Path = self.home.logs
         self._finished = False
-        self._notes, self._in_vain = -1, 0
+        self._notes, self._starts_without_progress = -1, 0
 
     def start(self, rounds: int) -> None:
         """Start or continue with a budget of ``rounds``; a running driver receives the new budget at its next start."""
@@ -42,17 +42,17 @@ class DriverMode:
         if self._child is None:
             self._spawn()
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Restart the driver if it ended before its last round; RftError if restarts make no progress."""
         if self._child is None or self._finished or (code := self._child.poll()) is None:
             return
         if code == 0 and self._budget_of_child == self._rounds:
             self._finished = True
             return
-        struck = [] if self._faults is None else self._faults.settle()
-        if self._child.pid not in self.expected and not any(fault.signal for fault in struck):
+        faults = [] if self._faults is None else self._faults.settle()
+        if self._child.pid not in self.expected and not any(fault.signal for fault in faults):
             self.ended.append(Ended("driver", code, self._message(), round(time.monotonic() - self._began, 2)))
-            if not struck:
+            if not faults:
                 self._check_progress()
         self._spawn()
 
@@ -76,21 +76,21 @@ class DriverMode:
 
     def _check_progress(self) -> None:
         notes = sum(1 for _ in self.home.rounds.glob("r*/*.json"))
-        self._in_vain = self._in_vain + 1 if notes == self._notes else 0
+        self._starts_without_progress = self._starts_without_progress + 1 if notes == self._notes else 0
         self._notes = notes
-        if self._in_vain >= _STUCK_AFTER:
+        if self._starts_without_progress >= _STUCK_AFTER:
             raise RftError(
-                f"`rft run` ended {_STUCK_AFTER} times in a row without getting any further in {self.home.root}; it "
-                f"said at last:\n{self._message()}"
+                f"`rft run` ended {_STUCK_AFTER} times in a row without getting any further in {self.home.root}; the "
+                f"last lines of its log:\n{self._message()}"
             )
 
     def _spawn(self) -> None:
         self._starts += 1
         self._budget_of_child = self._rounds
         self.home.logs.mkdir(parents=True, exist_ok=True)
-        self._said = self.home.logs / f"rft-run-{self._starts:03d}.log"
+        self._log = self.home.logs / f"rft-run-{self._starts:03d}.log"
         command = [sys.executable, "-m", "rft_platform", "run", "--config", str(self._scratch.config)]
-        with self._said.open("wb") as stream:
+        with self._log.open("wb") as stream:
             self._child = subprocess.Popen(
                 [*command, "--rounds", str(self._rounds)],
                 stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
@@ -101,7 +101,7 @@ class DriverMode:
         return {} if self._faults is None else self._faults.environment()
 
     def _message(self) -> str:
-        lines = self._said.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return "\n".join(lines[-_MESSAGE_LINES:])
 
 

@@ -1,12 +1,12 @@
-"""File system faults of a campaign: planned by a seed, injected at the driver's start, counted when they strike."""
+"""File system faults of a campaign: planned by a seed, injected at the driver's start, counted when they occur."""
 
 import random
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rft_platform.chaos.records import Struck
-from rft_platform.chaos.schedule import Kill
-from rft_platform.chaos.syscall_faults import Call, SyscallFault, build_library, injecting
+from chaos.records import Injection
+from chaos.schedule import Kill
+from chaos.syscall_faults import Call, SyscallFault, build_library, injecting
 from rft_platform.errors import RftError
 
 _FIRST_NUMBER = 1001  # above all numbers of kills
@@ -28,50 +28,50 @@ _TRAINER_SHARE = 0.3
 
 @dataclass(slots=True)
 class IoFaults:
-    """The faults of one project. A fault that has struck leaves its file in ``folder``."""
+    """The faults of one project. A fault that has occurred leaves its file in ``folder``."""
 
     folder: Path
     home: Path
     waiting: list[SyscallFault]
-    _carried: list[SyscallFault] = field(default_factory=list)
+    _active: list[SyscallFault] = field(default_factory=list)
     _starts: dict[Path, int] = field(default_factory=dict)
-    struck: list[SyscallFault] = field(default_factory=list)
+    done: list[SyscallFault] = field(default_factory=list)
     missed: list[SyscallFault] = field(default_factory=list)
 
     def environment(self) -> dict[str, str]:
         """Environment variables with the faults of the driver's next start; empty if no fault is left."""
         self.settle()
-        self._carried, self.waiting = self.waiting[:_AT_ONCE], self.waiting[_AT_ONCE:]
-        if not self._carried:
+        self._active, self.waiting = self.waiting[:_AT_ONCE], self.waiting[_AT_ONCE:]
+        if not self._active:
             return {}
         library = build_library(self.folder)
         if library is None:
             raise RftError("faults in file system calls need a C compiler: install gcc, or leave out --io-faults")
-        return injecting(library, self._carried, self.folder / "strikes.txt")
+        return injecting(library, self._active, self.folder / "strikes.txt")
 
     def settle(self) -> list[SyscallFault]:
-        """Count the faults of the last start that have struck, and reschedule the others; returns those that struck."""
-        struck = [fault for fault in self._carried if fault.once is not None and fault.once.exists()]
-        self.struck += struck
-        for fault in self._carried:
-            if fault in struck or fault.once is None:
+        """Count the faults of the last start that have occurred, and reschedule the others; returns the former."""
+        done = [fault for fault in self._active if fault.once is not None and fault.once.exists()]
+        self.done += done
+        for fault in self._active:
+            if fault in done or fault.once is None:
                 continue
             self._starts[fault.once] = self._starts.get(fault.once, 0) + 1
             again = self._starts[fault.once] < _STARTS
             (self.waiting if again else self.missed).append(replace(fault, nth=max(1, fault.nth // 2)))
-        self._carried = []
-        return struck
+        self._active = []
+        return done
 
     def left(self) -> int:
-        """Number of faults that have neither struck nor been missed."""
-        carried = sum(fault.once is None or not fault.once.exists() for fault in self._carried)
-        return len(self.waiting) + carried
+        """Number of faults that have neither occurred nor been missed."""
+        active = sum(fault.once is None or not fault.once.exists() for fault in self._active)
+        return len(self.waiting) + active
 
-    def records(self) -> list[Struck]:
+    def records(self) -> list[Injection]:
         """The faults as records of the campaign's report."""
         self.settle()
         return [
-            Struck(
+            Injection(
                 Kill(_FIRST_NUMBER + number, _target(fault), "any", 0.0, "fault", hurry=True),
                 mode="driver",
                 victim=f"{fault.call} {fault.nth}: {fault.error or fault.signal}{' (after)' if fault.after else ''}",
@@ -79,9 +79,9 @@ class IoFaults:
                 phase="any",
                 on_time=True,
                 at=0.0,
-                hit=fault in self.struck,
+                hit=fault in self.done,
             )
-            for number, fault in enumerate([*self.struck, *self.missed, *self.waiting])
+            for number, fault in enumerate([*self.done, *self.missed, *self.waiting])
         ]
 
 

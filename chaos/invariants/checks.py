@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rft_platform.chaos import reference_invariants as references
-from rft_platform.chaos import service_invariants as services
-from rft_platform.chaos import store_invariants as stored
-from rft_platform.chaos.machine_invariants import (
+from chaos.invariants import reference as references
+from chaos.invariants import services as services
+from chaos.invariants import store as stored
+from chaos.invariants.context import Context, Finding, Invariant
+from chaos.invariants.machine import (
     no_lease_is_left,
     no_process_is_left,
     nothing_is_half_written,
     servers_hold_their_leases,
 )
-from rft_platform.chaos.records import Ended, Outcome, Violation
-from rft_platform.chaos.scene import Broken, Invariant, Scene
+from chaos.records import Ended, Outcome, Violation
 from rft_platform.config.home import Home
 
 AT_THE_END: tuple[Invariant, ...] = (
@@ -38,7 +38,7 @@ AT_THE_END: tuple[Invariant, ...] = (
     references.metrics_are_single,
     references.metrics_equal_the_undisturbed_run,
 )
-AFTER_STOP: tuple[Callable[[Home], Iterator[Broken]], ...] = (
+AFTER_STOP: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     no_process_is_left,
     no_lease_is_left,
     nothing_is_half_written,
@@ -56,26 +56,26 @@ def check_stopped(home: Home, outcome: Outcome) -> None:
         _add(outcome, machine.__name__, machine(home))
 
 
-def check_project(scene: Scene, outcome: Outcome) -> None:
+def check_project(context: Context, outcome: Outcome) -> None:
     """Check rows, checkpoints, MLflow and Dagster. A check that raises an exception is a violation, too."""
     for invariant in AT_THE_END:
         try:
-            _add(outcome, invariant.__name__, invariant(scene))
+            _add(outcome, invariant.__name__, invariant(context))
         except Exception as error:
-            _add(outcome, invariant.__name__, [Broken(f"could not be checked: {type(error).__name__}: {error}")])
+            _add(outcome, invariant.__name__, [Finding(f"could not be checked: {type(error).__name__}: {error}")])
     _add(outcome, "every_end_is_a_clear_one", _unclear(outcome.ended))
-    outcome.facts |= scene.facts
+    outcome.facts |= context.facts
 
 
-def _unclear(ended: Sequence[Ended]) -> Iterator[Broken]:
+def _unclear(ended: Sequence[Ended]) -> Iterator[Finding]:
     """A process that ended by itself must report a clear cause, not a traceback."""
     for end in ended:
         if not end.message.strip() or "Traceback (most recent call last)" in end.message:
-            yield Broken(f"{end.role} ended with code {end.exit_code} and no clear cause:\n{end.message}")
+            yield Finding(f"{end.role} ended with code {end.exit_code} and no clear cause:\n{end.message}")
 
 
-def _add(outcome: Outcome, invariant: str, found: Sequence[Broken] | Iterator[Broken]) -> None:
-    last = tuple(struck.kill.number for struck in outcome.struck[-1:])
+def _add(outcome: Outcome, invariant: str, found: Sequence[Finding] | Iterator[Finding]) -> None:
+    last = tuple(injection.kill.number for injection in outcome.injections[-1:])
     for broken in found:
         kills = last if broken.round is None else outcome.kills_of_round(broken.round) or last
         name = invariant.replace("_", " ")

@@ -16,6 +16,7 @@ MARKER = ".rft-chaos"
 PROJECT, NAME = "chaos", "scratch"
 EVALUATE_EVERY = 3  # rounds
 _SEED = 7
+_JUDGE = Path(__file__).with_name("judge.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +57,17 @@ def make_scratch(root: Path) -> Scratch:
     root = root.absolute()
     if root.exists() and any(root.iterdir()):
         if not (root / MARKER).exists():
-            raise UserError(f"{root} is not empty and no scratch folder of `rft chaos`: name a new folder with --work")
+            raise UserError(f"{root} is not empty and no scratch folder of the chaos tool: name a new one with --work")
         shutil.rmtree(root)
-    write_text(root / MARKER, "a scratch folder of `rft chaos`: everything in it may be killed and removed\n")
+    write_text(root / MARKER, "a scratch folder of `python -m chaos`: everything in it may be killed and removed\n")
+    shutil.copy(_JUDGE, root)
     scratch = Scratch(root)
     write_text(scratch.config, yaml.safe_dump(_config(root, build_model(root / "model"))))
     return scratch
 
 
 def _config(root: Path, model: Path) -> dict[str, Any]:
-    judge = {"judge": "rft_platform.chaos.judge:digit_share"}
+    judge = {"judge": f"{root / _JUDGE.name}:digit_share"}
     tasks = _write_additions(root / "tasks.jsonl", [(a, b) for a in range(4) for b in range(4)])
     held_out = _write_additions(root / "held_out.jsonl", [(a, 9) for a in range(4)])
     return {

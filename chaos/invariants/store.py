@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from rft_platform.chaos.scene import Broken, Scene
+from chaos.invariants.context import Context, Finding
 from rft_platform.checkpoint_files import THINNED
 from rft_platform.errors import StorageError
 from rft_platform.experience.rounds import round_key
@@ -16,120 +16,120 @@ _SHOWN = 3
 _NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
 
 
-def row_ids_are_unique(scene: Scene) -> Iterator[Broken]:
+def row_ids_are_unique(context: Context) -> Iterator[Finding]:
     """Row ids are unique in the whole store."""
     seen: Counter[str] = Counter()
-    for number in scene.numbers:
-        seen.update(scene.project.store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
-    scene.facts["rows"] = float(seen.total())
+    for number in context.numbers:
+        seen.update(context.project.store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
+    context.facts["rows"] = float(seen.total())
     doubled = [row for row, count in seen.items() if count > 1]
     if doubled:
-        yield Broken(f"{len(doubled)} row ids stand more than once, {', '.join(doubled[:_SHOWN])} among them")
+        yield Finding(f"{len(doubled)} row ids stand more than once, {', '.join(doubled[:_SHOWN])} among them")
 
 
-def rows_are_complete(scene: Scene) -> Iterator[Broken]:
+def rows_are_complete(context: Context) -> Iterator[Finding]:
     """Every round has tasks x runs x batches rows, in its files and in its ledger."""
-    store, expected = scene.project.store, scene.project.batches.experiences_a_round
-    for number in scene.numbers:
+    store, expected = context.project.store, context.project.batches.experiences_a_round
+    for number in context.numbers:
         found = store.read_rollouts(number, columns=["row_id"]).num_rows
         if store.count_rollouts(number) != expected:
-            yield Broken(f"{round_key(number)}: {store.count_rollouts(number)} rows recorded, not {expected}", number)
+            yield Finding(f"{round_key(number)}: {store.count_rollouts(number)} rows recorded, not {expected}", number)
         if found != expected:
-            yield Broken(f"{round_key(number)} has {found} rows, expected {expected}", number)
+            yield Finding(f"{round_key(number)} has {found} rows, expected {expected}", number)
 
 
-def rows_are_of_one_version(scene: Scene) -> Iterator[Broken]:
+def rows_are_of_one_version(context: Context) -> Iterator[Finding]:
     """The rows of a round were sampled by one policy version, which its snapshot names."""
-    for number in scene.numbers:
-        versions = set(scene.project.store.read_rollouts(number, ["policy_version"])["policy_version"].to_pylist())
-        snapshot = scene.project.store.read_note(number, "snapshot") or {}
+    for number in context.numbers:
+        versions = set(context.project.store.read_rollouts(number, ["policy_version"])["policy_version"].to_pylist())
+        snapshot = context.project.store.read_note(number, "snapshot") or {}
         if versions != {snapshot.get("policy_version")}:
-            yield Broken(
+            yield Finding(
                 f"{round_key(number)} has rows of policy versions {sorted(versions)}, and its snapshot names "
                 f"{snapshot.get('policy_version')}",
                 number,
             )
 
 
-def rows_and_judgements_match(scene: Scene) -> Iterator[Broken]:
+def rows_and_judgements_match(context: Context) -> Iterator[Finding]:
     """Every rollout row has exactly one judgement, and every judged row has a rollout."""
-    store = scene.project.store
-    for number in scene.numbers:
+    store = context.project.store
+    for number in context.numbers:
         rolled = Counter(store.read_rollouts(number, columns=["row_id"])["row_id"].to_pylist())
         judged = Counter(store.read_judged(number, columns=["row_id"])["row_id"].to_pylist())
         if rolled != judged:
             lost, extra = (rolled - judged).total(), (judged - rolled).total()
-            yield Broken(f"{round_key(number)}: {lost} rows are not judged, {extra} judgements have no row", number)
+            yield Finding(f"{round_key(number)}: {lost} rows are not judged, {extra} judgements have no row", number)
 
 
-def files_are_as_written(scene: Scene) -> Iterator[Broken]:
+def files_are_as_written(context: Context) -> Iterator[Finding]:
     """Every file of the store has its recorded digest, and no file was set aside."""
-    for number in scene.numbers:
-        for damaged in scene.project.store.damaged(number, digest=True):
-            yield Broken(f"{round_key(number)}: {damaged.path} is damaged: {damaged.why}", number)
-        aside = scene.project.store.round_folder(number) / "aside"
+    for number in context.numbers:
+        for damaged in context.project.store.damaged(number, digest=True):
+            yield Finding(f"{round_key(number)}: {damaged.path} is damaged: {damaged.why}", number)
+        aside = context.project.store.round_folder(number) / "aside"
         if aside.is_dir() and any(aside.iterdir()):
             names = ", ".join(sorted(path.name for path in aside.iterdir())[:_SHOWN])
-            yield Broken(f"{round_key(number)}: {names} had to be set aside, and nobody had damaged it", number)
+            yield Finding(f"{round_key(number)}: {names} had to be set aside, and nobody had damaged it", number)
 
 
-def notes_are_complete(scene: Scene) -> Iterator[Broken]:
+def notes_are_complete(context: Context) -> Iterator[Finding]:
     """Every round has the note of every phase, and there is no round beyond the budget."""
-    store = scene.project.store
-    for number in scene.numbers:
+    store = context.project.store
+    for number in context.numbers:
         missing = [name for name in _NOTES if store.read_note(number, name) is None]
         if missing:
-            yield Broken(f"{round_key(number)} lacks the notes {', '.join(missing)}", number)
-    beyond = [number for number in store.rounds() if number > scene.rounds]
+            yield Finding(f"{round_key(number)} lacks the notes {', '.join(missing)}", number)
+    beyond = [number for number in store.rounds() if number > context.rounds]
     if beyond:
-        yield Broken(f"rounds {', '.join(map(round_key, beyond))} lie beyond the budget of {scene.rounds}")
+        yield Finding(f"rounds {', '.join(map(round_key, beyond))} lie beyond the budget of {context.rounds}")
 
 
-def checkpoints_are_whole(scene: Scene) -> Iterator[Broken]:
+def checkpoints_are_whole(context: Context) -> Iterator[Finding]:
     """Every round published one policy, and its checkpoint matches the digests of its manifest."""
-    for number in scene.numbers:
-        policy = published(scene.project.store, number)
+    for number in context.numbers:
+        policy = published(context.project.store, number)
         if policy is None:
-            yield Broken(f"{round_key(number)} has published no policy", number)
+            yield Finding(f"{round_key(number)} has published no policy", number)
             continue
         if (Path(policy.folder) / THINNED).exists():
             continue  # its weights were removed on purpose
         for why in _faults(policy):
-            yield Broken(f"{round_key(number)}: {why}", number)
+            yield Finding(f"{round_key(number)}: {why}", number)
 
 
-def checkpoints_are_all_published(scene: Scene) -> Iterator[Broken]:
+def checkpoints_are_all_published(context: Context) -> Iterator[Finding]:
     """Every checkpoint in the folder was published by a round."""
-    policies = [published(scene.project.store, number) for number in scene.numbers]
+    policies = [published(context.project.store, number) for number in context.numbers]
     known = {Path(policy.folder) for policy in policies if policy is not None}
-    for folder in sorted(scene.project.checkpoints.glob("global_step_*")):
+    for folder in sorted(context.project.checkpoints.glob("global_step_*")):
         if folder not in known:
-            yield Broken(f"{folder} was published by no round")
+            yield Finding(f"{folder} was published by no round")
 
 
-def versions_follow_each_other(scene: Scene) -> Iterator[Broken]:
+def versions_follow_each_other(context: Context) -> Iterator[Finding]:
     """A round's policy version is its parent's plus the optimiser steps in its note."""
-    store = scene.project.store
-    for number in scene.numbers:
+    store = context.project.store
+    for number in context.numbers:
         policy, trained = published(store, number), store.read_note(number, "train")
         if policy is None or trained is None:
             continue  # other invariants report it
         parent = parent_of(store, number)
         if policy.policy_version != parent.policy_version + trained["steps"]:
-            yield Broken(
+            yield Finding(
                 f"{round_key(number)} published version {policy.policy_version}, but its parent has "
                 f"{parent.policy_version} and it trained {trained['steps']} steps",
                 number,
             )
 
 
-def weights_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
+def weights_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
     """Every round ends with the weights of the reference, bit for bit or within ``TOLERANCE``."""
-    if scene.reference is None:
+    if context.reference is None:
         return
     equal, worst = 0, 0.0
-    for number in scene.numbers:
-        ours, theirs = published(scene.project.store, number), published(scene.reference.store, number)
+    for number in context.numbers:
+        ours, theirs = published(context.project.store, number), published(context.reference.store, number)
         if ours is None or theirs is None:
             continue
         same = ours.weights_digest == theirs.weights_digest
@@ -137,8 +137,8 @@ def weights_equal_the_undisturbed_run(scene: Scene) -> Iterator[Broken]:
         difference = 0.0 if same else _difference(ours, theirs)
         worst = max(worst, difference)
         if difference > TOLERANCE:
-            yield Broken(f"{round_key(number)}: weights differ from the undisturbed run by {difference:.2g}", number)
-    scene.facts.update(rounds_with_equal_digest=float(equal), largest_weight_difference=worst)
+            yield Finding(f"{round_key(number)}: weights differ from the undisturbed run by {difference:.2g}", number)
+    context.facts.update(rounds_with_equal_digest=float(equal), largest_weight_difference=worst)
 
 
 def _faults(policy: Policy) -> Iterator[str]:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.chaos.census import find
-from rft_platform.chaos.schedule import Point
+from chaos.process_table import processes_with_role
+from chaos.schedule import Point
 from rft_platform.config.home import Home
 from rft_platform.experience.rounds import round_key, round_number
 from rft_platform.leftovers import is_temporary
 from rft_platform.processes.lease import read_lease
 
 POLL_S = 0.002
-GIVEN_UP = threading.Event()  # set when a campaign is interrupted: every thread then ends its project
+CANCELLED = threading.Event()  # set when a campaign is interrupted: every thread then ends its project
 
 #: The phases of a round, in order; each note ends the phase before it.
 _PHASES = ("rollouts", "judging", "training", "evaluation", "between")
@@ -27,7 +27,7 @@ _BEGUN_BY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Progress:
     """A project's progress: its newest round, and the phase of that round."""
 
     round: int  # -1: no round has started
@@ -44,25 +44,25 @@ class Moment:
         return self.round, self.phase in ("training", "evaluation")
 
 
-def now(home: Home) -> Moment:
+def current_progress(home: Home) -> Progress:
     """The newest round and its phase, derived from the existing notes."""
     newest = max((name for name in _names(home.rounds) if name.startswith("r")), default=None)
     if newest is None:
-        return Moment(-1, "start")
+        return Progress(-1, "start")
     number, notes = round_number(newest), set(_names(home.rounds / newest))
     begun = [phase for note, phase in _BEGUN_BY.items() if note in notes]
     if number == 0:
-        return Moment(0, "between" if "evaluation.json" in notes else "warm start")
-    return Moment(number, begun[-1] if begun else "rollouts")
+        return Progress(0, "between" if "evaluation.json" in notes else "warm start")
+    return Progress(number, begun[-1] if begun else "rollouts")
 
 
-class Watch:
+class PointWatch:
     """Detects when a project enters a phase or point after the watch was created."""
 
     def __init__(self, home: Home, checkpoints: Path, point: Point) -> None:
         self._home, self._checkpoints, self._point = home, checkpoints, point
         phase = {"rows": "judging", "checkpoint": "evaluation", "published": "evaluation"}.get(point, point)
-        began = now(home).position
+        began = current_progress(home).position
         self._target = next(
             (position for position in range(began + 1, began + 2 + len(_PHASES)) if _phase_at(position) == phase), began
         )
@@ -71,12 +71,12 @@ class Watch:
         """Whether the point was reached. A point that was too short to be observed counts once it has passed."""
         if self._point == "starting":
             return _starting(self._home)
-        moment = now(self._home)
-        if self._point == "rows" and moment.phase == "rollouts":
-            return _writing(self._home.rounds / round_key(moment.round) / "rollouts")
+        progress = current_progress(self._home)
+        if self._point == "rows" and progress.phase == "rollouts":
+            return _writing(self._home.rounds / round_key(progress.round) / "rollouts")
         if self._point == "checkpoint" and _writing(self._checkpoints):
             return True
-        return moment.position >= self._target
+        return progress.position >= self._target
 
 
 def _phase_at(position: int) -> str:
@@ -84,10 +84,10 @@ def _phase_at(position: int) -> str:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> bool:
-    """Poll ``condition``; True if it held within ``timeout_s``. Raises KeyboardInterrupt after ``GIVEN_UP`` is set."""
+    """Poll ``condition``; True if it held within ``timeout_s``. Raises KeyboardInterrupt after ``CANCELLED`` is set."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        if GIVEN_UP.is_set():
+        if CANCELLED.is_set():
             raise KeyboardInterrupt
         if time.monotonic() > deadline:
             return False
@@ -97,18 +97,18 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, poll_s: float = PO
 
 def progress_mark(home: Home) -> tuple[int, int]:
     """A pair that increases with every note: the newest round, and its number of notes."""
-    moment = now(home)
-    if moment.round < 0:
+    progress = current_progress(home)
+    if progress.round < 0:
         return -1, 0
-    folder = home.rounds / round_key(moment.round)
-    return moment.round, sum(name.endswith(".json") and not name.startswith(".") for name in _names(folder))
+    folder = home.rounds / round_key(progress.round)
+    return progress.round, sum(name.endswith(".json") and not name.startswith(".") for name in _names(folder))
 
 
 def _starting(home: Home) -> bool:
     """Whether an engine or a trainer runs that has not published its lease yet."""
     leases = [read_lease(home.leases / name) for name in _names(home.leases) if name.endswith(".json")]
     pids = {lease.pid for lease in leases if lease is not None}
-    return any(member.pid not in pids for role in ("engine", "trainer") for member in find(home, role))
+    return any(member.pid not in pids for role in ("engine", "trainer") for member in processes_with_role(home, role))
 
 
 def _writing(folder: Path) -> bool:

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
-from rft_platform.chaos.schedule import Kill, Mode
+from chaos.schedule import Kill, Mode
 
 
 @dataclass(slots=True)
-class Struck:
+class Injection:
     """A kill that was performed or missed."""
 
     kill: Kill
@@ -49,11 +49,12 @@ class Violation:
     @property
     def replay(self) -> str:
         """The command that repeats the same kills, up to the last one that may have caused the violation."""
-        return f"rft chaos --seed {self.seed} --kills {max(self.kills, default=1)} --targets {','.join(self.targets)}"
+        kills = max(self.kills, default=1)
+        return f"python -m chaos --seed {self.seed} --kills {kills} --targets {','.join(self.targets)}"
 
     def __str__(self) -> str:
         numbers = ", ".join(map(str, self.kills)) or "none"
-        return f"{self.invariant}: {self.message} [after kill {numbers} of mode {self.mode}; again: {self.replay}]"
+        return f"{self.invariant}: {self.message} [after kill {numbers} of mode {self.mode}; replay: {self.replay}]"
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Outcome:
     seed: int
     targets: tuple[str, ...]
     rounds: int
-    struck: list[Struck]
+    injections: list[Injection]
     ended: list[Ended]
     wall_s: float
     violations: list[Violation] = field(default_factory=list)
@@ -72,23 +73,25 @@ class Outcome:
 
     def kills_of_round(self, number: int) -> tuple[int, ...]:
         """The kills that were performed while this round was the newest."""
-        return tuple(struck.kill.number for struck in self.struck if struck.round == number and struck.hit)
+        return tuple(
+            injection.kill.number for injection in self.injections if injection.round == number and injection.hit
+        )
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The campaign as plain JSON values: kills by target and phase, recovery times, violations, and every kill."""
-    done = [struck for outcome in outcomes for struck in outcome.struck if struck.hit]
+    done = [injection for outcome in outcomes for injection in outcome.injections if injection.hit]
     return {
         "kills": len(done),
-        "missed": sum(not struck.hit for outcome in outcomes for struck in outcome.struck),
+        "missed": sum(not injection.hit for outcome in outcomes for injection in outcome.injections),
         "seeds": sorted({outcome.seed for outcome in outcomes}),
-        "by_target": dict(Counter(struck.kill.target for struck in done)),
-        "by_phase": dict(Counter(struck.phase for struck in done)),
-        "by_signal": dict(Counter(struck.kill.how for struck in done)),
+        "by_target": dict(Counter(injection.kill.target for injection in done)),
+        "by_phase": dict(Counter(injection.phase for injection in done)),
+        "by_signal": dict(Counter(injection.kill.how for injection in done)),
         "by_target_and_phase": _nested(done),
         "recovery_s": {
             target: _spread([s.recovery_s for s in done if s.kill.target == target and s.recovery_s is not None])
-            for target in sorted({struck.kill.target for struck in done})
+            for target in sorted({injection.kill.target for injection in done})
         },
         "recovery_s_all": _spread([s.recovery_s for s in done if s.recovery_s is not None]),
         "violations": [
@@ -100,8 +103,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-def _nested(done: Sequence[Struck]) -> dict[str, dict[str, int]]:
-    targets = sorted({struck.kill.target for struck in done})
+def _nested(done: Sequence[Injection]) -> dict[str, dict[str, int]]:
+    targets = sorted({injection.kill.target for injection in done})
     return {name: dict(Counter(s.phase for s in done if s.kill.target == name)) for name in targets}
 
 
@@ -119,7 +122,7 @@ def _project(outcome: Outcome) -> dict[str, Any]:
         "facts": outcome.facts,
         "ended": [asdict(ended) for ended in outcome.ended],
         "kills": [
-            {**asdict(struck.kill), **{k: v for k, v in asdict(struck).items() if k != "kill"}}
-            for struck in outcome.struck
+            {**asdict(injection.kill), **{k: v for k, v in asdict(injection).items() if k != "kill"}}
+            for injection in outcome.injections
         ],
     }

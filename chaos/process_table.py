@@ -24,7 +24,7 @@ _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class HomeProcess:
     """A running process of a home."""
 
     pid: int
@@ -42,19 +42,19 @@ class Member:
         return f"{self.role} (pid {self.pid}: {' '.join(self.command)[:120]})"
 
 
-def members(home: Home) -> list[Member]:
+def processes_of(home: Home) -> list[HomeProcess]:
     """Every running process whose environment or command line names ``home``."""
-    return list(_members(home))
+    return list(_iterate(home))
 
 
-def find(home: Home, role: str) -> list[Member]:
+def processes_with_role(home: Home, role: str) -> list[HomeProcess]:
     """The running processes of a role, oldest first; child processes with the same role are omitted."""
-    found = sorted((member for member in _members(home) if member.role == role), key=lambda member: member.created)
+    found = sorted((member for member in _iterate(home) if member.role == role), key=lambda member: member.created)
     pids = {member.pid for member in found}
     return [member for member in found if member.parent not in pids]
 
 
-def _members(home: Home) -> Iterator[Member]:
+def _iterate(home: Home) -> Iterator[HomeProcess]:
     root = str(home.root)
     for process in psutil.process_iter():
         try:
@@ -63,7 +63,7 @@ def _members(home: Home) -> Iterator[Member]:
                 continue
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            yield Member(process.pid, process.create_time(), _role(command), process.ppid(), tuple(command))
+            yield HomeProcess(process.pid, process.create_time(), _role(command), process.ppid(), tuple(command))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
 

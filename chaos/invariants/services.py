@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from chaos.invariants.context import Context, Finding
 from rft_platform.assets.common import rft_rounds
 from rft_platform.assets.faults import CAUSE_TAG, fault_of
-from rft_platform.chaos.scene import Broken, Scene
 from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.registry.models import DIGEST_TAG, RegisteredModel
@@ -18,103 +18,105 @@ _ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRu
 _CHAIN = ("policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report")
 
 
-def every_policy_is_one_model_version(scene: Scene) -> Iterator[Broken]:
+def every_policy_is_one_model_version(context: Context) -> Iterator[Finding]:
     """MLflow has exactly one version for the weights of each round, and the round names this version."""
-    versions = scene.registry().versions()
+    versions = context.registry().versions()
     of_digest = Counter(version.tags.get(DIGEST_TAG) for version in versions)
     known = {str(version.version): version for version in versions}
     digests = set()
-    for number in scene.numbers:
-        policy = published(scene.project.store, number)
+    for number in context.numbers:
+        policy = published(context.project.store, number)
         if policy is None or policy.policy_version == 0:
             continue
         digests.add(policy.weights_digest)
         if of_digest[policy.weights_digest] != 1:
-            yield Broken(f"{round_key(number)}: {of_digest[policy.weights_digest]} model versions, expected 1", number)
+            yield Finding(f"{round_key(number)}: {of_digest[policy.weights_digest]} model versions, expected 1", number)
         named = known.get(policy.model_version or "")
         if named is None or named.tags.get(DIGEST_TAG) != policy.weights_digest:
-            yield Broken(f"{round_key(number)} names model version {policy.model_version}, not its own", number)
+            yield Finding(f"{round_key(number)} names model version {policy.model_version}, not its own", number)
     for version in versions:
         if version.tags.get(DIGEST_TAG) not in digests:
-            yield Broken(f"model version {version.version} holds weights that no round published")
+            yield Finding(f"model version {version.version} holds weights that no round published")
 
 
-def model_versions_point_at_their_weights(scene: Scene) -> Iterator[Broken]:
+def model_versions_point_at_their_weights(context: Context) -> Iterator[Finding]:
     """The folder of every model version exists and contains the weights with the tagged digest."""
-    for version in scene.registry().versions():
+    for version in context.registry().versions():
         if why := _misses(version):
-            yield Broken(f"model version {version.version}: {why}")
+            yield Finding(f"model version {version.version}: {why}")
 
 
-def champion_was_evaluated(scene: Scene) -> Iterator[Broken]:
+def champion_was_evaluated(context: Context) -> Iterator[Finding]:
     """The champion, if there is one, has the weights that were promoted last.
 
     A round without a gradient keeps its parent's weights, so promoting it promotes its parent's version.
     """
-    champion = scene.registry().champion()
+    champion = context.registry().champion()
     promoted = [
         number
-        for number in scene.numbers
-        if (scene.project.store.read_note(number, "evaluation") or {}).get("promoted")
+        for number in context.numbers
+        if (context.project.store.read_note(number, "evaluation") or {}).get("promoted")
     ]
     if champion is None:
         if promoted:
-            yield Broken(f"{', '.join(map(round_key, promoted))} promoted their policy, but there is no champion")
+            yield Finding(f"{', '.join(map(round_key, promoted))} promoted their policy, but there is no champion")
         return
     number = int(champion.tags["round"])
     if not promoted:
-        yield Broken(f"the champion is of {round_key(number)}, but no evaluation promoted any", number)
+        yield Finding(f"the champion is of {round_key(number)}, but no evaluation promoted any", number)
         return
-    policy = published(scene.project.store, promoted[-1])
+    policy = published(context.project.store, promoted[-1])
     if policy is None or policy.weights_digest != champion.tags[DIGEST_TAG]:
-        yield Broken(f"the champion is of {round_key(number)}, but {round_key(promoted[-1])} was promoted last", number)
+        yield Finding(
+            f"the champion is of {round_key(number)}, but {round_key(promoted[-1])} was promoted last", number
+        )
 
 
-def no_run_is_open(scene: Scene) -> Iterator[Broken]:
+def no_run_is_open(context: Context) -> Iterator[Finding]:
     """Every Dagster run has ended."""
-    with open_instance(scene.home) as instance:
+    with open_instance(context.home) as instance:
         runs = instance.get_runs()
-    scene.facts["dagster_runs"] = float(len(runs))
+    context.facts["dagster_runs"] = float(len(runs))
     for run in runs:
         if run.status not in _ENDED:
-            yield Broken(f"run {run.run_id} of {run.job_name} is still {run.status.value}")
+            yield Finding(f"run {run.run_id} of {run.job_name} is still {run.status.value}")
 
 
-def no_pool_slot_is_held(scene: Scene) -> Iterator[Broken]:
+def no_pool_slot_is_held(context: Context) -> Iterator[Finding]:
     """No run holds a pool slot or waits for one."""
-    with open_instance(scene.home) as instance:
+    with open_instance(context.home) as instance:
         storage = instance.event_log_storage
         for key in storage.get_concurrency_keys():
             found = storage.get_concurrency_info(key)
             if found.claimed_slots or found.pending_steps:
                 runs = {slot.run_id for slot in found.claimed_slots} | {step.run_id for step in found.pending_steps}
-                yield Broken(f"pool {key} is held or waited for by {', '.join(sorted(runs))}")
+                yield Finding(f"pool {key} is held or waited for by {', '.join(sorted(runs))}")
 
 
-def every_asset_of_every_round_is_known(scene: Scene) -> Iterator[Broken]:
+def every_asset_of_every_round_is_known(context: Context) -> Iterator[Finding]:
     """Dagster has a partition for each round (and perhaps the next), with every asset of each round materialized."""
-    expected = {round_key(number) for number in scene.numbers}
-    following = round_key(max(scene.numbers, default=0) + 1)
-    with open_instance(scene.home) as instance:
+    expected = {round_key(number) for number in context.numbers}
+    following = round_key(max(context.numbers, default=0) + 1)
+    with open_instance(context.home) as instance:
         partitions = set(instance.get_dynamic_partitions(str(rft_rounds.name)))
         if partitions - {following} != expected:
             different = sorted((partitions - {following}) ^ expected)
-            yield Broken(f"partitions that differ from the rounds: {', '.join(different)}")
+            yield Finding(f"partitions that differ from the rounds: {', '.join(different)}")
         for name in _CHAIN:
             missing = expected - instance.get_materialized_partitions(dg.AssetKey(name))
             if missing:
-                yield Broken(f"{name} was never materialised in {', '.join(sorted(missing))}")
+                yield Finding(f"{name} was never materialised in {', '.join(sorted(missing))}")
 
 
-def every_failure_has_a_cause(scene: Scene) -> Iterator[Broken]:
+def every_failure_has_a_cause(context: Context) -> Iterator[Finding]:
     """Every failed run has a cause in its tags or in its last event."""
     failed = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    with open_instance(scene.home) as instance:
+    with open_instance(context.home) as instance:
         runs = instance.get_runs(dg.RunsFilter(statuses=failed))
-        scene.facts["failed_runs"] = float(len(runs))
+        context.facts["failed_runs"] = float(len(runs))
         for run in runs:
             if not (fault_of(run).get(CAUSE_TAG) or "").strip() and not _last_words(instance, run.run_id):
-                yield Broken(f"run {run.run_id} of {run.job_name} failed without a word")
+                yield Finding(f"run {run.run_id} of {run.job_name} failed without a word")
 
 
 def _last_words(instance: dg.DagsterInstance, run_id: str) -> str:

@@ -5,11 +5,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from rft_platform.chaos.driver_mode import environment
-from rft_platform.chaos.records import Ended
-from rft_platform.chaos.relaunch import relaunch_last_failed
-from rft_platform.chaos.schedule import Mode
-from rft_platform.chaos.scratch import Scratch
+import dagster as dg
+import httpx
+
+from chaos.driver_mode import environment
+from chaos.records import Ended
+from chaos.schedule import Mode
+from chaos.scratch import Scratch
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.processes.spawn import free_port
@@ -23,13 +25,22 @@ from rft_platform.servers.supervise import Children, Server, serving
 from rft_platform.web_guard.token import access_token
 
 _TICK_S = "1"  # polling interval of the sensors
-_LOOK_S = 1.0  # interval at which the plan is computed
+_PLAN_S = 1.0  # interval at which the plan is computed
 _WITHOUT_BOUND = 1_000_000
 _NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
+_LAUNCH = """
+mutation($job: String!, $tags: [ExecutionTag!]) {
+  launchPipelineExecution(executionParams: {
+    selector: {repositoryLocationName: "rft_platform", repositoryName: "__repository__", pipelineName: $job}
+    mode: "default", executionMetadata: {tags: $tags}
+  }) { __typename }
+}"""
+_PARTITION_TAG = "dagster/partition"
+_TIMEOUT_S = 30.0
 
 
 class DaemonMode:
-    """The servers of `rft ui`, with an MLflow server. Implements ``supervised.Supervisor``."""
+    """The servers of `rft ui`, with an MLflow server. Implements ``supervisor.ProjectRunner``."""
 
     mode: Mode = "daemon"
 
@@ -52,7 +63,7 @@ class DaemonMode:
             self._children = self._stack.enter_context(serving(self._servers(), self.home.logs))
             start_sensors(self._url, access_token(self.home.web_token))
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Restart servers that ended, and relaunch a failed run if the plan has stopped."""
         for number, child in enumerate(self._children or ()):
             if (code := child.process.poll()) is None:
@@ -61,7 +72,7 @@ class DaemonMode:
             if child.process.pid not in self.expected:
                 self._note(child.server.name, code, f"{child.server.name} ended by itself; see {child.log}")
             self._children.start_again(number)
-        if time.monotonic() - self._planned_at > _LOOK_S:
+        if time.monotonic() - self._planned_at > _PLAN_S:
             project = Project.open(self.home)
             self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
             if self._plan.failed and self._relaunch():
@@ -99,7 +110,24 @@ class DaemonMode:
         return [changed(server, env={**server.env, **own}) for server in servers]
 
     def _relaunch(self) -> bool:
-        return relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))
+        return _relaunch_last_failed(self._instance, self._url, access_token(self.home.web_token))
 
     def _note(self, role: str, code: int, message: str) -> None:
         self.ended.append(Ended(role, code, message, round(time.monotonic() - self._began, 2)))
+
+
+def _relaunch_last_failed(instance: dg.DagsterInstance, url: str, token: str) -> bool:
+    """Launch the job and partition of the newest failed run through the webserver at ``url``; True on success."""
+    records = instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]), limit=1)
+    if not records:
+        return False
+    run = records[0].dagster_run
+    partition = run.tags.get(_PARTITION_TAG)
+    tags = [{"key": _PARTITION_TAG, "value": partition}] if partition else []
+    headers = {"Authorization": f"Bearer {token}"}
+    body = {"query": _LAUNCH, "variables": {"job": run.job_name, "tags": tags}}
+    try:
+        answer = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=_TIMEOUT_S, trust_env=False).json()
+        return str(answer["data"]["launchPipelineExecution"]["__typename"]) == "LaunchRunSuccess"
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False  # the webserver was killed: the next call tries again
