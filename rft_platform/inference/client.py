@@ -19,8 +19,8 @@ import httpx
 import psutil
 
 from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.inference.http_contract import api_key_of
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
-from rft_platform.inference.serving.api_keys import api_key_of
 from rft_platform.observability.context import context_headers
 from rft_platform.processes.lease import Lease, holder
 from rft_platform.processes.spawn import stop_holder, wait_until_ended

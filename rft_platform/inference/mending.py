@@ -11,30 +11,30 @@ RETRY_S = 30.0  # between two attempts at the same replica
 LOGGER = logging.getLogger(__name__)
 
 
-class Mender:
+class ReplicaRestarter:
     """Restarts replicas, each in its own thread: at once when one goes down, and on later calls to the pool."""
 
     def __init__(
         self,
         start: Callable[[int], EngineClient],
         admit: Callable[[int, EngineClient], None],
-        note: Callable[[int, str], None],
+        set_down_reason: Callable[[int, str], None],
     ) -> None:
         """``start`` finds or starts a replica's process. ``admit`` gives it the pool's weights and makes it active, or
-        raises. ``note`` receives the reason why a replica could not be restarted."""
-        self._start, self._admit, self._note = start, admit, note
+        raises. ``set_down_reason`` receives the reason why a replica could not be restarted."""
+        self._start, self._admit, self._set_down_reason = start, admit, set_down_reason
         self._lock = threading.Lock()
         self._threads: dict[int, threading.Thread] = {}
         self._failed_at: dict[int, float] = {}
         self._closed = self._end = False
 
-    def mend(self, number: int) -> None:
+    def restart(self, number: int) -> None:
         """Start an attempt for a replica, unless one is running, one failed in the last 30 s, or the pool is closed."""
         with self._lock:
             recently = time.monotonic() - self._failed_at.get(number, float("-inf")) < RETRY_S
             if self._closed or recently or number in self._threads:
                 return
-            thread = threading.Thread(target=self._run, args=(number,), name=f"mend-replica-{number}", daemon=True)
+            thread = threading.Thread(target=self._run, args=(number,), name=f"restart-replica-{number}", daemon=True)
             self._threads[number] = thread
             thread.start()
 
@@ -59,7 +59,7 @@ class Mender:
             self._admit(number, client)
             LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
         except Exception as error:  # any error: the other replicas go on, and ``none_left`` names this reason
-            self._note(number, f"it could not be brought back: {error}")
+            self._set_down_reason(number, f"it could not be brought back: {error}")
             self._failed_at[number] = time.monotonic()
             LOGGER.warning("replica %d of the engine could not be brought back: %s", number, error)
         finally:

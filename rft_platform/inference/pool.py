@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 
 from rft_platform.errors import EngineError, RftError, WeightMismatchError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.everyone import Everyone
+from rft_platform.inference.everyone import Broadcaster
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
-from rft_platform.inference.mending import Mender
+from rft_platform.inference.mending import ReplicaRestarter
 from rft_platform.inference.pool_weights import PoolWeights
 from rft_platform.inference.replicas import Replica, Replicas
-from rft_platform.inference.spreading import Spreader
+from rft_platform.inference.spreading import BatchDispatcher
 
 T = TypeVar("T")
 SAME_VERSION_ATTEMPTS = 5
@@ -38,15 +38,15 @@ class EnginePool:
         """``clients`` by replica number; ``start`` finds or starts one; ``down``: why the other replicas are down."""
         members = [Replica(number, client) for number, client in clients.items()]
         self.replicas = Replicas(members, dict(down or {}))
-        self._everyone = Everyone(self.replicas)
-        self._spreader = Spreader(self.replicas, self._everyone.is_gone, self._abort)
+        self._broadcaster = Broadcaster(self.replicas)
+        self._dispatcher = BatchDispatcher(self.replicas, self._broadcaster.is_gone, self._abort)
         self._weights = PoolWeights()
         self._paused: PauseMode | None = None
         self._membership = threading.Lock()  # guards the pause state while a replica joins
         self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, ended ones included
-        self._mender = Mender(start, self._admit, self.replicas.note)
-        self.replicas.on_down = self._mender.mend
-        self.replicas.on_quiet = self._everyone.look_at
+        self._restarter = ReplicaRestarter(start, self._admit, self.replicas.set_down_reason)
+        self.replicas.on_down = self._restarter.restart
+        self.replicas.on_idle = self._broadcaster.probe
 
     @property
     def base_url(self) -> str:
@@ -75,8 +75,8 @@ class EnginePool:
         If the replicas serve different weights, ``weights_digest`` lists them and equals no real digest: ``deploy``
         then updates all replicas. ``paused`` is true if any replica is paused.
         """
-        self._mend()
-        statuses = self._everyone.answers(lambda client: client.status())
+        self._restart_lost()
+        statuses = self._broadcaster.answers(lambda client: client.status())
         for status in statuses:
             self._count(str(status.pid), {"cpu_seconds": status.cpu_seconds})
         served = dict.fromkeys((status.policy_version, status.weights_digest) for status in statuses)
@@ -99,7 +99,7 @@ class EnginePool:
         def read(client: EngineClient) -> tuple[str, dict[str, float]]:
             return str(client.status().pid), client.metrics()
 
-        for pid, counters in self._everyone.answers(read):
+        for pid, counters in self._broadcaster.answers(read):
             self._count(pid, counters)
         sums = self._sums()
         sums.pop("cpu_seconds", None)
@@ -112,26 +112,30 @@ class EnginePool:
     ) -> list[list[int]]:
         """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
         ones = [1] * len(conversations)
-        return self._spreader.spread(conversations, ones, 1, lambda client, part, _: client.render(part, tools))
+        return self._dispatcher.dispatch(conversations, ones, 1, lambda client, part, _: client.render(part, tools))
 
     def decode(self, sequences: Sequence[list[int]]) -> list[str]:
         """Text of each sequence, without special tokens."""
-        return self._spreader.spread(sequences, [1] * len(sequences), 1, lambda client, part, _: client.decode(part))
+        return self._dispatcher.dispatch(
+            sequences, [1] * len(sequences), 1, lambda client, part, _: client.decode(part)
+        )
 
     def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
-        return self._spreader.spread(sequences, [*map(len, sequences)], 1, lambda client, part, _: client.score(part))
+        return self._dispatcher.dispatch(
+            sequences, [*map(len, sequences)], 1, lambda client, part, _: client.score(part)
+        )
 
     def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
         """As ``score``, by every active replica: log-probs by URL."""
-        return dict(self._everyone.answers(lambda client: (client.url, client.score(sequences))))
+        return dict(self._broadcaster.answers(lambda client: (client.url, client.score(sequences))))
 
     def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
         """Sample ``sampling.n`` completions of every prompt, all with one version of the weights.
 
         With a seed the completions equal those of a single engine, however the prompts are split.
         """
-        self._mend()
+        self._restart_lost()
         generations = self._generate(prompts, sampling, 0)
         for _ in range(SAME_VERSION_ATTEMPTS):
             if len({generation.policy_version for generation in generations}) < 2:
@@ -156,8 +160,8 @@ class EnginePool:
         when it returns.
         """
         with self._weights.changing:
-            before = self._everyone.outcomes(lambda client: client.status())
-            outcomes = self._everyone.outcomes(lambda client: self._weights.change(client, folder, policy_version))
+            before = self._broadcaster.outcomes(lambda client: client.status())
+            outcomes = self._broadcaster.outcomes(lambda client: self._weights.change(client, folder, policy_version))
             refusals = [outcome for outcome in outcomes.values() if isinstance(outcome, RftError)]
             if not refusals:
                 self._weights.settled(folder)
@@ -165,7 +169,7 @@ class EnginePool:
                 return
             for replica, outcome in outcomes.items():
                 if not isinstance(outcome, RftError):
-                    self._put_back(replica, before.get(replica))
+                    self._restore_previous(replica, before.get(replica))
             raise refusals[0]
 
     def pause(self, mode: PauseMode = "wait") -> None:
@@ -173,7 +177,7 @@ class EnginePool:
         with self._membership:
             before, self._paused = self._paused, mode
         try:
-            self._everyone.answers(lambda client: client.pause(mode))
+            self._broadcaster.answers(lambda client: client.pause(mode))
         except RftError:
             self._paused = before
             raise
@@ -182,18 +186,18 @@ class EnginePool:
         """Serve again after a pause."""
         with self._membership:
             self._paused = None
-        self._everyone.answers(lambda client: client.resume())
+        self._broadcaster.answers(lambda client: client.resume())
 
     def shutdown(self) -> None:
         """End all processes and remove their leases."""
-        self._mender.close(end=True)
-        self._mender.wait(SHUTDOWN_WAIT_S)
+        self._restarter.close(end=True)
+        self._restarter.wait(SHUTDOWN_WAIT_S)
         if self.replicas.serving():
-            self._everyone.outcomes(lambda client: client.shutdown())
+            self._broadcaster.outcomes(lambda client: client.shutdown())
 
     def close(self) -> None:
         """Close the connections; the replicas keep running. This pool restarts none of them any more."""
-        self._mender.close()
+        self._restarter.close()
         for replica in self.replicas.serving():
             replica.client.close()
 
@@ -212,7 +216,7 @@ class EnginePool:
         def call(client: EngineClient, part: Sequence[list[int]], start: int) -> list[Generation]:
             return client.generate(part, replace(sampling, first_prompt=first + start))
 
-        return self._spreader.spread(prompts, costs, sampling.n, call)
+        return self._dispatcher.dispatch(prompts, costs, sampling.n, call)
 
     def _abort(self, replica: Replica) -> None:
         """End the running requests of ``replica``."""
@@ -222,9 +226,9 @@ class EnginePool:
 
     # --- restarting replicas
 
-    def _mend(self) -> None:
+    def _restart_lost(self) -> None:
         for number in self.replicas.down():
-            self._mender.mend(number)
+            self._restarter.restart(number)
 
     def _admit(self, number: int, client: EngineClient) -> None:
         """Give the process behind ``client`` the pool's weights and pause state, and make it active."""
@@ -239,7 +243,7 @@ class EnginePool:
                     client.pause(self._paused)
                 self.replicas.join(Replica(number, client))
 
-    def _put_back(self, replica: Replica, before: EngineStatus | RftError | None) -> None:
+    def _restore_previous(self, replica: Replica, before: EngineStatus | RftError | None) -> None:
         """Restore a replica's previous weights; if that fails, mark it down until it is restarted."""
         try:
             if not isinstance(before, EngineStatus):

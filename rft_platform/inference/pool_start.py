@@ -58,16 +58,16 @@ def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
 
     The first ``first`` devices are left to other processes. Raises UserError if there are too few devices.
     """
-    mine = range(first + number * gpus_each, first + (number + 1) * gpus_each)
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is None:
-        return ",".join(map(str, mine))
-    visible = [device.strip() for device in said.split(",")]
+    own = range(first + number * gpus_each, first + (number + 1) * gpus_each)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None:
+        return ",".join(map(str, own))
+    visible = [device.strip() for device in devices.split(",")]
     if visible[0] in ("", "-1"):  # no device at all
-        return said
-    if mine.stop > len(visible):
+        return devices
+    if own.stop > len(visible):
         raise UserError(
-            f"explorer.rollout_model.engine_num: replica {number} needs devices {mine.start} to {mine.stop - 1} of "
+            f"explorer.rollout_model.engine_num: replica {number} needs devices {own.start} to {own.stop - 1} of "
             f"CUDA_VISIBLE_DEVICES={','.join(visible)}; lower engine_num or tensor_parallel_size, or show more devices"
         )
-    return ",".join(visible[index] for index in mine)
+    return ",".join(visible[index] for index in own)

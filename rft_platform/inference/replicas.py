@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rft_platform.errors import EngineError
-from rft_platform.inference.shares import Share, divide
+from rft_platform.inference.shares import Share, partition
 
 if TYPE_CHECKING:
     from rft_platform.inference.client import EngineClient
 
 #: A run stays with its replica while that has at most this many requests of the run's size more than the least loaded.
 STICKY_REQUESTS = 2
-AWAKE_S = 30.0  # a replica without work for this long is asked for its status: else its idle time-out might end it
+PROBE_AFTER_S = 30.0  # without work: the replica is then asked for its status, else its idle time-out might end it
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +25,7 @@ class Replica:
     client: "EngineClient"
     outstanding: int = 0  # tokens of its unfinished requests
     turn: int = 0  # number of the choice that last chose it
-    asked_at: float = 0.0  # monotonic time in seconds of its last work or status request
+    used_at: float = 0.0  # monotonic time in seconds of its last work or status request
 
     @property
     def url(self) -> str:
@@ -50,14 +50,14 @@ class Replicas:
     ) -> None:
         """``down``: reason by replica number; ``on_down`` is called, outside the lock, for each that goes down."""
         self.on_down = on_down
-        self.on_quiet: Callable[[Replica], None] = lambda replica: None
+        self.on_idle: Callable[[Replica], None] = lambda replica: None
         self._lock = threading.Lock()
         self._serving = {replica.number: replica for replica in serving}
         self._down = dict(down)
         self._turns = 0
         self.count = len(self._serving) + len(self._down)
         for replica in self._serving.values():
-            replica.asked_at = time.monotonic()
+            replica.used_at = time.monotonic()
 
     def serving(self) -> list[Replica]:
         """The active replicas, ordered by number."""
@@ -72,7 +72,7 @@ class Replicas:
     def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
         """Choose the replica for a request of ``tokens`` tokens: ``home`` unless much busier, else the least loaded.
 
-        Release the load with ``give_back``. Raises EngineError, naming each replica, if none is left besides those
+        Call ``release`` when it is done. Raises EngineError, naming each replica, if none is left besides those
         ``tried``.
         """
         with self._lock:
@@ -83,12 +83,14 @@ class Replicas:
             if home in able and home is not None:
                 stay = home.outstanding <= chosen.outstanding + STICKY_REQUESTS * tokens
                 chosen = home if stay else chosen
-            self._give(chosen, tokens)
-            quiet = self._quiet()
-        self._ask(quiet)
+            self._add_load(chosen, tokens)
+            idle = self._idle()
+        self._report_idle(idle)
         return chosen
 
-    def divide(self, costs: Sequence[int], rows: int, refused: Collection[Replica] = ()) -> list[tuple[Replica, Share]]:
+    def partition(
+        self, costs: Sequence[int], rows: int, refused: Collection[Replica] = ()
+    ) -> list[tuple[Replica, Share]]:
         """Divide a batch over the replicas not in ``refused``: each chosen replica with its share.
 
         ``costs``: tokens of each item; ``rows``: sequences per item. Raises EngineError if no replica is left.
@@ -98,15 +100,15 @@ class Replicas:
             if not able:
                 raise self._none_left()
             able.sort(key=lambda replica: (replica.outstanding, replica.turn))
-            shares = divide(costs, rows, [replica.outstanding for replica in able])
+            shares = partition(costs, rows, [replica.outstanding for replica in able])
             parts = list(zip(able, shares, strict=False))
             for replica, share in parts:
-                self._give(replica, share.cost)
-            quiet = self._quiet()
-        self._ask(quiet)
+                self._add_load(replica, share.cost)
+            idle = self._idle()
+        self._report_idle(idle)
         return parts
 
-    def give_back(self, replica: Replica, tokens: int) -> None:
+    def release(self, replica: Replica, tokens: int) -> None:
         """Subtract the tokens of a request that ``replica`` answered or failed from its load."""
         with self._lock:
             replica.outstanding -= tokens
@@ -121,7 +123,7 @@ class Replicas:
         if known:
             self.on_down(replica.number)
 
-    def note(self, number: int, why: str) -> None:
+    def set_down_reason(self, number: int, why: str) -> None:
         """Update the reason why a replica is down."""
         with self._lock:
             if number in self._down:
@@ -131,7 +133,7 @@ class Replicas:
         """Make ``replica`` active."""
         with self._lock:
             self._down.pop(replica.number, None)
-            replica.asked_at = time.monotonic()
+            replica.used_at = time.monotonic()
             self._serving[replica.number] = replica
 
     def none_left(self) -> EngineError:
@@ -139,21 +141,21 @@ class Replicas:
         with self._lock:
             return self._none_left()
 
-    def _give(self, replica: Replica, tokens: int) -> None:
+    def _add_load(self, replica: Replica, tokens: int) -> None:
         self._turns += 1
         replica.outstanding += tokens
-        replica.turn, replica.asked_at = self._turns, time.monotonic()
+        replica.turn, replica.used_at = self._turns, time.monotonic()
 
-    def _quiet(self) -> list[Replica]:
+    def _idle(self) -> list[Replica]:
         now = time.monotonic()
-        quiet = [replica for replica in self._serving.values() if now - replica.asked_at > AWAKE_S]
-        for replica in quiet:
-            replica.asked_at = now
-        return quiet
+        idle = [replica for replica in self._serving.values() if now - replica.used_at > PROBE_AFTER_S]
+        for replica in idle:
+            replica.used_at = now
+        return idle
 
-    def _ask(self, quiet: list[Replica]) -> None:
-        for replica in quiet:
-            self.on_quiet(replica)
+    def _report_idle(self, idle: list[Replica]) -> None:
+        for replica in idle:
+            self.on_idle(replica)
 
     def _none_left(self) -> EngineError:
         reasons = [f"replica {number}: {why}" for number, why in sorted(self._down.items())]

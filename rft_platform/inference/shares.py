@@ -18,7 +18,7 @@ class Share:
     cost: int
 
 
-def divide(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Share]:
+def partition(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Share]:
     """One share for each of the first engines of ``loads`` (ascending, in tokens); see ``ROWS_A_SHARE`` for how many.
 
     ``costs``: tokens of each item; ``rows``: sequences per item. An item is never split: the answers to one prompt

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from rft_platform.errors import EngineError, RftError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.fan_out import call_together
+from rft_platform.inference.everyone import call_together
 from rft_platform.inference.replicas import Replica, Replicas
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class _Job:
     cost: int  # tokens
 
 
-class Spreader:
+class BatchDispatcher:
     """Dispatches batches over ``replicas``."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Spreader:
         self._is_gone = is_gone
         self._abort = abort
 
-    def spread(self, items: Sequence[T], costs: Sequence[int], rows: int, call: PartCall[T, R]) -> list[R]:
+    def dispatch(self, items: Sequence[T], costs: Sequence[int], rows: int, call: PartCall[T, R]) -> list[R]:
         """One answer per item, in order; ``costs``: tokens of each item; ``rows``: sequences per item.
 
         A failed part is repeated on the replicas that have not refused in this call. It runs at most as many times as
@@ -81,11 +81,11 @@ class Spreader:
         jobs: list[_Job] = []
         try:
             for part in parts:
-                for replica, share in self._replicas.divide(costs[part.start : part.stop], rows, refused):
+                for replica, share in self._replicas.partition(costs[part.start : part.stop], rows, refused):
                     piece = _Part(part.start + share.start, part.start + share.stop, part.failures)
                     jobs.append(_Job(replica, piece, share.cost))
         except EngineError as error:
-            self._give_back(jobs)
+            self._release(jobs)
             raise self._failed(refused, error) from None
         return jobs
 
@@ -97,11 +97,11 @@ class Spreader:
         try:
             return call_together([(job.replica, work(job)) for job in jobs], self._abort)
         finally:
-            self._give_back(jobs)
+            self._release(jobs)
 
-    def _give_back(self, jobs: Sequence[_Job]) -> None:
+    def _release(self, jobs: Sequence[_Job]) -> None:
         for job in jobs:
-            self._replicas.give_back(job.replica, job.cost)
+            self._replicas.release(job.replica, job.cost)
 
     def _failed(self, refused: dict[Replica, EngineError], last: EngineError) -> EngineError:
         """The error to raise: that of a live replica, else the reason why each replica is down."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import UserError
-from rft_platform.inference.serving.api_keys import NO_KEY
+from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.redaction import hide
 from rft_platform.rollout.one_chat import one_chat
 

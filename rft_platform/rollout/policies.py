@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
-from rft_platform.inference.serving.api_keys import NO_KEY
 
 
 @dataclass(frozen=True, slots=True)

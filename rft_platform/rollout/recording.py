@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import openai
 
 from rft_platform.errors import UserError
+from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.inference.replicas import Replicas
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import describe
-from rft_platform.inference.serving.api_keys import NO_KEY
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.recorder import ModelCall, recorded_path
 from rft_platform.rollout.routing import AsyncRouter, SyncRouter

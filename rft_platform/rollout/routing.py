@@ -73,7 +73,7 @@ class _Trip:
 
     def release(self, replica: Replica) -> None:
         """Release ``replica``: its work on the request is done."""
-        self._replicas.give_back(replica, self._tokens)
+        self._replicas.release(replica, self._tokens)
 
 
 class AsyncRouter(wire.AsyncBaseTransport):

@@ -162,7 +162,7 @@ class WorkerPlace:
             return self._result(await self._answer(), connection)
         finally:
             if replicas is not None and home is not None:
-                replicas.give_back(home, self._pool.tokens)
+                replicas.release(home, self._pool.tokens)
 
     async def _answer(self) -> dict[str, Any]:
         while (message := await self._worker.receive()) is not None:

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.inference.transformers_engine.answer_text import AnswerText, TextStream
-from rft_platform.inference.transformers_engine.stops import StopWatch, cut_at_stop, held_back
-from rft_platform.inference.transformers_engine.tool_calls import ToolCallParser
+from rft_platform.inference.transformers_engine.output_parsers import StopWatch, ToolCallParser, cut_at_stop, held_back
 
 
 def by_bytes(ids: list[int]) -> str:

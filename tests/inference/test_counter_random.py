@@ -2,7 +2,7 @@
 
 import torch
 
-from rft_platform.inference.transformers_engine.counter_random import fold, mix64, row_keys, uniforms
+from rft_platform.inference.transformers_engine.sampling import fold, mix64, row_keys, uniforms
 
 MASK = (1 << 64) - 1
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rft_platform.errors import EngineError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool_start import replica_gpus
-from rft_platform.inference.replicas import AWAKE_S, Replica, Replicas
-from rft_platform.inference.shares import ROWS_A_SHARE, divide, level
+from rft_platform.inference.replicas import PROBE_AFTER_S, Replica, Replicas
+from rft_platform.inference.shares import ROWS_A_SHARE, level, partition
 
 
 def replicas(count: int) -> Replicas:
@@ -21,7 +21,7 @@ def replicas(count: int) -> Replicas:
     st.lists(st.integers(0, 5000), min_size=1, max_size=6).map(sorted),
 )
 def test_shares_cover_the_batch_in_order_and_come_out_level(costs: list[int], rows: int, loads: list[int]) -> None:
-    shares = divide(costs, rows, loads)
+    shares = partition(costs, rows, loads)
     assert [share.start for share in shares] == [0, *(share.stop for share in shares[:-1])]
     assert shares[-1].stop == len(costs) and len(shares) <= len(loads)
     assert [share.cost for share in shares] == [sum(costs[share.start : share.stop]) for share in shares]
@@ -35,10 +35,10 @@ def test_shares_cover_the_batch_in_order_and_come_out_level(costs: list[int], ro
 
 
 def test_a_small_batch_is_not_split_and_a_busy_replica_gets_less() -> None:
-    assert len(divide([100, 100], 2, [0, 0])) == 1
-    first, second = divide([10] * 100, 1, [0, 500])
+    assert len(partition([100, 100], 2, [0, 0])) == 1
+    first, second = partition([10] * 100, 1, [0, 500])
     assert (first.cost, second.cost) == (750, 250)
-    (alone,) = divide([10] * 100, 1, [0, 5000])
+    (alone,) = partition([10] * 100, 1, [0, 5000])
     assert alone.cost == 1000
 
 
@@ -46,9 +46,9 @@ def test_equal_replicas_take_turns_and_the_least_loaded_comes_first() -> None:
     table = replicas(3)
     assert [table.take(10).number for _ in range(6)] == [0, 1, 2, 0, 1, 2]
     first, _, third = table.serving()
-    table.give_back(third, 10)
+    table.release(third, 10)
     assert table.take(10).number == 2
-    table.give_back(first, 20)
+    table.release(first, 20)
     assert [table.take(10).number for _ in range(2)] == [0, 0]
 
 
@@ -77,12 +77,12 @@ def test_a_report_about_a_process_that_was_replaced_changes_nothing() -> None:
 def test_a_replica_that_gets_no_work_is_asked_how_it_is() -> None:
     table = replicas(2)
     heard: list[int] = []
-    table.on_quiet = lambda replica: heard.append(replica.number)
+    table.on_idle = lambda replica: heard.append(replica.number)
     home = table.take(1)
     assert heard == []
-    table.serving()[1].asked_at -= 2 * AWAKE_S
+    table.serving()[1].used_at -= 2 * PROBE_AFTER_S
     for _ in range(3):
-        table.give_back(table.take(1, home), 1)
+        table.release(table.take(1, home), 1)
     assert heard == [1]
 
 
@@ -93,7 +93,7 @@ def test_when_none_is_left_each_is_named() -> None:
     with pytest.raises(EngineError, match="replica 0: fault 0; replica 1: fault 1"):
         table.take(1)
     with pytest.raises(EngineError, match="replica 0: fault 0; replica 1: fault 1"):
-        table.divide([1], 1)
+        table.partition([1], 1)
 
 
 def test_each_replica_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
-from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
-from rft_platform.inference.transformers_engine.tool_calls import ToolCallParser
+from rft_platform.inference.transformers_engine.output_parsers import ReasoningParser, ToolCallParser
 from rft_platform.inference.vllm_engine.openai_wire import CHAT, checked_request, stamped_answer, stamped_events
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'

@@ -5,8 +5,13 @@ import math
 import pytest
 import torch
 
-from rft_platform.inference.transformers_engine.counter_random import row_keys, uniforms
-from rft_platform.inference.transformers_engine.sampling import SamplingRows, sample, sampling_logprobs
+from rft_platform.inference.transformers_engine.sampling import (
+    SamplingRows,
+    row_keys,
+    sample,
+    sampling_logprobs,
+    uniforms,
+)
 
 
 def rows(temperature: list[float], top_p: list[float] | None = None, top_k: list[int] | None = None) -> SamplingRows:

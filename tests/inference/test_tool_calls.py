@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.inference.transformers_engine.tool_calls import ToolCall, ToolCallParser, parse_tool_calls
+from rft_platform.inference.transformers_engine.output_parsers import ToolCall, ToolCallParser, parse_tool_calls
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "</x>"]}}\n</tool_call>'
 

@@ -16,7 +16,7 @@ from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
 from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
-from rft_platform.inference.vllm_engine.gate import Gate
+from rft_platform.inference.vllm_engine.gate import Admission
 from rft_platform.inference.vllm_engine.openai_wire import (
     CHAT,
     COMPLETIONS,
@@ -25,7 +25,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
     stamped_answer,
     stamped_events,
 )
-from rft_platform.inference.vllm_engine.seeds import prompt_number, prompt_seed
+from rft_platform.inference.vllm_engine.requests import prompt_number, prompt_seed
 from rft_platform.inference.vllm_engine.settings import ServerSettings, VllmOptions
 from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
 
@@ -118,17 +118,17 @@ def test_settings_reach_the_process_that_takes_over(tiny_model: Path, monkeypatc
 
 
 async def test_the_gate_lets_an_update_run_alone() -> None:
-    gate, log = Gate(), []
+    admission, log = Admission(), []
 
     async def request(name: str, seconds: float) -> None:
-        async with gate.request():
+        async with admission.request():
             log.append(f"{name} begins")
             await asyncio.sleep(seconds)
             log.append(f"{name} ends")
 
     async def update() -> None:
-        async with gate.update():
-            assert gate.running == 0
+        async with admission.update():
+            assert admission.running == 0
             log.append("update")
 
     first = asyncio.create_task(request("first", 0.05))
@@ -137,33 +137,33 @@ async def test_the_gate_lets_an_update_run_alone() -> None:
     await asyncio.sleep(0.01)
     await asyncio.gather(first, changing, request("second", 0))
     assert log == ["first begins", "first ends", "update", "second begins", "second ends"]
-    assert gate.busy_seconds >= 0.05
+    assert admission.busy_seconds >= 0.05
 
 
 async def test_the_gate_holds_requests_during_a_pause_but_not_those_of_the_control_plane() -> None:
-    gate = Gate()
-    await gate.pause()
-    await gate.drained()
-    async with gate.request(control=True):
+    admission = Admission()
+    await admission.pause()
+    await admission.drained()
+    async with admission.request(control=True):
         pass
-    held = asyncio.create_task(gate.request().__aenter__())
+    held = asyncio.create_task(admission.request().__aenter__())
     await asyncio.sleep(0.01)
-    assert not held.done() and gate.running == 0
-    await gate.resume()
+    assert not held.done() and admission.running == 0
+    await admission.resume()
     await held
-    assert gate.running == 1
+    assert admission.running == 1
 
 
 async def test_an_update_that_is_given_up_opens_the_gate() -> None:
-    gate = Gate()
-    async with gate.request():
-        waiting = asyncio.create_task(gate.update().__aenter__())
+    admission = Admission()
+    async with admission.request():
+        waiting = asyncio.create_task(admission.update().__aenter__())
         await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    async with gate.request():
-        assert gate.running == 1
+    async with admission.request():
+        assert admission.running == 1
 
 
 def test_seeds_of_prompts_do_not_meet() -> None:

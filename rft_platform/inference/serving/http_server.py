@@ -6,7 +6,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
+from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
 HEADERS_TIMEOUT_S = 20.0  # from the connection, or from the first byte of a later request, to the end of its headers
 BODY_TIMEOUT_S = 120.0  # from the headers to the end of the body

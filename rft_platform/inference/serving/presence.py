@@ -22,7 +22,7 @@ EXIT_USER_ERROR = 2  # exit code of a server with wrong settings; the last line 
 
 
 @dataclass
-class Presence:
+class ServerLifecycle:
     """The lease of one server process, and the time of its last use."""
 
     kind: str  # kind in the lease

@@ -6,8 +6,8 @@ Read in this order:
 - ``engine.py``: ``TransformersEngine``, which combines model, tokenizer, chat template and scheduler.
 - ``scheduler.py``, ``generator.py``, ``request.py``: the engine's thread and the decode loop.
 - ``model.py``, ``attention.py``: forward passes on a cache with one slot per row.
-- ``sampling.py``, ``counter_random.py``, ``stops.py``: tokens from logits, seeded draws, stop strings.
+- ``sampling.py``: tokens from logits by seeded, counter-based draws.
 - ``weights.py``: swap weights in place.
 - ``planes.py``, ``openai_api.py``, ``openai_answers.py``: the control and OpenAI routes.
-- ``answer_text.py``, ``reasoning.py``, ``tool_calls.py``: from token ids to text, reasoning and tool calls.
+- ``answer_text.py``, ``output_parsers.py``: from token ids to text; stop strings, reasoning and tool calls.
 """

@@ -5,9 +5,13 @@ Streamed and whole responses use the same code, so their texts are equal by cons
 
 from collections.abc import Callable, Sequence
 
-from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
-from rft_platform.inference.transformers_engine.stops import cut_at_stop, held_back
-from rft_platform.inference.transformers_engine.tool_calls import ToolCall, ToolCallParser
+from rft_platform.inference.transformers_engine.output_parsers import (
+    ReasoningParser,
+    ToolCall,
+    ToolCallParser,
+    cut_at_stop,
+    held_back,
+)
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # an incomplete character decodes to this
 

@@ -13,7 +13,7 @@ import torch
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
-from rft_platform.inference.serving.prompts import check_ids, check_prompt
+from rft_platform.inference.serving.context_limit import check_ids, check_prompt
 from rft_platform.inference.serving.template_process import template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.serving.weight_files import is_adapter

@@ -13,11 +13,16 @@ import torch
 from rft_platform.errors import EngineError
 from rft_platform.inference.interface import Completion, FinishReason
 from rft_platform.inference.transformers_engine.attention import SlotCache
-from rft_platform.inference.transformers_engine.counter_random import row_keys, uniforms
 from rft_platform.inference.transformers_engine.model import PolicyModel, PromptBatch
+from rft_platform.inference.transformers_engine.output_parsers import StopWatch
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent, TopLogprobs
-from rft_platform.inference.transformers_engine.sampling import SamplingRows, sample, sampling_logprobs
-from rft_platform.inference.transformers_engine.stops import StopWatch
+from rft_platform.inference.transformers_engine.sampling import (
+    SamplingRows,
+    row_keys,
+    sample,
+    sampling_logprobs,
+    uniforms,
+)
 
 OUTPUT_TOKENS = 64  # a row's initial room for sampled tokens; doubled when it is used up
 REVIEW_STEPS = 1000  # steps between two checks whether the cache is too large for recent rows

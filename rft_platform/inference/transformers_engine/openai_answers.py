@@ -8,8 +8,8 @@ from typing import Any
 
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
+from rft_platform.inference.transformers_engine.output_parsers import ToolCall
 from rft_platform.inference.transformers_engine.request import Request, TopLogprobs
-from rft_platform.inference.transformers_engine.tool_calls import ToolCall
 
 NEVER = -9999.0  # log-prob of a token that cannot be sampled, as in OpenAI's API; JSON has no infinity
 

@@ -2,27 +2,28 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
+from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
-from rft_platform.inference.serving.json_route import JsonRoute
+from rft_platform.inference.serving.context_limit import check_text
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
 from rft_platform.inference.serving.presence import VERSION_HEADER
-from rft_platform.inference.serving.prompts import check_text
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer
-from rft_platform.inference.transformers_engine.reasoning import ReasoningParser
+from rft_platform.inference.transformers_engine.output_parsers import CALL_OPEN, ReasoningParser, ToolCallParser
 from rft_platform.inference.transformers_engine.request import Request, TokenEvent
-from rft_platform.inference.transformers_engine.tool_calls import OPEN, ToolCallParser
 
+LARGE_BYTES = 1 << 18  # a larger body is parsed in a thread
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 _NO_GRAMMAR = (
     "response_format is not supported by the embedded engine, which samples under no grammar: set engine.kind: vllm, "
@@ -130,7 +131,7 @@ def forced_beginning(tool: str) -> str:
 
     It ends at a token boundary: a space belongs to the next token (`` {"``), so it is left to the model.
     """
-    return f"{OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
+    return f"{CALL_OPEN}\n" + (f'{{"name": {json.dumps(tool, ensure_ascii=False)}, "arguments":' if tool else "")
 
 
 def _form(engine: TransformersEngine, body: SamplingBody, chat: bool, logprobs: bool) -> AnswerForm:
@@ -250,3 +251,30 @@ async def _chunks(
 
 def _event(chunk: dict[str, Any]) -> str:
     return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+
+class JsonRequest(HttpRequest):
+    """A request whose body is strict JSON."""
+
+    async def json(self) -> Any:
+        """The parsed body; raises JSONDecodeError, which becomes a 400, if it is not JSON."""
+        body = await self.body()
+        try:
+            if len(body) > LARGE_BYTES:
+                return await asyncio.to_thread(json_codec.parse, body)
+            return json_codec.parse(body)
+        except ValueError as error:
+            raise json.JSONDecodeError(str(error), "", 0) from error
+
+
+class JsonRoute(APIRoute):
+    """A route that receives ``JsonRequest``."""
+
+    def get_route_handler(self) -> Callable[[HttpRequest], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler, called with a ``JsonRequest``."""
+        handler = super().get_route_handler()
+
+        async def handle(request: HttpRequest) -> Response:
+            return await handler(JsonRequest(request.scope, request.receive))
+
+        return handle

@@ -8,7 +8,7 @@ from rft_platform.inference.interface import EngineStatus, Generation, PauseMode
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 
 
-class TransformersPlane:
+class AsyncEngineAdapter:
     """``ServedEngine`` over a ``TransformersEngine``."""
 
     def __init__(self, engine: TransformersEngine) -> None:

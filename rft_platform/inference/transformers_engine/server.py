@@ -24,11 +24,11 @@ from rft_platform.inference.serving.presence import (
     HOST,
     UNCOUNTED_PATHS,
     VERSION_HEADER,
-    Presence,
+    ServerLifecycle,
 )
 from rft_platform.inference.transformers_engine import openai_api
 from rft_platform.inference.transformers_engine.engine import EngineSettings, TransformersEngine
-from rft_platform.inference.transformers_engine.planes import TransformersPlane
+from rft_platform.inference.transformers_engine.planes import AsyncEngineAdapter
 from rft_platform.observability.context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
@@ -36,20 +36,20 @@ GRACE_S = 3  # for open connections at the shutdown
 
 
 def build_app(
-    engine: TransformersEngine, presence: Presence, stop: Callable[[], None], lifespan: Any = None
+    engine: TransformersEngine, lifecycle: ServerLifecycle, stop: Callable[[], None], lifespan: Any = None
 ) -> ASGIApp:
     """The application: OpenAI and control routes and /health, with version headers, behind ``ApiGuard``."""
     app = FastAPI(title="rft transformers engine", docs_url=None, redoc_url=None, lifespan=lifespan)
     api_errors.install(app)
     openai_api.install(app, engine)
-    control_api.install(app, TransformersPlane(engine), stop)
+    control_api.install(app, AsyncEngineAdapter(engine), stop)
 
     @app.get("/health")
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    app.add_middleware(StampVersion, engine=engine, presence=presence)
-    return ApiGuard(app, presence.token)
+    app.add_middleware(StampVersion, engine=engine, lifecycle=lifecycle)
+    return ApiGuard(app, lifecycle.token)
 
 
 class StampVersion:
@@ -58,8 +58,8 @@ class StampVersion:
     Log lines of a request get the round, run and phase from the caller's header.
     """
 
-    def __init__(self, app: ASGIApp, engine: TransformersEngine, presence: Presence) -> None:
-        self.app, self.engine, self.presence = app, engine, presence
+    def __init__(self, app: ASGIApp, engine: TransformersEngine, lifecycle: ServerLifecycle) -> None:
+        self.app, self.engine, self.lifecycle = app, engine, lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
@@ -68,7 +68,7 @@ class StampVersion:
             return
         counted = scope["path"] not in UNCOUNTED_PATHS
         if counted:
-            self.presence.touch()
+            self.lifecycle.touch()
 
         async def stamped(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -79,32 +79,32 @@ class StampVersion:
         with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
             await self.app(scope, receive, stamped)
         if counted:
-            self.presence.touch()
+            self.lifecycle.touch()
 
 
-def serve(settings: EngineSettings, presence: Presence) -> None:
+def serve(settings: EngineSettings, lifecycle: ServerLifecycle) -> None:
     """Load the model, publish the lease, and serve until a stop request, a signal or the idle time-out."""
     configure("engine")
     disable_progress_bar()  # the log is read by people and by the launcher
     engine = TransformersEngine(settings)
     listener = socket.create_server((HOST, 0), backlog=1024)  # listens before the lease is published
-    hide(presence.token)
+    hide(lifecycle.token)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        presence.publish(listener.getsockname()[1])
-        watch = asyncio.create_task(presence.stop_when_idle(lambda: engine.busy, stop))
+        lifecycle.publish(listener.getsockname()[1])
+        watch = asyncio.create_task(lifecycle.stop_when_idle(lambda: engine.busy, stop))
         try:
             yield
         finally:  # not after run(), which ends by raising the stopping signal again
             watch.cancel()
-            presence.withdraw()
+            lifecycle.withdraw()
             engine.close()
 
     def stop() -> None:
         server.should_exit = True
 
-    app = build_app(engine, presence, stop, lifespan)
+    app = build_app(engine, lifecycle, stop, lifespan)
     server = uvicorn.Server(server_config(app, GRACE_S, log_level="warning"))
     server.run(sockets=[listener])
 
@@ -113,9 +113,11 @@ def main(arguments: list[str]) -> int:
     """Run the server; exit code 2 and one line on standard error for wrong settings or a wrong model folder."""
     given = json.loads(arguments[0])
     settings = EngineSettings(**{**given["engine"], "model_path": Path(given["model_path"])})
-    presence = Presence("engine-transformers", Path(given["lease"]), given["model_digest"], given["idle_timeout_s"])
+    lifecycle = ServerLifecycle(
+        "engine-transformers", Path(given["lease"]), given["model_digest"], given["idle_timeout_s"]
+    )
     try:
-        serve(settings, presence)
+        serve(settings, lifecycle)
     except UserError as error:
         one_line = " ".join(str(error).split())
         print(f"error: {one_line}", file=sys.stderr, flush=True)

@@ -7,5 +7,5 @@ Read in this order:
 - ``middleware.py``: ``EnginePlanes``, the ASGI middleware inside vLLM's server.
 - ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``gate.py`` holds requests back.
 - ``weights.py``, ``adapters.py``, ``worker.py``: change weights; ``worker.py`` runs in vLLM's worker processes.
-- ``openai_wire.py``, ``requests.py``, ``seeds.py``: conversion of requests, responses, parameters and seeds.
+- ``openai_wire.py``, ``requests.py``: conversion of requests, responses, sampling parameters and seeds.
 """

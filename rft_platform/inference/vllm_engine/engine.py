@@ -13,13 +13,19 @@ import psutil
 from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate
+from rft_platform.inference.serving.context_limit import check_ids, check_prompt, check_text
 from rft_platform.inference.serving.openai_schema import ChatBody
-from rft_platform.inference.serving.prompts import check_ids, check_prompt, check_text
 from rft_platform.inference.serving.template_process import TemplateLimitError
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
-from rft_platform.inference.vllm_engine.gate import Gate
-from rft_platform.inference.vllm_engine.requests import completions_of, sampling_params, scores_of, scoring_params
-from rft_platform.inference.vllm_engine.seeds import prompt_number, prompt_seed
+from rft_platform.inference.vllm_engine.gate import Admission
+from rft_platform.inference.vllm_engine.requests import (
+    completions_of,
+    prompt_number,
+    prompt_seed,
+    sampling_params,
+    scores_of,
+    scoring_params,
+)
 from rft_platform.inference.vllm_engine.settings import ServerSettings
 from rft_platform.inference.vllm_engine.weights import ServedWeights
 
@@ -45,7 +51,7 @@ class VllmEngine:
         folder = Path(settings.model_path)
         self.llm = llm
         self.settings = settings
-        self.gate = Gate()
+        self.admission = Admission()
         self.weights = ServedWeights(llm, folder, settings.options.max_lora_rank)
         self.tokenizer = PolicyTokenizer(folder)
         self.template = ChatTemplate(self.tokenizer, settings.chat_template, settings.template_options)
@@ -64,7 +70,7 @@ class VllmEngine:
         await self.generate([[0, 0]], SamplingParams(2, n=2))
         await self.score([[0, 0]])
         self.counts = dict.fromkeys(self.counts, 0.0)
-        self.gate.busy_seconds = 0.0
+        self.admission.busy_seconds = 0.0
 
     async def render(self, conversations: list[list[dict[str, Any]]], tools: list[Any] | None) -> list[list[int]]:
         """Prompt ids of each conversation."""
@@ -94,7 +100,7 @@ class VllmEngine:
         params = [
             sampling_params(sampling, number, self.max_model_len - len(prompt)) for number, prompt in enumerate(prompts)
         ]
-        async with self.gate.request():
+        async with self.admission.request():
             version = self.weights.served.policy_version
             outputs = await self._all(prompts, params)
         self.counts["requests"] += 1
@@ -112,7 +118,7 @@ class VllmEngine:
                 "vLLM scores nothing while requests are frozen (pause keep): resume first, or pause with wait"
             )
         longer = [sequence for sequence in sequences if len(sequence) > 1]
-        async with self.gate.request(control=True):
+        async with self.admission.request(control=True):
             outputs = await self._all(longer, [scoring_params() for _ in longer])
         scores = iter([scores_of(output) for output in outputs])
         return [next(scores) if len(sequence) > 1 else [0.0] for sequence in sequences]
@@ -122,28 +128,28 @@ class VllmEngine:
         change = await asyncio.to_thread(self.weights.prepare, folder, policy_version)
         if self._frozen:
             await self._thaw()
-        async with self.gate.update():
+        async with self.admission.update():
             await self.weights.apply(change)
 
     async def pause(self, mode: PauseMode) -> None:
         """Hold new requests; returns once running requests are frozen, ended or finished."""
-        await self.gate.pause()
+        await self.admission.pause()
         if mode == "keep":
             self._frozen = True
             await self.llm.pause_generation(mode="keep", clear_cache=False)
             return
         if mode == "abort":
             await self.llm.pause_generation(mode="abort", clear_cache=False)
-            await self._thaw()  # the gate holds new requests, so vLLM need not stay paused
+            await self._thaw()  # new requests are held, so vLLM need not stay paused
         elif self._frozen:
             await self._thaw()
-        await self.gate.drained()
+        await self.admission.drained()
 
     async def resume(self) -> None:
         """Serve again."""
         if self._frozen:
             await self._thaw()
-        await self.gate.resume()
+        await self.admission.resume()
 
     def status(self) -> EngineStatus:
         """Identity and state."""
@@ -154,7 +160,7 @@ class VllmEngine:
             policy_version=served.policy_version,
             weights_digest=served.weights_digest,
             template_hash=self.template.digest,
-            paused=self.gate.paused,
+            paused=self.admission.paused,
             dtype=str(self.llm.model_config.dtype).removeprefix("torch."),
             max_model_len=self.max_model_len,
             pid=os.getpid(),
@@ -168,7 +174,7 @@ class VllmEngine:
         return {
             **self.counts,
             "weight_updates": float(self.weights.updates),
-            "generate_seconds": self.gate.busy_seconds,
+            "generate_seconds": self.admission.busy_seconds,
         }
 
     async def _thaw(self) -> None:

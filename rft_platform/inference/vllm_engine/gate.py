@@ -1,4 +1,4 @@
-"""Admission gate of requests to vLLM, which pauses and weight updates close."""
+"""Admission of requests to vLLM; pauses and weight updates hold new requests back."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 
-class Gate:
+class Admission:
     """Counts running requests and holds back those that may not start. For one event loop.
 
     A request that has passed finishes on the weights that it started with: an update waits until no request runs.

@@ -23,7 +23,7 @@ from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.bodies import read_body, replayed
 from rft_platform.inference.serving.http_server import TimedProtocol
-from rft_platform.inference.serving.presence import UNCOUNTED_PATHS, VERSION_HEADER, Presence
+from rft_platform.inference.serving.presence import UNCOUNTED_PATHS, VERSION_HEADER, ServerLifecycle
 from rft_platform.inference.vllm_engine.engine import VllmEngine
 from rft_platform.inference.vllm_engine.openai_wire import (
     SCHEMAS,
@@ -50,14 +50,16 @@ class EnginePlanes:
         settings = ServerSettings.from_environment()
         self.app = app
         self.settings = settings
-        self.presence = Presence("engine-vllm", Path(settings.lease), settings.model_digest, settings.idle_timeout_s)
+        self.lifecycle = ServerLifecycle(
+            "engine-vllm", Path(settings.lease), settings.model_digest, settings.idle_timeout_s
+        )
         self.engine: VllmEngine | None = None
         self._control: FastAPI | None = None
-        self._guarded = ApiGuard(self._http, self.presence.token)
+        self._guarded = ApiGuard(self._http, self.lifecycle.token)
         self._tasks: set[asyncio.Task[None]] = set()
         configure("engine")
-        hide(self.presence.token)
-        atexit.register(self.presence.withdraw)
+        hide(self.lifecycle.token)
+        atexit.register(self.lifecycle.withdraw)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
@@ -77,7 +79,7 @@ class EnginePlanes:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             elif message["type"] == "lifespan.shutdown.complete":
-                self.presence.withdraw()
+                self.lifecycle.withdraw()
             await send(message)
 
         return watched
@@ -91,29 +93,29 @@ class EnginePlanes:
             api_errors.install(self._control)
             control_api.install(self._control, engine, self.stop)
             self.engine = engine
-            self.presence.publish(await _port(app))
+            self.lifecycle.publish(await _port(app))
         except Exception:
             LOG.exception("the engine cannot be served")
             self.stop()
             return
-        await self.presence.stop_when_idle(lambda: engine.gate.running > 0, self.stop)
+        await self.lifecycle.stop_when_idle(lambda: engine.admission.running > 0, self.stop)
 
     def stop(self) -> None:
         """End the server by SIGTERM, after the running responses."""
-        self.presence.withdraw()
+        self.lifecycle.withdraw()
         asyncio.get_running_loop().call_later(START_POLL_S, os.kill, os.getpid(), signal.SIGTERM)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         counted = path not in UNCOUNTED_PATHS
         if counted:
-            self.presence.touch()
+            self.lifecycle.touch()
         try:
             with log_context(PhaseContext.from_header(Headers(scope=scope).get(HEADER, ""))):
                 await self._dispatch(path, scope, receive, send)
         finally:
             if counted:
-                self.presence.touch()
+                self.lifecycle.touch()
 
     async def _dispatch(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         engine = self.engine
@@ -144,7 +146,7 @@ class EnginePlanes:
         await JSONResponse(entry, headers={VERSION_HEADER: str(version)})(scope, receive, send)
 
     async def _sample(self, engine: VllmEngine, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a sampling request, wait at the gate, and pass it to vLLM; it runs on one version of the weights."""
+        """Check a sampling request, wait for admission, and pass it to vLLM; it runs on one version of the weights."""
         try:
             options = self.settings.template_options
             body = await read_body(receive)
@@ -154,7 +156,7 @@ class EnginePlanes:
         except Exception as error:
             await _refuse(error, engine.weights.served.policy_version, scope, receive, send)
             return
-        async with engine.gate.request():
+        async with engine.admission.request():
             engine.counts["requests"] += 1
             headers = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
             headers.append((b"content-length", str(len(checked.body)).encode()))

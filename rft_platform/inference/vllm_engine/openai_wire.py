@@ -14,9 +14,8 @@ from pydantic import ValidationError
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, error_body
 from rft_platform.inference.serving.chat_template import text_of
-from rft_platform.inference.serving.context_limit import says_too_long
+from rft_platform.inference.serving.context_limit import check_text, says_too_long
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
-from rft_platform.inference.serving.prompts import check_text
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[SamplingBody]] = {CHAT: ChatBody, COMPLETIONS: CompletionBody}

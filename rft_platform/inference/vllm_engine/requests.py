@@ -1,14 +1,20 @@
-"""Convert sampling parameters to vLLM's, and vLLM's outputs to ids and log-probs."""
+"""Convert sampling parameters and seeds to vLLM's, and vLLM's outputs to ids and log-probs.
 
+vLLM itself gives every prompt of a request the same seed, and choice ``i`` the seed ``seed + i``. Equal prompts would
+then get equal completions, and neighbouring seeds would share some. ``prompt_seed`` therefore gives each (seed, number
+of the prompt) an independent random stream.
+"""
+
+import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from rft_platform.errors import EngineError, WeightMismatchError
 from rft_platform.inference.interface import Completion, FinishReason, SamplingParams
-from rft_platform.inference.vllm_engine.seeds import prompt_seed
 
 REASONS: dict[str | None, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+SEED_BITS = 62  # vLLM adds the choice's number, and the sum must fit a signed 64-bit integer
 
 
 def sampling_params(sampling: SamplingParams, prompt: int, room: int) -> Any:
@@ -75,3 +81,15 @@ def _first_of_each(flat: Any, count: int, begin: int = 0) -> list[float]:
     if len(starts) != count:
         raise EngineError(f"vLLM gave log-probs for {len(starts)} of {count} tokens")
     return [flat.logprobs[start] for start in starts[begin:]]
+
+
+def prompt_seed(seed: int, prompt: int) -> int:
+    """The seed to pass to vLLM for prompt number ``prompt`` of a batch."""
+    digest = hashlib.blake2b(f"{seed}/{prompt}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - SEED_BITS)
+
+
+def prompt_number(request_id: str) -> int:
+    """Number of the prompt within its HTTP request, from vLLM's request id; 0 for chat, which has one prompt."""
+    head, _, tail = request_id.rpartition("-")
+    return int(tail) if head.startswith("cmpl-") and tail.isdigit() else 0

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from rft_platform.errors import UserError
-from rft_platform.inference.serving.keep_alive import KEEP_ALIVE_S
+from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
 OLDEST, NEWEST = (0, 24), (0, 32)
 CPU_BATCH_TOKENS = 4096  # tokens computed in one step; vLLM's own default

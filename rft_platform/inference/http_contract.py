@@ -1,9 +1,13 @@
-"""Keys of the engines' OpenAI APIs. Standard library only: it is also imported in agents' own environments."""
+"""What engine servers and their HTTP clients agree on: the keys of the OpenAI APIs and the keep-alive time.
+
+Standard library only: it is also imported in agents' own environments.
+"""
 
 import hashlib
 import hmac
 
 NO_KEY = "EMPTY"  # for servers that require no key: OpenAI's clients refuse an empty one
+KEEP_ALIVE_S = 600  # longer than clients keep idle connections, so that the server closes none just as it is reused
 
 
 def api_key_of(token: str) -> str:

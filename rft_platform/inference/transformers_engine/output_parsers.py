@@ -1,0 +1,188 @@
+"""Parsers of a model's output as it arrives: stop strings, reasoning (``<think>...</think>``), and tool calls.
+
+Tool calls have the Hermes form ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+SLACK = 4  # for tokens at the window's edge that decode to nothing or to part of a character
+
+
+class StopWatch:
+    """Detects stop strings in one sequence, over a window of its latest tokens."""
+
+    def __init__(self, stops: Sequence[str], decode: Callable[[list[int]], str]) -> None:
+        self.stops = tuple(stops)
+        self.decode = decode
+        self.window = max(len(stop.encode()) for stop in stops) + SLACK  # a token has at least one byte
+        self.recent: list[int] = []
+
+    def hit(self, token_id: int) -> bool:
+        """Add the next token; True if the text now contains a stop string."""
+        self.recent = [*self.recent, token_id][-self.window :]
+        text = self.decode(self.recent)
+        return any(stop in text for stop in self.stops)
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """``text`` up to the first stop string, and whether there was one."""
+    found = [position for stop in stops if (position := text.find(stop)) >= 0]
+    return (text[: min(found)], True) if found else (text, False)
+
+
+def held_back(text: str, stops: Sequence[str]) -> int:
+    """Number of characters at the end of ``text`` that may begin one of ``stops`` and must not be returned yet."""
+    longest = 0
+    for stop in stops:
+        for size in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:size]):
+                longest = size
+                break
+    return longest
+
+
+class ReasoningParser:
+    """Splits a model's output, as it arrives, into reasoning and answer.
+
+    The text before ``</think>`` is reasoning if the prompt ends with ``<think>`` (as in templates of thinking models)
+    or the output begins with ``<think>``. Any other output has no reasoning and is returned unchanged. White space
+    before ``<think>`` belongs to neither part.
+    """
+
+    def __init__(self, prompt: str) -> None:
+        """``prompt``: the rendered prompt; its end shows whether the output begins inside the reasoning."""
+        self._state = "thinking" if opens_thoughts(prompt) else "undecided"
+        self._pending = ""
+
+    def feed(self, text: str, last: bool) -> tuple[str, str]:
+        """Add the next piece (``last``: none follows); returns the parts that are now certain: (reasoning, answer)."""
+        self._pending += text
+        if self._state == "undecided":
+            self._decide(last)
+        if self._state == "undecided":
+            return "", ""
+        thoughts = self._thoughts(last) if self._state == "thinking" else ""
+        answer = ""
+        if self._state == "answering":
+            answer, self._pending = self._pending, ""
+        return thoughts, answer
+
+    def _decide(self, last: bool) -> None:
+        begun = self._pending.lstrip()
+        if begun.startswith(THINK_OPEN):
+            self._state, self._pending = "thinking", begun[len(THINK_OPEN) :]
+        elif last or not THINK_OPEN.startswith(begun):
+            self._state = "answering"
+
+    def _thoughts(self, last: bool) -> str:
+        thoughts, closed, rest = self._pending.partition(THINK_CLOSE)
+        if closed:
+            self._state, self._pending = "answering", rest
+            return thoughts
+        kept = 0 if last else held_back(thoughts, (THINK_CLOSE,))
+        certain = thoughts[: len(thoughts) - kept]
+        self._pending = thoughts[len(certain) :]
+        return certain
+
+
+def opens_thoughts(prompt: str) -> bool:
+    """Whether a prompt ends with ``<think>``."""
+    return prompt.rstrip().endswith(THINK_OPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call; ``arguments`` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolCallParser:
+    """Splits an answer, as it arrives, into text and complete tool calls.
+
+    White space around a call belongs to neither. A tagged body that is not valid JSON with a name stays text.
+    """
+
+    def __init__(self) -> None:
+        self._pending = ""  # undecided text: an open call, the beginning of a tag, or white space
+        self._after_call = False
+
+    def feed(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Add the next piece; returns the parts that are now certain: (text, calls)."""
+        self._pending += text
+        shown, calls = "", []
+        while (start := self._pending.find(CALL_OPEN)) >= 0:
+            end = self._pending.find(CALL_CLOSE, start)
+            if end < 0:
+                break
+            call = parse_call(self._pending[start + len(CALL_OPEN) : end])
+            end += len(CALL_CLOSE)
+            if call is None:
+                shown += self._text(self._pending[:end])
+            else:
+                shown += self._text(self._pending[:start].rstrip())
+                calls.append(call)
+                self._after_call = True
+            self._pending = self._pending[end:]
+        certain = self._pending[: _certain(self._pending)]
+        self._pending = self._pending[len(certain) :]
+        return shown + self._text(certain), calls
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """End the answer; returns the undecided rest as (text, calls). A last call may lack its closing tag."""
+        rest, self._pending = self._pending, ""
+        before, tag, body = rest.partition(CALL_OPEN)
+        call = parse_call(body) if tag else None
+        if call is not None:
+            return self._text(before.rstrip()), [call]
+        return self._text(rest), []
+
+    def _text(self, text: str) -> str:
+        if self._after_call:
+            text = text.lstrip()
+            self._after_call = not text
+        return text
+
+
+def parse_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
+    """(text outside the calls, calls) of a whole answer; the text is None if there are calls but no text."""
+    parser = ToolCallParser()
+    parts = [parser.feed(text), parser.finish()]
+    content = "".join(shown for shown, _ in parts)
+    calls = [call for _, found in parts for call in found]
+    return (content or None if calls else content), calls
+
+
+def parse_call(body: str) -> ToolCall | None:
+    """Parse the text between the tags; None if it is not a call."""
+    try:
+        value = json.loads(body)
+    except json.JSONDecodeError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    arguments = value.get("arguments", {})
+    return ToolCall(
+        value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    )
+
+
+def _certain(pending: str) -> int:
+    """Number of characters at the start of ``pending`` that belong neither to a tag nor to white space before one."""
+    start = pending.find(CALL_OPEN)
+    if start < 0:
+        start = len(pending) - held_back(pending, (CALL_OPEN,))
+    return len(pending[:start].rstrip())
