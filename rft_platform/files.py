@@ -82,6 +82,15 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def last_lines(path: Path, count: int = 20) -> str:
+    """The last lines of a log for a message, indented by two spaces; empty if the file is empty or missing."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines)
+
+
 def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object with a digest of its content, so that ``read_sealed_json`` detects changes."""
     plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))

@@ -4,7 +4,6 @@ Dagster locks no partitions, and its pools limit steps but not runs. Without thi
 could change its data during training.
 """
 
-import fcntl
 import json
 import os
 import time
@@ -19,6 +18,7 @@ import dagster as dg
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, TransientError
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.locks import try_lock
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.trainer import TrainerResource
@@ -87,7 +87,7 @@ def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_
         return None
     file.parent.mkdir(parents=True, exist_ok=True)
     stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + patience_s
-    while not _lock(stream):
+    while not try_lock(stream):
         if time.monotonic() > deadline:
             told = _read(stream)
             stream.close()
@@ -158,14 +158,6 @@ def _was_cut_short(instance: dg.DagsterInstance, run_id: str) -> bool:
 
 def _round_key(context: dg.AssetExecutionContext) -> str:
     return context.partition_key if context.has_partition_key else _WARM_START
-
-
-def _lock(stream: IO[str]) -> bool:
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _read(stream: IO[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from rft_platform.experience.ledger import LEDGER, FileEntry, Ledger
 from rft_platform.experience.notes import ASIDE, free_name, move_aside
 from rft_platform.experience.parquet import footer
 from rft_platform.files import digest_file, write_json
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore

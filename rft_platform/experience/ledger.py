@@ -19,7 +19,7 @@ from rft_platform.errors import StorageError
 from rft_platform.experience.batches import batches_in, without_doubles
 from rft_platform.experience.schema import version_of
 from rft_platform.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 
 LEDGER = "files.json"
 ROLLOUTS, JUDGED = "rollouts", "judged"  # the subfolders of a round with Parquet files

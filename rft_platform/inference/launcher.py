@@ -16,7 +16,8 @@ from rft_platform.inference.serving.chat_template import load_template
 from rft_platform.inference.serving.presence import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 from rft_platform.inference.vllm_engine.versions import installed_in, required_in
-from rft_platform.processes.lease import LOCK_TIMEOUT_S, is_alive, locked, read_lease, remove_lease
+from rft_platform.locks import LOCK_TIMEOUT_S, locked
+from rft_platform.processes.lease import is_alive, read_lease, remove_lease
 from rft_platform.processes.spawn import StartError, start_detached, stop_holder, stop_process, wait_for_lease
 from rft_platform.processes.strays import end_strays, lease_environment
 

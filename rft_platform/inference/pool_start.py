@@ -10,7 +10,8 @@ from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launcher import STOP_TIMEOUT_S, replica_name
 from rft_platform.inference.pool import EnginePool
-from rft_platform.processes.lease import locked, read_lease, remove_lease
+from rft_platform.locks import locked
+from rft_platform.processes.lease import read_lease, remove_lease
 from rft_platform.processes.spawn import stop_holder
 
 LOGGER = logging.getLogger(__name__)

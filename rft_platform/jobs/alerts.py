@@ -23,7 +23,7 @@ from rft_platform.errors import UserError
 from rft_platform.faults import described
 from rft_platform.files import write_json
 from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 from rft_platform.redaction import redact
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project import Project

@@ -1,15 +1,13 @@
 """Lock of the in-process driver, held while its process lives; tells whether a project is being driven now."""
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from rft_platform.config.home import Home
 from rft_platform.errors import TransientError, UserError
-from rft_platform.files import naming
-from rft_platform.processes.lease import locked
+from rft_platform.locks import is_locked, locked
 
-_LOCK = "driver.lock.lock"  # the lock file beside `leases/driver.lock`, see processes.lease.locked
+_LOCK = "driver.lock"
 _WAIT_S = 5.0  # another driver may be about to end; a working one takes hours
 
 
@@ -18,7 +16,7 @@ def driver_lock(home: Home) -> Iterator[None]:
     """Be the project's only driver within the block. Raises UserError if there is another one."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(home.leases / "driver.lock", _WAIT_S))
+            stack.enter_context(locked(home.leases / _LOCK, _WAIT_S))
         except TransientError:
             raise _second_driver(home) from None
         yield
@@ -26,15 +24,7 @@ def driver_lock(home: Home) -> Iterator[None]:
 
 def driver_is_running(home: Home) -> bool:
     """Whether an `rft run` or `rft demo` is driving this project."""
-    file = home.leases / _LOCK
-    if not file.exists():
-        return False
-    with file.open("r") as stream, naming(file):
-        try:
-            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_locked(home.leases / _LOCK)
 
 
 def refuse_second_driver(home: Home) -> None:

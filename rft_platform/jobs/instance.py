@@ -10,7 +10,7 @@ from rft_platform.jobs.settings import REPAIR_SETTINGS, ensure_settings
 from rft_platform.jobs.storage import ensure_storage
 from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 
 #: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
 _OF_A_DRIVER = {

@@ -10,7 +10,7 @@ from rft_platform.assets.faults import FAULT_TAGS, fault_tags
 from rft_platform.errors import TransientError
 from rft_platform.jobs.tags import driver_is_alive, driver_of
 from rft_platform.jobs.workers import Workers, claim, drop_claims, interrupt, is_claimed, is_elsewhere
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 
 _PARTITION_TAG = "dagster/partition"
 _UNDER_WAY = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]

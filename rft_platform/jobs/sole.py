@@ -1,6 +1,5 @@
 """A process-lifetime singleton lock that records its holder."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -8,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rft_platform.errors import UserError
+from rft_platform.locks import try_lock
 
 
 @contextmanager
@@ -18,11 +18,9 @@ def sole_holder(path: Path, what: str, **details: object) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(stream):
             stream.seek(0)
-            raise UserError(f"{what} runs already ({_told(stream.read())}): stop that one first, or use it") from None
+            raise UserError(f"{what} runs already ({_told(stream.read())}): stop that one first, or use it")
         stream.truncate(0)
         json.dump({"process": os.getpid(), **details}, stream)
         stream.flush()

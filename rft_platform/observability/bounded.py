@@ -4,7 +4,6 @@ A long-lived process cannot switch to another log file. All writers append (``O_
 and truncated in place while they write. Lines written between the copy and the truncation are lost.
 """
 
-import fcntl
 import os
 import shutil
 import threading
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rft_platform.files import atomic_path
+from rft_platform.locks import try_lock
 
 DEFAULT_MAX_BYTES = 32 * 2**20
 _CHECK_EVERY_S = 10.0
@@ -38,9 +38,7 @@ def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
     if not large:
         return []
     with (folder / _LOCK).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             return []
         for file in large:
             with atomic_path(file.with_name(file.name + ".1")) as copy:

@@ -6,26 +6,21 @@ written in (a lease in a copied home belongs to the original), and the process w
 have been reused). Any other lease is ignored, and replaced by the next start.
 """
 
-import fcntl
 import json
 import math
 import os
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import psutil
 
-from rft_platform.errors import TransientError
-from rft_platform.files import atomic_path, naming, read_json
+from rft_platform.files import atomic_path, read_json
 
 CREATE_TIME_TOLERANCE_S = 1.0  # creation times derive from the kernel's boot time, which moves when the clock is set
 LEASE_VARIABLE = "RFT_LEASE"  # environment variable with the path of the lease that a process was started for
-LOCK_TIMEOUT_S = 120.0
-_LOCK_POLL_S = 0.01
 
 
 @dataclass
@@ -131,41 +126,6 @@ def names_lease(process: psutil.Process, file: Path) -> bool:
             if argument.endswith(file.name) and (Path(process.cwd()) / argument).resolve() == file.resolve():
                 return True
     return False
-
-
-@contextmanager
-def locked(path: Path, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the exclusive lock file beside ``path``, so that two callers never start two servers for one lease.
-
-    The kernel releases the lock when its holder ends in any way; the lock file stays. Raises TransientError, naming
-    the holder, if the lock is not free within ``timeout_s``: a stopped process keeps its locks.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(path.name + ".lock").open("a+", encoding="utf-8") as stream:
-        with naming(path):
-            _acquire(stream, timeout_s)
-        with suppress(OSError):  # the holder's pid is for messages only: a full disk must not prevent the lock
-            os.ftruncate(stream.fileno(), 0)
-            os.pwrite(stream.fileno(), str(os.getpid()).encode(), 0)
-        yield
-
-
-def _acquire(stream: IO[str], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                stream.seek(0)
-                held_by = stream.read(20).strip()
-                raise TransientError(
-                    f"{stream.name} was held by process {held_by or '(unknown)'} for {timeout_s:.0f} s: see whether "
-                    "that process is stopped or hangs, and end it"
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
 
 
 def _parse(document: Any) -> Lease:

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 
 from rft_platform.errors import RftError
+from rft_platform.files import last_lines
 from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S, Lease, find_process, holder, is_alive, read_lease
 
 POLL_S = 0.02
-LOG_LINES_SHOWN = 20
 
 
 class StartError(RftError):
@@ -192,8 +192,6 @@ def _name(log_file: Path) -> str:
 
 
 def _tail(log_file: Path) -> str:
-    try:
-        lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-    except FileNotFoundError:
+    if not log_file.exists():
         return f" It left no log at {log_file}."
-    return f" Last lines of {log_file}:\n" + "\n".join(f"  {line}" for line in lines)
+    return f" Last lines of {log_file}:\n{last_lines(log_file)}"

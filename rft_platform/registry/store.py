@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rft_platform.errors import RegistryError, UserError
 from rft_platform.files import atomic_path
+from rft_platform.locks import locked
 from rft_platform.processes.collector import importing
-from rft_platform.processes.lease import locked
 from rft_platform.registry.guard import guarded, registry_errors
 from rft_platform.sqlite_files import SQLITE_URI, database_file
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import EngineError, UserError
+from rft_platform.files import last_lines
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.replicas import Replica, Replicas
@@ -128,8 +129,8 @@ class WorkerPool:
         worker.kill()
 
     def _tail(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-        return " It printed:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
+        lines = last_lines(self.log, _LOG_LINES)
+        return f" It printed:\n{lines}" if lines else ""
 
 
 class WorkerPlace:

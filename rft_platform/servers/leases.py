@@ -9,7 +9,8 @@ import psutil
 
 from rft_platform.config.home import Home
 from rft_platform.errors import TransientError
-from rft_platform.processes.lease import Lease, is_alive, locked, read_lease, remove_lease
+from rft_platform.locks import locked
+from rft_platform.processes.lease import Lease, is_alive, read_lease, remove_lease
 from rft_platform.processes.spawn import lease_root, stop_holder
 from rft_platform.processes.strays import end_strays, leases_started_below
 

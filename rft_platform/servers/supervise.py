@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 
 from rft_platform.errors import RftError, UserError
+from rft_platform.files import last_lines
 from rft_platform.observability.bounded import bound_logs_now_and_then
 from rft_platform.processes.spawn import stop_process, wait_until_ended
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
-_LOG_LINES = 20
 _PROBE_INTERVAL_S = 10.0
 _SILENT_TIMEOUT_S = 180.0  # a server that is not ready for this long (stopped, or hangs) is killed
 _RESTARTS_WITHIN_S = 600.0  # earlier deaths do not count towards the limit of restarts
@@ -55,7 +55,9 @@ class Child:
         """Raise RftError with the end of the log if the server has ended."""
         code = self.process.poll()
         if code is not None:
-            raise RftError(f"{self.server.name} ended with exit code {code}; the end of {self.log}:\n{_tail(self.log)}")
+            raise RftError(
+                f"{self.server.name} ended with exit code {code}; the end of {self.log}:\n{last_lines(self.log)}"
+            )
 
 
 class Children(list[Child]):
@@ -205,7 +207,7 @@ def _wait_until_ready(children: Sequence[Child]) -> None:
         waiting = [child for child in waiting if not child.server.is_ready()]
         if waiting and time.monotonic() > deadline:
             name, log = waiting[0].server.name, waiting[0].log
-            raise RftError(f"{name} was not ready after {_START_TIMEOUT_S:.0f} s; the end of {log}:\n{_tail(log)}")
+            raise RftError(f"{name} was not ready after {_START_TIMEOUT_S:.0f} s; the end of {log}:\n{last_lines(log)}")
         if waiting:
             time.sleep(_POLL_S)
 
@@ -245,8 +247,3 @@ def _members(group: int) -> list[psutil.Process]:
 def _kill_group(child: Child) -> None:
     with suppress(ProcessLookupError):
         os.killpg(child.process.pid, signal.SIGKILL)
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
-    return "\n".join(f"  {line}" for line in lines)

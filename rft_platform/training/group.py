@@ -16,8 +16,10 @@ import psutil
 
 import rft_platform
 from rft_platform.errors import TrainerError
+from rft_platform.files import last_lines
+from rft_platform.locks import locked
 from rft_platform.observability.context import current
-from rft_platform.processes.lease import Lease, is_alive, locked, read_lease, remove_lease
+from rft_platform.processes.lease import Lease, is_alive, read_lease, remove_lease
 from rft_platform.processes.spawn import (
     StartError,
     start_detached,
@@ -39,7 +41,6 @@ START_LOCK_TIMEOUT_S = 60.0  # added to the time that another caller may need to
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 10.0  # for commands that are answered at once: status and cancel
 _AT_ONCE = ("status", "cancel")
-LOG_LINES_SHOWN = 20
 
 
 def find_or_start_trainer(
@@ -212,10 +213,7 @@ class TrainerClient:
         remove_lease(self._spec.lease, lease.pid)
 
     def _log(self) -> str:
-        log, lines = self._spec.log, list[str]()
-        if log.exists():
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-        return f"Last lines of {log}:\n" + "\n".join(f"  {line}" for line in lines)
+        return f"Last lines of {self._spec.log}:\n{last_lines(self._spec.log)}"
 
 
 class _NotAccepted(TrainerError):

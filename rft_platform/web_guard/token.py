@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rft_platform.errors import UserError
 from rft_platform.files import atomic_path
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 from rft_platform.redaction import hide
 
 TOKEN_VARIABLE = "RFT_WEB_TOKEN"

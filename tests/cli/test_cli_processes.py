@@ -17,7 +17,8 @@ from rft_platform.driving.ledger import drive_costs, launch_seconds, recorded_co
 from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
-from rft_platform.processes.lease import Lease, locked, write_lease
+from rft_platform.locks import locked
+from rft_platform.processes.lease import Lease, write_lease
 from rft_platform.processes.strays import lease_environment
 from rft_platform.servers.leases import leases_of, processor_seconds
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.processes.lease import Lease, find_process, is_alive, locked, read_lease, remove_lease, write_lease
+from rft_platform.locks import locked
+from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease, write_lease
 from rft_platform.processes.spawn import (
     StartError,
     free_port,

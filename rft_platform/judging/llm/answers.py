@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_platform.errors import UserError
-from rft_platform.processes.lease import locked
+from rft_platform.locks import locked
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (
