@@ -10,7 +10,7 @@ from chaos.process_table import processes_with_role
 from chaos.schedule import Point
 from rft_platform.config.home import Home
 from rft_platform.experience.rounds import round_key, round_number
-from rft_platform.leftovers import is_temporary
+from rft_platform.files import is_temporary
 from rft_platform.processes.lease import read_lease
 
 POLL_S = 0.002

@@ -1,12 +1,16 @@
-"""Verify a checkpoint's files against its manifest, without torch or MLflow."""
+"""Digests of checkpoints: verify files against the manifest, and identify a set of weights.
+
+The digest of the weights is their identity in the trainer, the engine and the registry. This module needs neither torch
+nor MLflow.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import DamagedError
-from rft_platform.files import digest_file, read_sealed_json
+from rft_platform.errors import DamagedError, UserError
+from rft_platform.files import digest_file, digest_json, read_sealed_json
 
 MANIFEST = "manifest.json"
 THINNED = "thinned.json"  # marks a checkpoint whose weights were removed to free space
@@ -61,3 +65,13 @@ def digest_once(path: Path) -> str:
 @lru_cache(maxsize=4096)
 def _digest_once(path: Path, _changed_ns: int, _size: int) -> str:
     return digest_file(path)
+
+
+def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) -> str:
+    """SHA-256 of a model folder's safetensors: of the file if there is one, else of all names and digests."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
+    if len(files) == 1:
+        return digest(files[0])
+    return digest_json({file.name: digest(file) for file in files})

@@ -1,17 +1,24 @@
-"""Durable, atomic file writes and content digests, which all code of the platform uses to write files."""
+"""Durable, atomic file writes, content digests, and the names of temporary files.
+
+All code of the platform writes files through this module. A temporary file's name tells which process wrote it, so that
+the leftovers of a killed writer are recognised and removed.
+"""
 
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import DamagedError, DiskFullError
 from rft_platform.faults import is_disk_full
-from rft_platform.leftovers import remove_leftovers, temporary_path
 
 #: Key of the digest in a sealed JSON document.
 SEAL = "$sha256"
@@ -162,3 +169,41 @@ def _fsync_tree(path: Path) -> None:
         for child in path.rglob("*"):
             _fsync(child)
     _fsync(path)
+
+
+#: Target's name, machine and process id of the writer, random digits; ``.old`` is a folder that is being replaced.
+_TEMPORARY = re.compile(r"\.(?P<target>.+)\.(?P<machine>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.(?:tmp|old)")
+
+
+def temporary_path(path: Path, ending: str = "tmp") -> Path:
+    """A unique sibling of ``path``; ``ending`` is ``tmp`` or ``old``."""
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.{ending}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether ``name`` is that of a temporary file or folder, in use or left by a killed writer."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of ``path`` whose writers on this machine no longer run."""
+    for leftover in path.parent.iterdir():
+        found = _TEMPORARY.fullmatch(leftover.name)
+        if found and found["target"] == path.name and found["machine"] == _machine() and not _runs(int(found["pid"])):
+            with suppress(FileNotFoundError):  # another writer may remove it at the same time
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+@cache
+def _machine() -> str:
+    """Six hex digits that identify this machine or container on a shared file system, as pids are local to it."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def _runs(pid: int) -> bool:
+    import psutil  # imported here: rollout workers import this module in environments without psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a zombie is a killed child, not yet reaped
+    except psutil.NoSuchProcess:
+        return False

@@ -227,3 +227,9 @@ class Buffer(Section):
     optimiser steps, instead of ``total_epochs`` passes."""
     explorer_input: ExplorerInput = ExplorerInput()
     trainer_input: TrainerInput = TrainerInput()
+
+
+#: Names of the judges that ask a model.
+MODEL_JUDGES = ("llm", "pairwise")
+#: Their arguments for time-outs, retries, concurrency, cache and budget. They are not part of a judge's version.
+PATIENCE = ("timeout_s", "retries", "backoff_s", "concurrency", "cache", "budget", "on_invalid")

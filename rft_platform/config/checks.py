@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator
 
 from rft_platform.algorithms.presets import Preset
 from rft_platform.config.checks_algorithm import algorithm_problems
-from rft_platform.config.checks_auxiliary import auxiliary_problems
+from rft_platform.config.checks_auxiliary import auxiliary_problems, policies_problems
 from rft_platform.config.checks_data import data_problems
 from rft_platform.config.checks_explorer import explorer_problems
 from rft_platform.config.checks_local import local_problems
-from rft_platform.config.checks_names import name_problems
-from rft_platform.config.checks_policies import policies_problems
-from rft_platform.config.checks_secrets import secret_problems
+from rft_platform.config.checks_names import name_problems, secret_problems
 from rft_platform.config.checks_sizes import gate_problems, size_problems
 from rft_platform.config.checks_sync import sync_problems
 from rft_platform.config.evaluation import PAIRED_METRICS

@@ -1,8 +1,16 @@
-"""Limits on the runs of a batch: concurrency, time-outs, retries, and the handling of stragglers."""
+"""Limits on the runs of a batch: concurrency, time-outs, retries, stragglers, and groups with a failed run."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from rft_platform.experience.completeness import GroupPolicy
+#: Handling of a group with a failed run. ``complete``: retry the failed runs once more with all attempts, and drop the
+#: group if one still fails; ``drop``: drop the group; ``partial``: keep the successful runs.
+GroupPolicy = Literal["complete", "drop", "partial"]
+
+
+def may_train(runs: int, repeat_times: int, policy: GroupPolicy) -> bool:
+    """Whether a group with ``runs`` of the requested ``repeat_times`` runs may train."""
+    return runs == repeat_times or (policy == "partial" and 0 < runs < repeat_times)
 
 
 @dataclass(frozen=True, slots=True)

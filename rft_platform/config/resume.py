@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from rft_platform.config.model_judges import MODEL_JUDGES, PATIENCE
+from rft_platform.config.buffer import MODEL_JUDGES, PATIENCE
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 

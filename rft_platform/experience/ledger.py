@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rft_platform.errors import StorageError
-from rft_platform.experience.batches import batches_in, without_doubles
+from rft_platform.experience.rounds import batches_in, without_doubles
 from rft_platform.experience.schema import version_of
 from rft_platform.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
 from rft_platform.locks import locked

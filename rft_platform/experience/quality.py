@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rft_platform.config.limits import GroupPolicy, may_train
 from rft_platform.errors import NAMED
 from rft_platform.experience.columns import list_lengths
-from rft_platform.experience.completeness import GroupPolicy, may_train
 
 #: Columns that ``check_rollouts`` reads.
 ROLLOUT_COLUMNS = [

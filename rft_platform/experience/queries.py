@@ -1,4 +1,8 @@
-"""SQL queries over the rows of all rounds: DuckDB views that read the Parquet files in place."""
+"""SQL queries over the rows of all rounds: DuckDB views that read the Parquet files in place.
+
+Views: the rows and judgements of the rounds, and ``conversations``, one row per run. ``task_outcomes`` counts runs and
+passes per task. DuckDB is slow to import: modules that ``definitions`` imports load this module inside a function.
+"""
 
 import json
 import os
@@ -13,13 +17,72 @@ import duckdb
 import pyarrow as pa
 
 from rft_platform.errors import StorageError
-from rft_platform.experience.conversations import CONVERSATIONS
 from rft_platform.experience.ledger import Contents
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
+
+#: The view ``conversations``, one row per run, over the view ``experiences``.
+#:
+#: ``messages`` is the whole conversation of the run's last call, including the answer. ``thoughts`` are the model's
+#: reasoning texts, ``{step, content}``, with steps counted from 1. ``tool_calls`` are ``{step, tool, args, result}``:
+#: the result comes from the tool message that answers the call in a later prompt of the run, null if there is none.
+#: ``rewards`` are the judge's reward parts of the run's last step, ``total_reward`` its reward.
+#:
+#: Of a call with several choices only one is included. Thoughts and tool calls are collected over all steps, so they
+#: are complete even if an agent shortens its history.
+CONVERSATIONS = """
+CREATE VIEW conversations AS
+WITH steps AS (
+    SELECT *, from_json(messages, '["JSON"]') AS said FROM experiences
+    QUALIFY row_number() OVER (PARTITION BY run_id, step ORDER BY row_id) = 1
+),
+lasts AS (
+    SELECT * FROM steps QUALIFY row_number() OVER (PARTITION BY run_id ORDER BY step DESC) = 1
+),
+thoughts AS (
+    SELECT run_id, list({'step': step + 1, 'content': content} ORDER BY step) AS thoughts
+    FROM (
+        SELECT run_id, step, coalesce(response->>'reasoning_content', response->>'reasoning') AS content FROM steps
+    )
+    WHERE content <> ''
+    GROUP BY run_id
+),
+results AS (
+    SELECT run_id, id, arg_min(content, step) AS result
+    FROM (
+        SELECT run_id, step, message->>'tool_call_id' AS id, message->>'content' AS content
+        FROM (SELECT run_id, step, unnest(said) AS message FROM steps)
+        WHERE message->>'role' = 'tool'
+    )
+    GROUP BY run_id, id
+),
+calls AS (
+    SELECT run_id, step, place, call->>'id' AS id, call->'function'->>'name' AS tool,
+        call->'function'->>'arguments' AS args
+    FROM (
+        SELECT run_id, step, unnest(asked) AS call, generate_subscripts(asked, 1) AS place
+        FROM (SELECT run_id, step, from_json(response->'tool_calls', '["JSON"]') AS asked FROM steps)
+    )
+),
+tool_calls AS (
+    SELECT c.run_id,
+        list({'step': c.step + 1, 'tool': c.tool, 'args': c.args, 'result': r.result} ORDER BY c.step, c.place)
+            AS tool_calls
+    FROM calls c LEFT JOIN results r ON r.run_id = c.run_id AND r.id = c.id
+    GROUP BY c.run_id
+)
+SELECT l.run_id AS conversation_id, l.round, l.task_id, l.group_id,
+    to_json(list_append(l.said, l.response::JSON)) AS messages,
+    coalesce(t.thoughts, []) AS thoughts,
+    coalesce(c.tool_calls, []) AS tool_calls,
+    l.reward_parts AS rewards,
+    l.reward AS total_reward
+FROM lasts l LEFT JOIN thoughts t ON t.run_id = l.run_id LEFT JOIN tool_calls c ON c.run_id = l.run_id
+"""
+
 
 #: One row per checkpoint; ``manifest`` is the whole document as text, for ``json_extract``.
 CHECKPOINT_SCHEMA = pa.schema(
@@ -242,3 +305,31 @@ def _checkpoint(manifest: Path) -> dict[str, Any]:
         "judge_version": lineage.get("judge_version"),
         "manifest": json.dumps(document),
     }
+
+
+# All rows of a run carry its judgement. With several policies, the row of the first policy counts if the run has one.
+# Changes that operators made to the reward are ignored: part ``judged`` keeps the judge's reward, and ``passed`` is the
+# verdict of operator pass_rate_calculator.
+_QUERY = """
+SELECT task_id, round, count(*)::DOUBLE AS runs, sum(passed) AS passes
+FROM (
+    SELECT r.round, r.run_id, any_value(r.task_id) AS task_id, arg_max(coalesce(
+        j.reward_parts['passed'], (coalesce(j.reward_parts['judged'], j.reward) >= ?)::DOUBLE
+    ), (r.policy IS NULL, r.step)) AS passed
+    FROM rollouts r JOIN judged j ON j.row_id = r.row_id AND j.round = r.round
+    WHERE isfinite(j.reward)
+    GROUP BY r.round, r.run_id
+)
+GROUP BY task_id, round ORDER BY round, task_id
+"""
+
+
+def task_outcomes(
+    store: ExperienceStore, rounds: Iterable[int], pass_reward: float = 1.0
+) -> list[tuple[str, int, float, float]]:
+    """``(task_id, round, runs, passes)`` by the current judgement of some rounds; failed judgements do not count."""
+    numbers = list(rounds)
+    if not numbers:
+        return []
+    with connect(store, rounds=numbers) as connection:
+        return connection.execute(_QUERY, [pass_reward]).fetchall()

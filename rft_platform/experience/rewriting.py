@@ -1,10 +1,14 @@
-"""Rewrite rollout files: merge many small ones (compaction), or convert older schemas to the current one.
+"""Maintenance of rollout files: compaction, conversion of older schemas, and retirement of old rounds.
+
+Compaction merges many small files. Retirement deletes a round's rollouts or moves them to an archive; their entries
+stay in the ledger.
 
 Rows keep their order and ids. The ledger keeps the digests of the old files, so the round's digest, which trainings are
 compared with, does not change. Replaced files are deleted only after a grace period, so that readers that still hold
 their names can finish.
 """
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,11 +18,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rft_platform.errors import StorageError
-from rft_platform.experience.batches import batches_in, merged_file
 from rft_platform.experience.columns import same_rows
-from rft_platform.experience.ledger import ROLLOUTS, Contents, FileEntry, Ledger
+from rft_platform.experience.ledger import ROLLOUTS, Contents, FileEntry, Ledger, RetiredFile
 from rft_platform.experience.parquet import read_table, read_tables, write_table
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
+from rft_platform.experience.rounds import batches_in, merged_file, round_key
 from rft_platform.experience.schema import ROLLOUT_SCHEMA
 from rft_platform.files import atomic_path, digest_file
 
@@ -126,3 +130,67 @@ def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) 
                 "names all such files"
             )
     return read_tables([folder / name for name in names], ROLLOUT_SCHEMA)
+
+
+if TYPE_CHECKING:
+    from rft_platform.experience.store import ExperienceStore
+
+
+@dataclass(frozen=True, slots=True)
+class Retirement:
+    """The rollouts of one round that were retired, or would be in a dry run."""
+
+    round: int
+    files: tuple[str, ...]
+    rows: int
+    bytes: int
+    archived_to: str | None
+
+
+def retire_round(
+    store: "ExperienceStore", round: int, *, archive: Path | None = None, dry_run: bool = False
+) -> Retirement | None:
+    """Retire a round's rollouts, after copying them to ``archive`` if given. Returns None if there are none.
+
+    Judgements, notes and the ledger stay, so the round's digest does not change and its rows remain listed in their
+    judgements. The next ``sweep_round`` deletes the files. Raises StorageError if a copy differs from what was written,
+    or if the archive holds a different file of the same name.
+    """
+    ledger = store.ledger(round)
+    if not ledger.read().rollouts():
+        return None
+    target = None if archive is None else archive.absolute() / round_key(round)
+    with ledger.change() as contents:
+        names = contents.rollouts()
+        entries = {name: contents.files[name] for name in names}
+        found = Retirement(
+            round,
+            tuple(names),
+            sum(entry.rows for entry in entries.values()),
+            sum(entry.bytes for entry in entries.values()),
+            None if target is None else str(target),
+        )
+        if dry_run:
+            return found
+        for name, entry in entries.items():
+            if target is not None:
+                _copy(ledger.folder / name, target / name, entry.sha256)
+        for name in names:
+            contents.superseded[name] = time.time()
+            archived = None if target is None else str(target / name)
+            contents.retired[name] = RetiredFile(contents.files.pop(name), time.time(), archived)
+    return found
+
+
+def _copy(source: Path, target: Path, sha256: str) -> None:
+    if target.exists():
+        if digest_file(target) == sha256:
+            return
+        raise StorageError(
+            f"{target}: holds other bytes than {source}, as of another project, so neither was touched: give each "
+            "project an archive folder of its own"
+        )
+    with atomic_path(target) as temp:
+        shutil.copyfile(source, temp)
+        if digest_file(temp) != sha256:
+            raise StorageError(f"{source}: holds other bytes than were written, so it was not archived or retired")

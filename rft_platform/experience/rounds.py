@@ -1,6 +1,10 @@
-"""Names of rounds: the Dagster partition key, which is also the name of the round's folder."""
+"""Names of round folders and of the rollout files in them.
+
+A round's folder is named by its Dagster partition key. A rollout file's name says which explore batches it holds.
+"""
 
 import re
+from collections.abc import Iterable
 
 _KEY = re.compile(r"r(?:[0-9]{4}|[1-9][0-9]{4,})")
 
@@ -20,3 +24,45 @@ def round_number(key: str) -> int:
     if not is_round_key(key):
         raise ValueError(f"round key {key!r}: expected r followed by at least four digits, as in r0003")
     return int(key[1:])
+
+
+# One batch; or a range of batches after compaction; with ``.v2`` after rows of an older schema were rewritten.
+_BATCHES = re.compile(r"batch-(\d{4,})(?:-(\d{4,}))?(?:\.v(\d+))?\.parquet")
+
+
+def batch_file(batch: int) -> str:
+    """File name of an explore batch when it is first written."""
+    return f"batch-{batch:04d}.parquet"
+
+
+def merged_file(batches: range, schema_version: int) -> str:
+    """File name of a rewrite of some batches; always different from a name of ``batch_file``."""
+    return f"batch-{batches[0]:04d}-{batches[-1]:04d}.v{schema_version}.parquet"
+
+
+def is_batch_file(name: str) -> bool:
+    """Whether a file name is the name of a rollout file."""
+    return _BATCHES.fullmatch(name) is not None
+
+
+def batches_in(name: str) -> range:
+    """Numbers of the explore batches that a rollout file holds."""
+    match = _BATCHES.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name}: expected the name of a rollout file, such as batch-0000.parquet")
+    first = int(match[1])
+    return range(first, int(match[2] or first) + 1)
+
+
+def without_doubles(names: Iterable[str]) -> list[str]:
+    """Drop files whose batches another file also holds, and keep the rewritten one; in batch order."""
+    kept: list[str] = []
+    for name in sorted(filter(is_batch_file, names), key=lambda name: (-len(batches_in(name)), -_version(name), name)):
+        if not any(set(batches_in(name)) & set(batches_in(other)) for other in kept):
+            kept.append(name)
+    return sorted(kept, key=lambda name: batches_in(name)[0])
+
+
+def _version(name: str) -> int:
+    match = _BATCHES.fullmatch(name)
+    return int(match[3] or 0) if match else 0

@@ -20,12 +20,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import rft_platform
+
 MEMORY_MB = 2048  #: of address space, for each worker
 _LEAST_WAIT_S = 60.0  # minimum wait for a worker's start and answer, however loaded the machine is
 _WAIT_FACTOR = 10.0  # seconds of wall time for each second of processor time
 _ATTEMPTS = 2  # the first worker may have been killed by something else
 _CHUNK = 1 << 16
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(rft_platform.__file__).parents[1]
 
 
 class LimitExceededError(Exception):

@@ -13,8 +13,7 @@ from rft_platform.judging.rules.matching import contains, exact_match, matches_f
 from rft_platform.judging.rules.mathematics import math
 from rft_platform.judging.rules.numbers import gsm8k, numeric
 from rft_platform.judging.rules.patterns import json_schema, regex, tags
-from rft_platform.judging.rules.penalties import length_penalty, steps_penalty
-from rft_platform.judging.rules.ranks import shortest
+from rft_platform.judging.rules.penalties import length_penalty, shortest, steps_penalty
 from rft_platform.judging.rules.tools import tool_use
 from rft_platform.judging.types import GroupJudge, JudgeFunction
 from rft_platform.user_code import load_object

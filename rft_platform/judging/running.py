@@ -7,7 +7,8 @@ import logging
 import math
 import sqlite3
 import sys
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from rft_platform.faults import described, user_place
 from rft_platform.judging.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.session import JudgeSession, JudgeState
-from rft_platform.judging.threads import call_in_thread
+from rft_platform.threads import call_in_thread
 
 Result = TypeVar("Result")
 
@@ -192,7 +193,7 @@ class _Judging:
                 if _is_async(part.function):
                     function: Any = part.function
                     return await function(**arguments)
-                output = await call_in_thread(part.function, arguments)
+                output = await _call_blocking(part.function, arguments)
                 return await output if inspect.isawaitable(output) else output
         except TimeoutError as error:
             if not limit.expired():
@@ -258,3 +259,27 @@ def _wait(job: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(job)
     with ThreadPoolExecutor(max_workers=1) as pool:
         return pool.submit(asyncio.run, job).result()
+
+
+async def _call_blocking(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return the function's result from its own thread; a caller that stops waiting abandons that thread.
+
+    The process does not wait for such a thread when it ends. A function that uses signals, which only the main thread
+    can do, is called in the caller's thread if that is the main thread.
+    """
+    try:
+        return await call_in_thread(function, arguments)
+    except ValueError as error:
+        if threading.current_thread() is not threading.main_thread() or not any(map(_wants_signals, _chain(error))):
+            raise
+    return function(**arguments)
+
+
+def _wants_signals(error: BaseException) -> bool:
+    return "signal only works in main thread" in str(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

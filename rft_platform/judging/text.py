@@ -1,4 +1,4 @@
-"""Extract the text of a response, in whatever form the workflow returned it."""
+"""The text of a response, in whatever form the workflow returned it, and of a task's reference answer."""
 
 from typing import Any
 
@@ -19,3 +19,13 @@ def response_text(response: Any) -> str:
         return "\n".join(response_text(part) for part in response)
     content = getattr(response, "content", None)
     return str(response) if content is None else response_text(content)
+
+
+def reference_text(task: dict[str, Any], answer_key: str) -> str:
+    """Text of the task's answer column. Raises KeyError if there is no such column, ValueError if it is empty."""
+    if answer_key not in task:
+        raise KeyError(f"the task has no column {answer_key!r}; its columns are {', '.join(task)}")
+    text = response_text(task[answer_key])
+    if not text.strip():
+        raise ValueError(f"the task's reference answer (column {answer_key!r}) is empty")
+    return text

@@ -15,8 +15,7 @@ from rft_platform.errors import UserError
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.metrics.catalogue import Sample, families
-from rft_platform.metrics.orchestration import driver_samples, run_samples
-from rft_platform.metrics.processes import Engines, trainer_samples
+from rft_platform.metrics.processes import Engines, driver_samples, run_samples, trainer_samples
 from rft_platform.metrics.rounds import RowTotals, outcome_samples, plan_samples
 from rft_platform.rounds.project import Project
 

@@ -7,9 +7,8 @@ from operator import attrgetter
 from time import perf_counter, process_time
 from typing import Any
 
-from rft_platform.config.limits import RolloutLimits
+from rft_platform.config.limits import GroupPolicy, RolloutLimits, may_train
 from rft_platform.errors import NAMED, EngineError, RftError, UserCodeError
-from rft_platform.experience.completeness import GroupPolicy, may_train
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams

@@ -11,8 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rft_platform.errors import StorageError, UserError
-from rft_platform.experience.retirement import Retirement, retire_round
-from rft_platform.experience.rewriting import GRACE_S, Rewrite, compact_round, sweep_round, upgrade_round
+from rft_platform.experience.rewriting import (
+    GRACE_S,
+    Retirement,
+    Rewrite,
+    compact_round,
+    retire_round,
+    sweep_round,
+    upgrade_round,
+)
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.registry.manifests import chain
 from rft_platform.rounds.curve import EVALUATION

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.checkpoint_files import MANIFEST, THINNED, checkpoint_damage
+from rft_platform.checkpoint_files import MANIFEST, THINNED, checkpoint_damage, digest_weights
 from rft_platform.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.ledger import ROLLOUTS
@@ -18,7 +18,6 @@ from rft_platform.registry.manifests import CHECKPOINT_PREFIX, Manifest, read_ma
 from rft_platform.rounds.curve import EVALUATION
 from rft_platform.rounds.policy import NOTE, Policy, note_of, published
 from rft_platform.rounds.project import Project
-from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.config.load import config_digest
 from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
@@ -23,7 +24,6 @@ from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
 from rft_platform.rounds.train import lora_spec, optimizer_spec, reference_folder, spec_with_critic, teacher_folder
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
-from rft_platform.weights import digest_weights
 
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient

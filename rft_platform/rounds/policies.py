@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.auxiliary import awake
 from rft_platform.rounds.mend import mending
@@ -14,7 +15,6 @@ from rft_platform.rounds.project import Project
 from rft_platform.rounds.register import register
 from rft_platform.rounds.run_training import refuse_with_successor
 from rft_platform.rounds.train import lineage, train
-from rft_platform.weights import digest_weights
 
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry

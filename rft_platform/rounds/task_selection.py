@@ -3,7 +3,6 @@
 from functools import lru_cache
 from typing import Any
 
-from rft_platform.experience.outcomes import task_outcomes
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.policy import SNAPSHOT
 from rft_platform.rounds.project import Project
@@ -104,6 +103,8 @@ class _StoredHistory:
         return min(_explored_with(self._project.store, number), number - 1)
 
     def _ask(self, newest: int, pass_reward: float) -> Outcomes:
+        from rft_platform.experience.queries import task_outcomes  # DuckDB is slow to import
+
         rounds = [number for number in self._project.store.rounds() if 1 <= number <= newest]
         found = task_outcomes(self._project.store, rounds, pass_reward)
         return Outcomes.of([task.task_id for task in self._project.tasks.tasks], found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.config.load import config_digest
 from rft_platform.config.trainer import WarmStart
 from rft_platform.inference.canary import Canary
@@ -22,7 +23,6 @@ from rft_platform.rounds.provenance import code_version
 from rft_platform.rounds.train import optimizer_spec
 from rft_platform.training.manifest import MANIFEST
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
-from rft_platform.weights import digest_weights
 
 if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient

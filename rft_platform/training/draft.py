@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.files import digest_json, read_json, write_json
 from rft_platform.training.checkpoint import Position
 from rft_platform.training.critic_state import CRITIC, MOMENTS, CriticTensors, gather_critic, write_critic
@@ -21,7 +22,6 @@ from rft_platform.training.model import master_weights
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.shards import local_part, on_host, shard_file, write_shards
 from rft_platform.training.state import TrainerState, gather_weights, moments, random_state
-from rft_platform.weights import digest_weights
 
 _ONE_FILE = "100TB"
 _AT_ONCE = StagingOptions(

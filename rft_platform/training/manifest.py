@@ -8,10 +8,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rft_platform.checkpoint_files import MANIFEST, digest_once, first_damage
+from rft_platform.checkpoint_files import MANIFEST, digest_once, digest_weights, first_damage
 from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.files import digest_file, digest_json, read_sealed_json, write_sealed_json
-from rft_platform.weights import digest_weights
 
 TRAINER_STATE = "trainer_state"
 #: Files in that folder. The first two are sharded: each rank writes one safetensors file (``shards.shard_file``).

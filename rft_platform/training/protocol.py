@@ -135,7 +135,7 @@ class TrainResult:
 
     checkpoint: str  # absolute folder
     policy_version: int
-    weights_digest: str  # as ``rft_platform.weights`` defines it
+    weights_digest: str  # as ``rft_platform.checkpoint_files`` defines it
     steps: int  # optimiser steps done; 0 if no row had a gradient (a recorded no-op)
     metrics: dict[str, float]  # summary over the steps (``step_metrics.summarise``)
     seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...

@@ -24,8 +24,8 @@ from chaos.records import Outcome, summary
 from chaos.schedule import TARGETS
 from chaos.scratch import Scratch
 from rft_platform.config.home import Home
+from rft_platform.files import temporary_path
 from rft_platform.jobs.instance import open_instance
-from rft_platform.leftovers import temporary_path
 from rft_platform.processes.lease import Lease, write_lease
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project

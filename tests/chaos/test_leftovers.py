@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.files import atomic_path, write_text
-from rft_platform.leftovers import is_temporary, temporary_path
+from rft_platform.files import atomic_path, is_temporary, temporary_path, write_text
 
 DIES = """
 import os, signal, sys

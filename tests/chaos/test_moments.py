@@ -7,8 +7,7 @@ import pytest
 from chaos.progress_probe import PointWatch, Progress, current_progress, progress_mark
 from rft_platform.config.home import Home
 from rft_platform.experience.rounds import round_key
-from rft_platform.files import write_json
-from rft_platform.leftovers import temporary_path
+from rft_platform.files import temporary_path, write_json
 
 
 @pytest.fixture

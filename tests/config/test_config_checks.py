@@ -8,7 +8,7 @@ import pytest
 
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, load_config
-from rft_platform.config.notices import config_notices
+from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
 from rft_platform.config.resume import changed_keys, check_unchanged
 from rft_platform.config.schema import RftConfig

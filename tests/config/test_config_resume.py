@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from rft_platform.config.buffer import MODEL_JUDGES
 from rft_platform.config.load import build_config
-from rft_platform.config.model_judges import MODEL_JUDGES
 from rft_platform.config.resume import FREE, check_unchanged
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError

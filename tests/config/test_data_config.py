@@ -6,8 +6,7 @@ import pytest
 
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config
-from rft_platform.config.notices import config_notices
-from rft_platform.config.plan import render_plan, run_plan
+from rft_platform.config.plan import config_notices, render_plan, run_plan
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError

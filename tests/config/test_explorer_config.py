@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from rft_platform.config.checks import check_config
-from rft_platform.config.notices import config_notices
+from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError

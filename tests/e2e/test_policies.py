@@ -14,7 +14,7 @@ import yaml
 from rft_platform.cli.commands.trace import find_trace
 from rft_platform.config.home import Home
 from rft_platform.driving.round_lines import round_lines
-from rft_platform.experience.outcomes import task_outcomes
+from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.selections import TRAINED_ON, read_selection
 from rft_platform.files import write_text
 from rft_platform.registry.traces import CheckpointTrace, RowTrace

@@ -6,8 +6,7 @@ import pytest
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.queries import connect, mean_reward_by_round
-from rft_platform.experience.retirement import retire_round
-from rft_platform.experience.rewriting import compact_round, sweep_round
+from rft_platform.experience.rewriting import compact_round, retire_round, sweep_round
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_file
 

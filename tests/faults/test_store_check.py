@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.cli.main import app
 from rft_platform.errors import DamagedError
 from rft_platform.experience.record import JudgedRow
@@ -19,7 +20,6 @@ from rft_platform.rounds.policy import Policy, publish, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.verification import check_judgements, verify
 from rft_platform.training.manifest import Manifest, describe_files, write_manifest
-from rft_platform.weights import digest_weights
 from tests.faults.conftest import round_rows
 
 ROUNDS = 2

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.config.limits import RolloutLimits
 from rft_platform.errors import EngineError, WeightMismatchError
 from rft_platform.inference.canary import Canary, mean_difference, update_checked
@@ -29,7 +30,6 @@ from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.tasks.task import Task
-from rft_platform.weights import digest_weights
 
 pytestmark = pytest.mark.slow
 PROMPTS = [[1, 292, 201, 40 + i % 20, *range(60, 60 + i % 7), 2, 201] for i in range(48)]

@@ -11,7 +11,7 @@ from rft_platform.algorithms.presets import PRESETS
 from rft_platform.algorithms.registry import REGISTRIES
 from rft_platform.config.checks import check_config
 from rft_platform.config.load import build_config, dump_config, load_config
-from rft_platform.config.notices import config_notices
+from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.errors import JudgeUnavailableError
-from rft_platform.experience.outcomes import task_outcomes
+from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.record import JudgedRow
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.judging.apply import judge_runs

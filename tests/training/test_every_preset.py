@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft_platform.algorithms.presets import PRESETS
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow, row_id
@@ -19,7 +20,6 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.policy import Policy, publish, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.train import train_request
-from rft_platform.weights import digest_weights
 
 END = 2  # <|im_end|> of the tiny model
 EXPLORING = [name for name, found in PRESETS.items() if found.trains_on == "rollouts"]

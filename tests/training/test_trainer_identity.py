@@ -8,13 +8,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rft_platform import checkpoint_files
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.errors import DamagedError
 from rft_platform.files import read_json, write_sealed_json
 from rft_platform.training.layout import Layout
 from rft_platform.training.manifest import identify
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec
 from rft_platform.training.session import TrainingSession
-from rft_platform.weights import digest_weights
 
 LORA = LoraSpec(rank=2, alpha=4)
 

@@ -88,11 +88,11 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
     """The policy selected by the options, by default the newest. Raises UserError for more than one option."""
+    from rft_platform.checkpoint_files import digest_weights
     from rft_platform.cli.round_policy import round_policy
     from rft_platform.errors import UserError
     from rft_platform.rounds.policy import Policy
     from rft_platform.rounds.processes import connect_registry
-    from rft_platform.weights import digest_weights
 
     given = [option for option in (round_number, checkpoint, model) if option is not None]
     if len(given) > 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
@@ -26,7 +27,6 @@ from rft_platform.inference.transformers_engine.weights import (
     read_tensors,
     replace_weights,
 )
-from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
 CACHE_SHARE = 0.25  # share of the memory free at the start that keys and values may take

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rft_platform.checkpoint_files import digest_weights
 from rft_platform.errors import EngineError, WeightMismatchError
 from rft_platform.files import read_json
 from rft_platform.inference.serving.weight_files import check_folder, is_adapter, layout_of
 from rft_platform.inference.vllm_engine.adapters import check_adapter
-from rft_platform.weights import digest_weights
 
 LOG = logging.getLogger(__name__)
 ADAPTER_NAME, ADAPTER_ID = "policy", 1

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from rft_platform.config.model_judges import PATIENCE
+from rft_platform.config.buffer import PATIENCE
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask
 from rft_platform.judging.llm.document import last_object

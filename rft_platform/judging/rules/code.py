@@ -36,7 +36,7 @@ async def code(
     - a list (or its JSON text) of ``{input, output}``: the program reads ``input`` and must print ``output``; white
       space at the ends of lines and of the text is ignored; or
     - Python code, or a list of it, that fails by an exception (``assert ...``). It runs in another process than the
-      program, whose names it can use: see ``sandbox.peers``.
+      program, whose names it can use: see ``sandbox.program_rpc``.
 
     Each test has its own process, limited to ``timeout_s`` (of wall and of processor time), ``memory_mb`` of address
     space, files of ``file_mb`` and ``output_kb`` of output. Testing stops at the first test that fails, with

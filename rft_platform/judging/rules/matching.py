@@ -4,8 +4,7 @@ import re
 from typing import Any
 
 from rft_platform.judging.bounded_patterns import full_match
-from rft_platform.judging.reference import reference_text
-from rft_platform.judging.text import response_text
+from rft_platform.judging.text import reference_text, response_text
 
 
 def exact_match(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = False) -> float:

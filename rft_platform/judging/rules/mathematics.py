@@ -7,10 +7,9 @@ from functools import lru_cache
 from typing import Any
 
 from rft_platform.judging.bounded import LimitExceededError, call_bounded
-from rft_platform.judging.reference import reference_text
-from rft_platform.judging.rules.notation import plain_notation
+from rft_platform.judging.rules.numbers import plain_notation
 from rft_platform.judging.session import JudgeSession
-from rft_platform.judging.text import response_text
+from rft_platform.judging.text import reference_text, response_text
 
 _IMPORTS = ("math_verify", "latex2sympy2_extended", "sympy")
 _log = logging.getLogger(__name__)

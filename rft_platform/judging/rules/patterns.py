@@ -6,9 +6,8 @@ from typing import Any
 
 from rft_platform.judging.bounded_patterns import last_match
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.reference import reference_text
 from rft_platform.judging.schemas import allows
-from rft_platform.judging.text import response_text
+from rft_platform.judging.text import reference_text, response_text
 
 _FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
 

@@ -4,7 +4,7 @@ Read in this order:
 
 - ``process``: ``run_program`` and ``run_tested``, which the judge ``code`` calls, with ``Limits`` and ``Outcome``.
 - ``entry``: runs first in a sandboxed process: drops the network, confines writes, sets limits, starts the program.
-- ``peers``: the two processes of tested code, one with the program and one with the tests, connected by pipes.
+- ``program_rpc``: the two processes of tested code, one with the program and one with the tests, connected by pipes.
 
-``entry`` and ``peers`` run as files and import nothing of the platform.
+``entry`` and ``program_rpc`` run as files and import nothing of the platform.
 """

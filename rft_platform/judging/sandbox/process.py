@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 _ENTRY = Path(__file__).with_name("entry.py")
-_PEERS = Path(__file__).with_name("peers.py")
+_PROGRAM_RPC = Path(__file__).with_name("program_rpc.py")
 _MEGABYTE = 1 << 20
 _CHUNK = 1 << 16
 
@@ -94,7 +94,7 @@ async def _run(source: str, stdin: str, limits: Limits, part: tuple[str, int, in
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-I", "-S", "-B", str(_ENTRY), json.dumps(limits.as_resource_limits())),
-                *((str(_PEERS), *map(str, part)) if part else ()),
+                *((str(_PROGRAM_RPC), *map(str, part)) if part else ()),
                 str(program),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
