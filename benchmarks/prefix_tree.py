@@ -87,12 +87,12 @@ def give_behaviour(policy: PackedPolicy, ways: dict[str, Way], max_tokens: int) 
     noise = np.random.default_rng(1)
     by_run: dict[str, np.ndarray] = {}
     for sample, logp in zip(merged, values, strict=True):
-        assert sample.behaviour_logprobs is not None
-        sample.behaviour_logprobs[sample.loss_mask] = logp + noise.normal(0, 0.05, len(logp))
-        by_run[sample.row_id] = sample.behaviour_logprobs
+        assert sample.rollout_logprobs is not None
+        sample.rollout_logprobs[sample.loss_mask] = logp + noise.normal(0, 0.05, len(logp))
+        by_run[sample.row_id] = sample.rollout_logprobs
     for sample in ways["tree"].samples:
         whole = by_run[sample.row_id.rpartition("-")[0]]
-        sample.behaviour_logprobs = np.where(sample.loss_mask, whole[: len(sample.token_ids)], 0).astype(np.float32)
+        sample.rollout_logprobs = np.where(sample.loss_mask, whole[: len(sample.token_ids)], 0).astype(np.float32)
 
 
 class Trainer:

@@ -54,7 +54,7 @@ def make_round(work: Path, rows: int) -> Any:
             template_hash="t",
             prompt_ids=list(range(TOKENS)),
             response_ids=list(range(TOKENS)),
-            logprobs=[-0.5] * TOKENS,
+            rollout_logprobs=[-0.5] * TOKENS,
             loss_mask=[True] * TOKENS,
             temperature=1.0,
             top_p=1.0,

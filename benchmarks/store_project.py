@@ -85,7 +85,7 @@ def template(random: np.random.Generator, rows: int) -> tuple[pa.Table, pa.Table
         RolloutRow(
             row_id="", task_id=f"task-{numbers[i // REPEATS, 2]:05d}", taskset="arithmetic", group_id="", run_id="",
             step=0, msg_id="", round=0, policy_version=0, engine="transformers 5.16.1", template_hash="a" * 64,
-            prompt_ids=prompts[i].tolist(), response_ids=responses[i].tolist(), logprobs=logprobs[i].tolist(),
+            prompt_ids=prompts[i].tolist(), response_ids=responses[i].tolist(), rollout_logprobs=logprobs[i].tolist(),
             loss_mask=[True] * RESPONSE, temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop", truncated=False,
             messages=[
                 {"role": "system", "content": "Answer with a number and nothing else."},

@@ -77,7 +77,7 @@ def write_round(folder: Path, groups: int, runs: int, prompt: int, answer: int) 
                 RolloutRow(
                     row_id=identity, task_id=str(group), taskset="random", group_id=str(group), run_id=name, step=0,
                     msg_id=identity, round=1, policy_version=0, engine="random", template_hash="",
-                    prompt_ids=prompt_ids, response_ids=ids, logprobs=[-float(np.log(VOCABULARY))] * answer,
+                    prompt_ids=prompt_ids, response_ids=ids, rollout_logprobs=[-float(np.log(VOCABULARY))] * answer,
                     loss_mask=[True] * answer, temperature=1.0, top_p=1.0, top_k=-1, finish_reason="length",
                     truncated=True, messages=[], tools=[], response={},
                 )

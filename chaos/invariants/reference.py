@@ -11,7 +11,7 @@ from chaos.invariants.context import Context, Finding
 from rft_platform.experience.rounds import round_key
 from rft_platform.rounds.project import Project
 
-_ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "logprobs", "policy_version", "finish_reason"]
+_ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "rollout_logprobs", "policy_version", "finish_reason"]
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage"]
 _METRICS = "SELECT run_uuid, key, step, value FROM metrics"
 #: Parts of the names of metrics that depend on the machine.

@@ -1,8 +1,8 @@
 """Mismatch between trainer log-probs and rollout log-probs: metrics for every step, and masks against outliers.
 
-``r = pi / mu`` on sampled tokens (current trainer policy over the policy that sampled). Everything here is detached
-float32. Masks: IcePop (arXiv 2510.18855) per token; per row by the GEOMETRIC mean of r, because a product drifts with
-length.
+``r = pi / pi_rollout`` on sampled tokens (current trainer policy over the policy that sampled). Everything here is
+detached float32. Masks: IcePop (arXiv 2510.18855) per token; per row by the GEOMETRIC mean of r, because a product
+drifts with length.
 """
 
 import torch
@@ -12,9 +12,9 @@ from rft_platform.algorithms.ratio import LOG_RATIO_CLAMP, log_ratio
 
 
 @torch.no_grad()
-def mismatch_sums(logp: Tensor, behaviour_logp: Tensor) -> dict[str, Tensor]:
-    """Sums over tokens [N]: k3 estimate of KL(mu || pi), |delta logp|, r outside 1 +- 10 %, r and r squared."""
-    delta = logp - behaviour_logp
+def mismatch_sums(logp: Tensor, rollout_logprobs: Tensor) -> dict[str, Tensor]:
+    """Sums over tokens [N]: k3 estimate of KL(pi_rollout || pi), |delta logp|, r outside 1 +- 10 %, r and r squared."""
+    delta = logp - rollout_logprobs
     excess = torch.expm1(delta.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))  # r - 1
     ratio = excess + 1
     return {
@@ -32,22 +32,22 @@ def effective_sample_share(ratio_sum: float, ratio_squared_sum: float, count: fl
 
 
 @torch.no_grad()
-def token_mask(logp: Tensor, behaviour_logp: Tensor, low: float, high: float) -> Tensor:
+def token_mask(logp: Tensor, rollout_logprobs: Tensor, low: float, high: float) -> Tensor:
     """1.0 where ``low <= r <= high``, else 0.0; [N]."""
-    ratio = log_ratio(logp, behaviour_logp).exp()
+    ratio = log_ratio(logp, rollout_logprobs).exp()
     return ((ratio >= low) & (ratio <= high)).to(logp.dtype)
 
 
 @torch.no_grad()
-def correction_weight(logp: Tensor, behaviour_logp: Tensor, cap: float) -> Tensor:
-    """``min(pi / mu, cap)`` for each token, detached; [N]."""
-    return log_ratio(logp, behaviour_logp).exp().clamp(max=cap)
+def correction_weight(logp: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:
+    """``min(pi / pi_rollout, cap)`` for each token, detached; [N]."""
+    return log_ratio(logp, rollout_logprobs).exp().clamp(max=cap)
 
 
 @torch.no_grad()
-def row_mask(logp: Tensor, behaviour_logp: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
+def row_mask(logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
     """1.0 on the tokens of rows whose geometric mean ratio is in ``[low, high]``, else 0.0; [N]."""
-    delta = logp - behaviour_logp
+    delta = logp - rollout_logprobs
     total = delta.new_zeros(rows).index_add_(0, row, delta)
     count = delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))
     mean_ratio = (total / count.clamp(min=1)).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()

@@ -1,14 +1,14 @@
 """The per-token objective: policy loss, correction and masks, KL to the reference, entropy bonus.
 
-Three policies: mu sampled the tokens (the engine), pi_old is the trainer at the start of the training, pi is the
-trainer now. Exactly one importance ratio is applied to each token:
+Three policies: pi_rollout sampled the tokens (the engine; ``rollout_logprobs``), pi_old is the trainer at the start of
+the training, pi is the trainer now. Exactly one importance ratio is applied to each token:
 
 | correction | loss with a ratio of its own | loss on logp alone | loss with its own clip or gate |
 |---|---|---|---|
-| bypass (no pi_old is computed) | rho = pi / mu | weight min(pi / mu, cap) | rho = pi / mu |
-| decoupled | rho = pi / pi_old, weight min(pi_old / mu, cap) | weight min(pi_old / mu, cap) | as on the left |
+| bypass (no pi_old is computed) | rho = pi / pi_rollout | weight min(pi / pi_rollout, cap) | rho = pi / pi_rollout |
+| decoupled | rho = pi / pi_old, weight w = min(pi_old / pi_rollout, cap) | weight w | as on the left |
 
-The masks use the mismatch between trainer and engine: pi / mu with bypass, pi_old / mu with decoupled.
+The masks use the mismatch between trainer and engine: pi / pi_rollout with bypass, pi_old / pi_rollout with decoupled.
 """
 
 from collections.abc import Mapping
@@ -28,14 +28,14 @@ Bounds = tuple[float, float]
 class Objective:
     """``mask * weight * policy_loss + beta * sg(rho) KL(policy, reference) - entropy_coef * entropy`` for each token.
 
-    The KL estimators need samples of the policy itself: ``rho = min(pi / mu, cap)`` reweights the samples of mu.
+    The KL estimators need samples of the policy itself: ``rho = min(pi / pi_rollout, cap)`` reweights the tokens.
     """
 
     policy_loss: PolicyLoss
     beta: float = 0.0
     kl: str = "k2"
     entropy_coef: float = 0.0
-    token_mask: Bounds | None = None  # bounds of the ratio to mu; the policy loss of tokens outside is 0
+    token_mask: Bounds | None = None  # bounds of the ratio to pi_rollout; the policy loss of tokens outside is 0
     row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
     correction: Literal["bypass", "decoupled"] = "bypass"
     weight_cap: float = 2.0
@@ -69,42 +69,42 @@ class Objective:
         out = self.policy_loss.function(tokens)
         out.metrics["policy_loss"] = out.loss.detach().sum()
         out.metrics["entropy"] = tokens.entropy.detach().sum()
-        if tokens.behaviour_logp is not None:
-            out.metrics |= mismatch_sums(tokens.logp, tokens.behaviour_logp)
+        if tokens.rollout_logprobs is not None:
+            out.metrics |= mismatch_sums(tokens.logp, tokens.rollout_logprobs)
             self._correct(out, tokens)
             self._mask(out, tokens)
-        if self.beta and tokens.reference_logp is not None:
-            divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logp)
+        if self.beta and tokens.reference_logprobs is not None:
+            divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logprobs)
             out.metrics["kl"] = divergence.detach().sum()
-            if tokens.behaviour_logp is not None:  # the estimators need samples of the policy itself
-                divergence = divergence * correction_weight(tokens.logp, tokens.behaviour_logp, self.weight_cap)
+            if tokens.rollout_logprobs is not None:  # the estimators need samples of the policy itself
+                divergence = divergence * correction_weight(tokens.logp, tokens.rollout_logprobs, self.weight_cap)
             out.loss = out.loss + self.beta * divergence
         if self.entropy_coef:
             out.loss = out.loss - self.entropy_coef * tokens.entropy
         return out
 
     def _correct(self, out: TokenLoss, tokens: TokenBatch) -> None:
-        assert tokens.behaviour_logp is not None
+        assert tokens.rollout_logprobs is not None
         if self.correction == "decoupled":
-            assert tokens.old_logp is not None, "the training computes it before its first step"
-            weight = correction_weight(tokens.old_logp, tokens.behaviour_logp, self.weight_cap)
+            assert tokens.old_logprobs is not None, "the training computes it before its first step"
+            weight = correction_weight(tokens.old_logprobs, tokens.rollout_logprobs, self.weight_cap)
         elif self.policy_loss.correction == "weight":
-            weight = correction_weight(tokens.logp, tokens.behaviour_logp, self.weight_cap)
+            weight = correction_weight(tokens.logp, tokens.rollout_logprobs, self.weight_cap)
         else:
             return
         out.metrics["correction_weight"] = weight.sum()
         out.loss = out.loss * weight
 
     def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
-        assert tokens.behaviour_logp is not None
-        logp = tokens.logp if self.correction == "bypass" else tokens.old_logp
+        assert tokens.rollout_logprobs is not None
+        logp = tokens.logp if self.correction == "bypass" else tokens.old_logprobs
         assert logp is not None
         if self.token_mask is not None:
-            keep = token_mask(logp, tokens.behaviour_logp, *self.token_mask)
+            keep = token_mask(logp, tokens.rollout_logprobs, *self.token_mask)
             out.metrics["token_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
         if self.row_mask is not None:
-            keep = row_mask(logp, tokens.behaviour_logp, tokens.row, tokens.rows, *self.row_mask)
+            keep = row_mask(logp, tokens.rollout_logprobs, tokens.row, tokens.rows, *self.row_mask)
             out.metrics["row_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
 
@@ -116,4 +116,4 @@ def _sampled_by_itself(tokens: TokenBatch, expert: Tensor) -> TokenBatch:
     def filled(logp: Tensor | None) -> Tensor | None:
         return None if logp is None else own.where(expert, logp)
 
-    return replace(tokens, behaviour_logp=filled(tokens.behaviour_logp), old_logp=filled(tokens.old_logp))
+    return replace(tokens, rollout_logprobs=filled(tokens.rollout_logprobs), old_logprobs=filled(tokens.old_logprobs))

@@ -12,7 +12,7 @@ _INK, _FAINT, _GRID = "#1f2937", "#6b7280", "#e5e7eb"
 _SAMPLED, _GREEDY, _CHAMPION = "#2563eb", "#ea580c", "#ca8a04"
 _SMALL = (
     ("reward", "mean reward", "#059669"),
-    ("kl", "KL to the sampler", "#7c3aed"),
+    ("kl", "KL to the rollout policy", "#7c3aed"),
     ("entropy", "entropy", "#db2777"),
 )
 

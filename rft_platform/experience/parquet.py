@@ -57,9 +57,10 @@ def read_table(path: Path, expected: pa.Schema, columns: list[str] | None = None
     try:
         with pq.ParquetFile(path) as file:
             schema.check_version(file.schema_arrow, expected, str(path))
-            wanted, there = columns or expected.names, set(file.schema_arrow.names)
-            table = file.read(columns=[name for name in wanted if name in there])
-            return schema.upgraded(table, schema.version_of(file.schema_arrow), expected, wanted, str(path))
+            wanted, version = columns or expected.names, schema.version_of(file.schema_arrow)
+            stored = [schema.stored_name(name, version, expected) for name in wanted]
+            table = file.read(columns=[name for name in stored if name in file.schema_arrow.names])
+            return schema.upgraded(table, version, expected, wanted, str(path))
     except (pa.ArrowException, OSError) as error:
         raise unreadable(path, error) from error
 

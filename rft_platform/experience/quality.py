@@ -17,7 +17,7 @@ ROLLOUT_COLUMNS = [
     "run_id",
     "policy_version",
     "response_ids",
-    "logprobs",
+    "rollout_logprobs",
     "loss_mask",
     "truncated",
 ]
@@ -68,14 +68,14 @@ def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "co
     """
     ids = table["row_id"]
     lengths = list_lengths(table["response_ids"])
-    unequal = (list_lengths(table["logprobs"]) != lengths) | (list_lengths(table["loss_mask"]) != lengths)
+    unequal = (list_lengths(table["rollout_logprobs"]) != lengths) | (list_lengths(table["loss_mask"]) != lengths)
     counts = table.group_by("group_id").aggregate([("run_id", "count_distinct")]).to_pylist()
     runs = {group["group_id"]: group["run_id_count_distinct"] for group in counts}
     incomplete = sorted(name for name, count in runs.items() if not may_train(count, repeat_times, policy))
     return RolloutQuality(
         rows=table.num_rows,
         unequal_lengths=_named(ids, unequal),
-        bad_logprobs=_named(ids, _rows_with_bad_logprob(table["logprobs"])),
+        bad_logprobs=_named(ids, _rows_with_bad_logprob(table["rollout_logprobs"])),
         duplicate_rows=_duplicates(ids),
         empty_responses=_named(ids, lengths == 0),
         incomplete_groups=tuple(incomplete[:NAMED]),

@@ -7,7 +7,7 @@ passes per task. DuckDB is slow to import: modules that ``definitions`` imports 
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import pyarrow as pa
 from rft_platform.errors import StorageError
 from rft_platform.experience.ledger import Contents
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
-from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
+from rft_platform.experience.schema import FORMER_NAMES, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import read_json
@@ -99,7 +99,10 @@ CHECKPOINT_SCHEMA = pa.schema(
 # for one round opens only the files of that round.
 JUDGED_WITH_ROUND = JUDGED_SCHEMA.append(pa.field("round", pa.int32()))
 _ROUND = "CAST(regexp_extract(filename, '/r(\\d+)/[^/]+/[^/]+$', 1) AS INTEGER)"
-_FROM_ROLLOUTS = f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round)"
+#: The view ``rollouts`` has each renamed column under its former name too, so that queries of users stay valid.
+ROLLOUTS_WITH_FORMER_NAMES = pa.schema(
+    [*ROLLOUT_SCHEMA, *(ROLLOUT_SCHEMA.field(name).with_name(former) for name, former in FORMER_NAMES.items())]
+)
 SELECTIONS_WITH_TRAINING = SELECTION_SCHEMA.append(pa.field("training", pa.int32()))
 _FROM_SELECTIONS = "* EXCLUDE (filename), CAST(regexp_extract(filename, '/r(\\d+)/[^/]+$', 1) AS INTEGER) AS training"
 # Earlier versions of the platform wrote NaN for a failed judgement.
@@ -120,7 +123,7 @@ def connect(
 ) -> duckdb.DuckDBPyConnection:
     """An in-memory connection with these views of the current files (a view without files is empty):
 
-    - ``rollouts``: every rollout row, of any schema version, in the current schema;
+    - ``rollouts``: every rollout row, of any schema version, in the current schema, with former names of columns last;
     - ``judgements``: the rows of every judge version; ``judged``: the rows of each round's current judgement; both with
       their ``round``;
     - ``experiences``: rollouts joined with their current judgement, null if there is none yet;
@@ -134,10 +137,10 @@ def connect(
     """
     connection = _open(memory_limit)
     files = _Files.of(store, store.rounds() if rounds is None else rounds)
-    _create_view(connection, "rollouts", files.rollouts, ROLLOUT_SCHEMA, _FROM_ROLLOUTS)
+    _create_rollouts(connection, files.rollouts)
     for name, paths in (("judgements", files.judgements), ("judged", files.judged)):
-        _create_view(connection, name, [paths], JUDGED_WITH_ROUND, _FROM_JUDGED)
-    _create_view(connection, "selections", [files.selections], SELECTIONS_WITH_TRAINING, _FROM_SELECTIONS)
+        _create_view(connection, name, [(_FROM_JUDGED, paths)], JUDGED_WITH_ROUND)
+    _create_view(connection, "selections", [(_FROM_SELECTIONS, files.selections)], SELECTIONS_WITH_TRAINING)
     connection.execute(
         "CREATE VIEW experiences AS SELECT r.*, j.reward, j.reward_parts, j.judge_version, j.advantage, j.dropped_by "
         "FROM rollouts r LEFT JOIN judged j ON r.row_id = j.row_id AND r.round = j.round"
@@ -216,7 +219,7 @@ def find_row(store: ExperienceStore, row_id: str, columns: Sequence[str]) -> dic
     numbers = store.rounds()
     rollouts = _by_schema((store.round_folder(number), store.ledger(number).read()) for number in numbers)
     with _open(MEMORY_LIMIT) as connection:
-        _create_view(connection, "rollouts", rollouts, ROLLOUT_SCHEMA, _FROM_ROLLOUTS)
+        _create_rollouts(connection, rollouts)
         found = _rows(connection, f"SELECT {', '.join(columns)} FROM rollouts WHERE row_id = ?", [row_id])
     return found[0] if found else None
 
@@ -231,7 +234,7 @@ def judgements_of(store: ExperienceStore, row_id: str, rounds: Iterable[int]) ->
 class _Files:
     """The files that the views read."""
 
-    rollouts: list[list[Path]]
+    rollouts: dict[int, list[Path]]  # by schema version
     judgements: list[Path]
     judged: list[Path]
     selections: list[Path]
@@ -248,13 +251,13 @@ class _Files:
         )
 
 
-def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> list[list[Path]]:
+def _by_schema(ledgers: Iterable[tuple[Path, Contents]]) -> dict[int, list[Path]]:
     """Rollout files grouped by schema version, the current version first."""
     versions: dict[int, list[Path]] = {ROLLOUT_SCHEMA_VERSION: []}
     for folder, contents in ledgers:
         for name in contents.rollouts():
             versions.setdefault(contents.files[name].schema_version, []).append(folder / name)
-    return list(versions.values())
+    return versions
 
 
 def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
@@ -268,19 +271,34 @@ def _open(memory_limit: str) -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def _create_rollouts(connection: duckdb.DuckDBPyConnection, files: Mapping[int, list[Path]]) -> None:
+    """The view ``rollouts`` of files by schema version, the current version first."""
+    groups = [(_from_rollouts(version), paths) for version, paths in files.items()]
+    _create_view(connection, "rollouts", groups, ROLLOUTS_WITH_FORMER_NAMES)
+
+
+def _from_rollouts(version: int) -> str:
+    """What to select from files of a schema version, so that they have the columns of the view."""
+    stored = {name: stored_name(name, version, ROLLOUT_SCHEMA) for name in FORMER_NAMES}
+    renamed = ", ".join(f"{file} AS {name}" for name, file in stored.items() if file != name)
+    former = ", ".join(f"{stored[name]} AS {former}" for name, former in FORMER_NAMES.items())
+    return f"* EXCLUDE (filename) REPLACE ({_ROUND} AS round) {f'RENAME ({renamed})' if renamed else ''}, {former}"
+
+
 def _create_view(
-    connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[list[Path]], schema: pa.Schema, select: str
+    connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[tuple[str, list[Path]]], schema: pa.Schema
 ) -> None:
-    """A view of the rows of some groups of files; files of one group have the same columns."""
-    parts = [] if groups[0] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
-    for paths in filter(None, groups):
-        files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
-        parts.append(f"SELECT {select} FROM read_parquet([{files}], filename = true)")
+    """A view of the rows of some groups: what to select, and files that have the same columns."""
+    parts = [] if groups[0][1] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
+    for select, paths in groups:
+        if paths:
+            files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+            parts.append(f"SELECT {select} FROM read_parquet([{files}], filename = true)")
     try:
         connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(parts)}")
     except duckdb.Error as error:
-        files_said = f"{sum(map(len, groups))} files"
-        raise StorageError(f"{name} of {files_said} cannot be read: {error}: `rft store check` names them") from error
+        count = sum(len(paths) for _, paths in groups)
+        raise StorageError(f"{name} of {count} files cannot be read: {error}: `rft store check` names them") from error
 
 
 def _empty(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> str:

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-ROLLOUT_SCHEMA_VERSION = 4  # 2: attempt; 3: env_state_hash; 4: policy, step_reward
+ROLLOUT_SCHEMA_VERSION = 5  # 2: attempt; 3: env_state_hash; 4: policy, step_reward; 5: rollout_logprobs (logprobs)
 JUDGED_SCHEMA_VERSION = 1
 
 LARGEST_TOP_K = 2**31 - 1  #: the column's limit; above any vocabulary size, so the meaning is unchanged
@@ -45,9 +45,9 @@ def valid_text(text: str) -> str:
 class RolloutRow:
     """One model call, exactly as the engine saw it. Written once, never changed.
 
-    ``response_ids``, ``logprobs`` and ``loss_mask`` have equal length. ``logprobs`` are natural logarithms under the
-    sampling distribution (temperature applied). ``run_output`` and ``run_reward`` are set in the last row of a run
-    only.
+    ``response_ids``, ``rollout_logprobs`` and ``loss_mask`` have equal length. ``rollout_logprobs`` are natural
+    logarithms under the sampling distribution (temperature applied). ``run_output`` and ``run_reward`` are set in the
+    last row of a run only.
     """
 
     row_id: str
@@ -63,7 +63,7 @@ class RolloutRow:
     template_hash: str  # digest of the chat template that rendered the prompt
     prompt_ids: list[int]
     response_ids: list[int]
-    logprobs: list[float]
+    rollout_logprobs: list[float]
     loss_mask: list[bool]  # True if the policy sampled the token and it may be trained on
     temperature: float
     top_p: float

@@ -23,7 +23,7 @@ def check_storable(rows: Sequence[RolloutRow]) -> None:
 def check_lengths(table: pa.Table) -> None:
     """Refuse a row whose log-probs or mask do not have one value per response token."""
     expected = list_lengths(table["response_ids"])
-    for name in ("logprobs", "loss_mask"):
+    for name in ("rollout_logprobs", "loss_mask"):
         found = list_lengths(table[name])
         wrong = np.flatnonzero(found != expected)
         if wrong.size:

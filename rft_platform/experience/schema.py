@@ -33,7 +33,7 @@ ROLLOUT_SCHEMA = pa.schema(
         ("template_hash", pa.string()),
         ("prompt_ids", _TOKENS),
         ("response_ids", _TOKENS),
-        ("logprobs", pa.list_(pa.float32())),
+        ("rollout_logprobs", pa.list_(pa.float32())),
         ("loss_mask", pa.list_(pa.bool_())),
         ("temperature", pa.float64()),
         ("top_p", pa.float64()),
@@ -78,6 +78,10 @@ ADDED_IN = {
     (b"rollout", "policy"): 4,
     (b"rollout", "step_reward"): 4,
 }
+
+#: Schema version that renamed a column of rollouts, and the name of the column in files of earlier versions.
+RENAMED_IN = {"rollout_logprobs": 5}
+FORMER_NAMES = {"rollout_logprobs": "logprobs"}
 
 #: Columns with NaN in a record and null in a file for a missing value. Older files of the platform hold NaN.
 MISSING_AS_NULL = frozenset({"reward"})
@@ -124,11 +128,19 @@ def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
         )
 
 
+def stored_name(column: str, version: int, expected: pa.Schema) -> str:
+    """The name that a column of ``expected`` has in files of schema ``version``."""
+    renamed = expected.metadata[RECORD_KEY] == b"rollout" and version < RENAMED_IN.get(column, 0)
+    return FORMER_NAMES[column] if renamed else column
+
+
 def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequence[str], source: str) -> pa.Table:
     """Convert a table read from a file of schema ``version`` to ``columns`` of ``expected``; newer columns are null.
 
-    A reward that an earlier version of the platform wrote as NaN becomes null.
+    Columns get their current names. A reward that an earlier version of the platform wrote as NaN becomes null.
     """
+    current = {stored_name(name, version, expected): name for name in columns}
+    table = table.rename_columns([current[name] for name in table.column_names])
     for name in columns:
         if name not in table.column_names:
             if version >= ADDED_IN.get((expected.metadata[RECORD_KEY], name), 1):

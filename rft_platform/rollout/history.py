@@ -27,7 +27,7 @@ class RecordedCall:
     policy_version: int | None  # None if the engine does not report it
     prompt_ids: list[int]
     response_ids: list[int]
-    logprobs: list[float]
+    rollout_logprobs: list[float]
     finish_reason: str
     temperature: float
     top_p: float

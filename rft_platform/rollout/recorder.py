@@ -128,7 +128,7 @@ class ModelCall:
                 choice=choice.index,
                 prompt_ids=choice.prompt_ids,
                 response_ids=choice.token_ids,
-                logprobs=choice.logprobs,
+                rollout_logprobs=choice.rollout_logprobs,
                 finish_reason=choice.finish_reason,
                 messages=form.messages_of(choice.index),
                 response=choice.message,

@@ -222,7 +222,7 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         template_hash=status.template_hash,
         prompt_ids=call.prompt_ids,
         response_ids=call.response_ids,
-        logprobs=call.logprobs,
+        rollout_logprobs=call.rollout_logprobs,
         loss_mask=[not call.constrained] * len(call.response_ids),
         temperature=call.temperature,
         top_p=call.top_p,

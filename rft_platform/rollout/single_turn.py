@@ -55,7 +55,7 @@ def run_single_turn(
             policy_version=generation.policy_version,
             prompt_ids=generation.prompt_ids,
             response_ids=completion.token_ids,
-            logprobs=completion.logprobs,
+            rollout_logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
             temperature=sampling.temperature,
             top_p=sampling.top_p,

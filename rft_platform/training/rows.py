@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rft_platform.errors import NAMED, NonFiniteError, StorageError, UserError, some
-from rft_platform.experience.selections import STALE
+from rft_platform.experience.parquet import read_table, read_tables
+from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
+from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
 from rft_platform.files import digest_file, digest_json
 from rft_platform.judging.operators.dynamic_sampling import NO_SIGNAL
 from rft_platform.training.samples import Sample, check_sampling, rollout_sample
@@ -20,10 +22,9 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _ROLLOUT_COLUMNS = [
-    "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "logprobs", "loss_mask",
-    "temperature", "top_p", "top_k", "truncated", "step_reward",
+    "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "rollout_logprobs",
+    "loss_mask", "temperature", "top_p", "top_k", "truncated", "step_reward",
 ]  # fmt: skip
-_LATER_COLUMNS = {"step_reward": "double"}  # missing in files of earlier schema versions
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
 
 
@@ -101,7 +102,10 @@ def read_rollouts(
     import pyarrow.compute as pc
 
     digest = digest_files([*rollouts, *judged, *([] if selection is None else [selection])])
-    rows, judgements = _read(rollouts, _ROLLOUT_COLUMNS), _read(judged, _JUDGED_COLUMNS)
+    if not (rollouts and judged):
+        raise UserError("a training on rollouts needs at least one file of rollouts and one of judgements")
+    rows = read_tables(list(map(Path, rollouts)), ROLLOUT_SCHEMA, _ROLLOUT_COLUMNS)
+    judgements = read_tables(list(map(Path, judged)), JUDGED_SCHEMA, _JUDGED_COLUMNS)
     judgements = judgements.take(_matches(rows, judgements))
     if selection is not None:
         chosen = _chosen(rows, selection)
@@ -126,25 +130,6 @@ def read_rollouts(
     return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
 
 
-def _read(paths: Sequence[str], columns: list[str]) -> "pa.Table":
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = []
-    for path in paths:
-        try:
-            later = _LATER_COLUMNS.keys() & set(columns) - set(pq.read_schema(path).names)
-            table = pq.read_table(path, columns=[name for name in columns if name not in later])
-        except (pa.ArrowException, OSError) as error:
-            raise StorageError(f"{path}: cannot be read ({error}): delete the file and produce it again") from error
-        for name in later:
-            table = table.append_column(name, pa.nulls(len(table), _LATER_COLUMNS[name]))
-        tables.append(table.select(columns))
-    if not tables:
-        raise UserError("a training on rollouts needs at least one file of rollouts and one of judgements")
-    return pa.concat_tables(tables)
-
-
 def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
     """For every rollout row, return the index of its judgement. Raises StorageError unless they match one to one."""
     import pyarrow.compute as pc
@@ -167,7 +152,7 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
     """bool [R]: whether the selection takes a row. Raises StorageError if it repeats rows or names unknown ones."""
     import pyarrow.compute as pc
 
-    named = _read([selection], ["row_id", "use"])
+    named = read_table(Path(selection), SELECTION_SCHEMA, ["row_id", "use"])
     if pc.count_distinct(named["row_id"]).as_py() != len(named):
         raise StorageError(f"{selection}: names a row_id more than once, and a training takes a row once")
     taken = named.filter(pc.not_equal(named["use"], STALE))["row_id"].combine_chunks()
@@ -188,7 +173,7 @@ def _check_sampling(rows: "pa.Table") -> None:
 
 def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
     prompts, responses, logprobs, masks = (
-        _split(rows[name]) for name in ("prompt_ids", "response_ids", "logprobs", "loss_mask")
+        _split(rows[name]) for name in ("prompt_ids", "response_ids", "rollout_logprobs", "loss_mask")
     )
     row_ids, temperature = rows["row_id"].to_pylist(), rows["temperature"].to_numpy()
     finite = np.isfinite(advantage) & np.array([np.isfinite(values).all() for values in logprobs], bool)

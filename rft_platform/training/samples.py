@@ -19,7 +19,7 @@ class Sample:
     row_id: str
     token_ids: np.ndarray  # int32 [n]
     loss_mask: np.ndarray  # bool [n]
-    behaviour_logprobs: np.ndarray | None = None  # float32 [n], rollout log-probs; None: a demonstration
+    rollout_logprobs: np.ndarray | None = None  # float32 [n]; None: a demonstration
     advantage: float | np.ndarray = 0.0  # one value for the row, or float32 [n]
     temperature: float = 1.0  # logits are divided by it
     weight: float = 1.0  # factor on the row's loss; the normaliser ignores it
@@ -49,7 +49,7 @@ class Sample:
 
 
 _PER_TOKEN = (
-    "behaviour_logprobs", "reference_logprobs", "teacher_logprobs", "old_logprobs", "old_values", "returns"
+    "rollout_logprobs", "reference_logprobs", "teacher_logprobs", "old_logprobs", "old_values", "returns"
 )  # fmt: skip
 
 
@@ -57,18 +57,18 @@ def rollout_sample(
     row_id: str,
     prompt_ids: Sequence[int] | np.ndarray,
     response_ids: Sequence[int] | np.ndarray,
-    logprobs: Sequence[float] | np.ndarray,
+    rollout_logprobs: Sequence[float] | np.ndarray,
     loss_mask: Sequence[bool] | np.ndarray,
     *,
     advantage: float,
     temperature: float = 1.0,
 ) -> Sample:
-    """Build a sample from a stored rollout row; ``logprobs`` and ``loss_mask`` cover the response, as in the store."""
+    """Build a sample from a stored rollout row. ``rollout_logprobs`` and ``loss_mask`` cover the response only."""
     start = len(prompt_ids)
     token_ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(response_ids, np.int32)])
-    mask, behaviour = np.zeros(len(token_ids), bool), np.zeros(len(token_ids), np.float32)
-    mask[start:], behaviour[start:] = loss_mask, logprobs
-    return Sample(row_id, token_ids, mask, behaviour, advantage, temperature)
+    mask, logprobs = np.zeros(len(token_ids), bool), np.zeros(len(token_ids), np.float32)
+    mask[start:], logprobs[start:] = loss_mask, rollout_logprobs
+    return Sample(row_id, token_ids, mask, logprobs, advantage, temperature)
 
 
 def demonstration_sample(

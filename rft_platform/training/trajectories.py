@@ -168,7 +168,7 @@ def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_rewar
 
 def _own_logprobs(algorithm: AlgorithmSpec) -> str:
     """The field with the log-probs in the denominator of the importance ratio."""
-    return "old_logprobs" if algorithm.correction == "decoupled" else "behaviour_logprobs"
+    return "old_logprobs" if algorithm.correction == "decoupled" else "rollout_logprobs"
 
 
 def _holders(count: int, mine: np.ndarray, ranks: Ranks) -> np.ndarray:

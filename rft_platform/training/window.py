@@ -14,11 +14,11 @@ from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
 
-#: Field of ``TokenBatch`` -> field of ``Sample``.
-_COLUMNS = {
-    "behaviour_logp": "behaviour_logprobs",
-    "old_logp": "old_logprobs",
-    "reference_logp": "reference_logprobs",
+#: Fields of ``Sample`` that become fields of ``TokenBatch`` if the objective reads them, and which objectives do.
+_LOGPROBS = {
+    "rollout_logprobs": "a policy-gradient loss needs them; train on rollouts, or use the loss 'sft'",
+    "old_logprobs": "the decoupled correction needs them; they are computed before a training's first step",
+    "reference_logprobs": "a KL to the reference model needs them, and so does the loss 'dpo'; name a reference",
 }
 
 
@@ -113,9 +113,9 @@ def _trained_advantage(sample: Sample) -> float | np.ndarray:
 def _columns(samples: Sequence[Sample], objective: Objective, *, mixed: bool) -> dict[str, np.ndarray]:
     """Columns that the objective reads. The names are the same on all ranks, whatever rows they have."""
     values: dict[str, list[Any]] = {"advantage": [np.broadcast_to(s.advantage, len(s.token_ids)) for s in samples]}
-    for name, attribute in _COLUMNS.items():
+    for name in _LOGPROBS:
         if _needed(name, objective):
-            values[name] = [_present(sample, attribute) for sample in samples]
+            values[name] = [_present(sample, name) for sample in samples]
     if mixed:
         values["expert"] = [np.broadcast_to(float(s.expert), len(s.token_ids)) for s in samples]
     return {name: np.concatenate([np.zeros(0), *column]).astype(np.float32) for name, column in values.items()}
@@ -133,25 +133,18 @@ def _groups(samples: Sequence[Sample]) -> np.ndarray:
 
 
 def _needed(name: str, objective: Objective) -> bool:
-    if name == "reference_logp":
+    if name == "reference_logprobs":
         return objective.needs_reference
-    if name == "old_logp":
+    if name == "old_logprobs":
         return objective.policy_loss.policy_gradient and objective.correction == "decoupled"
     return objective.policy_loss.policy_gradient
 
 
-def _present(sample: Sample, attribute: str) -> np.ndarray:
-    values: np.ndarray | None = getattr(sample, attribute)
-    if values is None and sample.expert and attribute == "behaviour_logprobs":
+def _present(sample: Sample, name: str) -> np.ndarray:
+    values: np.ndarray | None = getattr(sample, name)
+    if values is None and sample.expert and name == "rollout_logprobs":
         return np.zeros(len(sample.token_ids), np.float32)  # no rollout log-probs: the objective uses the policy's own
     if values is None:
-        what = attribute.replace("_logprobs", " log-probs")
-        raise UserError(f"row {sample.row_id} has no {what}: {_WHY[attribute]}")
+        what = name.replace("_logprobs", " log-probs")
+        raise UserError(f"row {sample.row_id} has no {what}: {_LOGPROBS[name]}")
     return values
-
-
-_WHY = {
-    "behaviour_logprobs": "a policy-gradient loss needs them; train on rollouts, or use the loss 'sft'",
-    "old_logprobs": "the decoupled correction needs them; they are computed before a training's first step",
-    "reference_logprobs": "a KL to the reference model needs them, and so does the loss 'dpo'; name a reference",
-}

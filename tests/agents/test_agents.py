@@ -61,7 +61,7 @@ def test_recorded_ids_are_the_engines_own(runs: Runs, agents_engine: PolicyEngin
     scores = agents_engine.score([[*row.prompt_ids, *row.response_ids] for row in rows])
     again = agents_engine.generate([row.prompt_ids for row in rows], SamplingParams(max_tokens=64, temperature=0.0))
     for row, score, own in zip(rows, scores, again, strict=True):
-        np.testing.assert_allclose(row.logprobs, score[len(row.prompt_ids) :], atol=1e-4)
+        np.testing.assert_allclose(row.rollout_logprobs, score[len(row.prompt_ids) :], atol=1e-4)
         assert own.completions[0].token_ids == row.response_ids
         text = tokenizer.apply_chat_template(
             [normalised(message) for message in row.messages],

@@ -34,7 +34,7 @@ def expected_gradient(
         advantage=ADVANTAGE,
         row=torch.arange(n),
         rows=n,
-        behaviour_logp=None if name == "sft" else sampler.log_softmax(0),
+        rollout_logprobs=None if name == "sft" else sampler.log_softmax(0),
         expert=expert,
     )
     loss = Objective.build(name, args)(tokens).loss
@@ -138,7 +138,7 @@ def sequence_gradient(name: str, policy: Tensor, sampler: Tensor, advantage: Ten
         advantage=advantage.reshape(-1)[row],
         row=row,
         rows=9,
-        behaviour_logp=mu[actions].reshape(-1),
+        rollout_logprobs=mu[actions].reshape(-1),
     )
     loss = Objective.build(name, args)(tokens).loss.reshape(9, 2).mean(1)
     (gradient,) = torch.autograd.grad((mu[actions].sum(1).exp() * loss).sum(), logits)
@@ -185,7 +185,7 @@ def dpo_gradient(policy: Tensor, reference: Tensor, beta: float, reward: Tensor)
         advantage=torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(pairs),
         row=torch.arange(2 * pairs),
         rows=2 * pairs,
-        reference_logp=torch.cat([ref[winner], ref[loser]]),
+        reference_logprobs=torch.cat([ref[winner], ref[loser]]),
         row_group=torch.arange(pairs).repeat(2),
     )
     loss = Objective.build("dpo", {"beta": beta})(tokens).loss
@@ -258,7 +258,7 @@ def kl_term_gradient(name: str, sampler: Tensor, ref: Tensor) -> Tensor:
     n = len(logits)
     zeros = torch.zeros(n, dtype=torch.float64)
     tokens = TokenBatch(logits.log_softmax(0), zeros, zeros, torch.arange(n), n, sampler.log_softmax(0))
-    tokens.reference_logp = ref
+    tokens.reference_logprobs = ref
     loss = Objective.build("ppo", {}, beta=1.0, kl=name)(tokens).loss
     (gradient,) = torch.autograd.grad((sampler.softmax(0) * loss).sum(), logits)
     return gradient

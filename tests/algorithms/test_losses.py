@@ -21,8 +21,8 @@ def batch(ratio: list[float], advantage: list[float], row: list[int] | None = No
         advantage=torch.tensor(advantage),
         row=torch.tensor(rows),
         rows=max(rows) + 1,
-        behaviour_logp=torch.zeros_like(logp),
-        reference_logp=torch.full_like(logp, -0.25),
+        rollout_logprobs=torch.zeros_like(logp),
+        reference_logprobs=torch.full_like(logp, -0.25),
     )
 
 
@@ -61,7 +61,7 @@ def test_objective_adds_kl_and_entropy_bonus() -> None:
     tokens = batch([1.0, 1.1], [1.0, -1.0])
     objective = Objective.build("ppo", {}, beta=0.1, kl="k2", entropy_coef=0.01)
     plain = bind("ppo", {}).function(tokens).loss
-    kl = 0.5 * (tokens.logp - tokens.reference_logp) ** 2
+    kl = 0.5 * (tokens.logp - tokens.reference_logprobs) ** 2
     out = objective(tokens)
     rho = torch.tensor([1.0, 1.1])  # samples of the sampler stand for samples of the policy
     torch.testing.assert_close(out.loss, plain + 0.1 * rho * kl - 0.01 * 0.5)
@@ -83,8 +83,8 @@ def test_masks_remove_tokens_and_rows_from_the_policy_loss() -> None:
 
 def test_decoupled_masks_look_at_the_trainer_that_began_not_at_its_progress() -> None:
     tokens = batch([6.0, 6.0], [-1.0] * 2, row=[0, 1])
-    assert tokens.behaviour_logp is not None
-    tokens.old_logp = torch.stack([tokens.behaviour_logp[0], tokens.logp.detach()[1]])  # only the second is far from mu
+    assert tokens.rollout_logprobs is not None
+    tokens.old_logprobs = torch.stack([tokens.rollout_logprobs[0], tokens.logp.detach()[1]])  # the second is far
     out = Objective.build("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0), correction="decoupled")(tokens)
     assert (out.loss != 0).tolist() == [True, False]
     assert int(out.metrics["token_masked"]) == 1
@@ -93,8 +93,8 @@ def test_decoupled_masks_look_at_the_trainer_that_began_not_at_its_progress() ->
 def test_row_mask_does_not_drift_with_length() -> None:
     ratio, rows = [1.05] * 1000, [0] * 1000
     tokens = batch(ratio, [1.0] * 1000, rows)
-    assert tokens.behaviour_logp is not None
-    assert row_mask(tokens.logp, tokens.behaviour_logp, tokens.row, 1, 0.9, 1.1).all()
+    assert tokens.rollout_logprobs is not None
+    assert row_mask(tokens.logp, tokens.rollout_logprobs, tokens.row, 1, 0.9, 1.1).all()
 
 
 def test_masks_carry_no_gradient() -> None:

@@ -200,7 +200,7 @@ def test_float32_is_enough() -> None:
     for name, reference in REFERENCES.items():
         case: Case = random_case(2, pairs=name == "dpo")
         tokens = case.tokens()
-        for field in ("logp", "advantage", "behaviour_logp", "old_logp", "reference_logp"):
+        for field in ("logp", "advantage", "rollout_logprobs", "old_logprobs", "reference_logprobs"):
             setattr(tokens, field, getattr(tokens, field).detach().float())
         got = bind(name, {}).function(tokens).loss
         assert got.dtype == torch.float32

@@ -54,7 +54,7 @@ def test_recorded_is_what_was_sampled(engine: EngineClient, endpoint: str, strea
     (done,) = own.completions
     assert same([call_made.response_ids], [done.token_ids])
     if call_made.response_ids == done.token_ids:
-        assert close(call_made.logprobs, done.logprobs, 1e-5)
+        assert close(call_made.rollout_logprobs, done.logprobs, 1e-5)
 
 
 class Sum(BaseModel):

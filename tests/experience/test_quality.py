@@ -31,11 +31,11 @@ def test_sound_rollouts() -> None:
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"logprobs": [-0.5]}, "unequal_lengths"),
-        ({"logprobs": [-0.5, math.nan, 0.0]}, "bad_logprobs"),
-        ({"logprobs": [-0.5, -math.inf, 0.0]}, "bad_logprobs"),
-        ({"logprobs": [-0.5, 0.5, 0.0]}, "bad_logprobs"),
-        ({"response_ids": [], "logprobs": [], "loss_mask": []}, "empty_responses"),
+        ({"rollout_logprobs": [-0.5]}, "unequal_lengths"),
+        ({"rollout_logprobs": [-0.5, math.nan, 0.0]}, "bad_logprobs"),
+        ({"rollout_logprobs": [-0.5, -math.inf, 0.0]}, "bad_logprobs"),
+        ({"rollout_logprobs": [-0.5, 0.5, 0.0]}, "bad_logprobs"),
+        ({"response_ids": [], "rollout_logprobs": [], "loss_mask": []}, "empty_responses"),
         ({"row_id": rollouts()[0].row_id}, "duplicate_rows"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
-from rft_platform.experience.schema import ADDED_IN, JUDGED_SCHEMA
+from rft_platform.experience.schema import ADDED_IN, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
 
@@ -101,17 +101,20 @@ def test_a_folder_of_judgements_is_not_read_as_one_table(store: ExperienceStore)
 
 
 def test_files_of_all_schema_versions_are_one_view(store: ExperienceStore, tmp_path: Path) -> None:
-    for batch, version in enumerate((4, 3, 2, 1)):
+    for batch, version in enumerate((5, 4, 3, 2, 1)):
         file = store.write_rollouts(1, batch, rollouts(batch=batch, attempt=1, env_state_hash="s", policy="p"))
         table = pq.read_table(file)
         table = table.drop_columns([column for (_, column), since in ADDED_IN.items() if version < since])
-        metadata = {**table.schema.metadata, b"rft.schema_version": str(version).encode()}
+        table = table.rename_columns([stored_name(name, version, ROLLOUT_SCHEMA) for name in table.column_names])
+        metadata = {**ROLLOUT_SCHEMA.metadata, b"rft.schema_version": str(version).encode()}
         pq.write_table(table.replace_schema_metadata(metadata), file)
     (store.round_folder(1) / "files.json").unlink()  # it gets a ledger of what lies there
     with connect(store) as connection:
         query = "SELECT count(*), count(attempt), count(env_state_hash), count(policy) FROM rollouts"
-        assert connection.execute(query).fetchall() == [(16, 12, 8, 4)]
-    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 8 + [None] * 8
+        assert connection.execute(query).fetchall() == [(20, 16, 12, 8)]
+        query = "SELECT count(*) FROM experiences WHERE logprobs = rollout_logprobs AND len(rollout_logprobs) >= 3"
+        assert connection.execute(query).fetchall() == [(20,)]
+    assert [row.env_state_hash for row in store.rollout_rows(1)] == ["s"] * 12 + [None] * 8
 
 
 def test_rows_that_trained_follow_the_manifest(store: ExperienceStore, tmp_path: Path) -> None:

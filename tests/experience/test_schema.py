@@ -60,8 +60,9 @@ def test_rows_come_back_as_they_were() -> None:
 def test_any_content_comes_back(ids: list[int], output: object, metrics: dict[str, float]) -> None:
     logprobs = np.linspace(-1, 0, len(ids), dtype=np.float32).tolist()
     rows = rollouts(
-        1, 2, response_ids=ids, logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output, metrics=metrics
-    )
+        1, 2, response_ids=ids, rollout_logprobs=logprobs, loss_mask=[True] * len(ids), run_output=output,
+        metrics=metrics,
+    )  # fmt: skip
     assert table_to_rows(rows_to_table(rows)) == rows
 
 
@@ -89,7 +90,7 @@ def test_what_json_cannot_hold_is_refused() -> None:
 
 def test_foreign_and_future_files_are_refused() -> None:
     future = ROLLOUT_SCHEMA.with_metadata({**ROLLOUT_SCHEMA.metadata, VERSION_KEY: b"99"})
-    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 4"):
+    with pytest.raises(StorageError, match=r"f\.parquet: schema version 99, this version reads up to 5"):
         check_version(future, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="holds judged, expected rollout"):
         check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")

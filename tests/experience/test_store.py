@@ -48,7 +48,7 @@ def test_a_rerun_replaces_its_batch(store: ExperienceStore) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"logprobs": [-0.5]}, "1 logprobs for 3 response_ids"),
+        ({"rollout_logprobs": [-0.5]}, "1 rollout_logprobs for 3 response_ids"),
         ({"loss_mask": []}, "0 loss_mask for 3 response_ids"),
         ({"round": 2}, "belongs to round 2, written to round 1"),
         ({"row_id": "same"}, "row same: occurs twice"),

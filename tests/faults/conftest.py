@@ -71,8 +71,9 @@ def _row(project: Project, number: int, index: int, repeat: int) -> RolloutRow:
     return RolloutRow(
         row_id=row_id(run, 0), task_id=project.tasks.tasks[index].task_id, taskset="train", run_id=run, step=0,
         group_id=group_id(number, 0, index), msg_id=run, round=number, policy_version=0, engine="none",
-        template_hash="t", prompt_ids=[1, 2], response_ids=[3, 4], logprobs=[-0.5, -0.25], loss_mask=[True, True],
-        temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop", truncated=False, messages=[], tools=[],
+        template_hash="t", prompt_ids=[1, 2], response_ids=[3, 4], rollout_logprobs=[-0.5, -0.25],
+        loss_mask=[True, True], temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop",
+        truncated=False, messages=[], tools=[],
         response={"role": "assistant", "content": answer}, run_output=answer,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ def row(task: int, run: int, text: str, step: int = 0, output: Any = None, rewar
         template_hash="h",
         prompt_ids=[1],
         response_ids=[2],
-        logprobs=[-0.1],
+        rollout_logprobs=[-0.1],
         loss_mask=[True],
         temperature=1.0,
         top_p=1.0,

@@ -41,7 +41,7 @@ def row(task: int, run: int, text: str, *, length: int = 1, step: int = 0, state
         template_hash="h",
         prompt_ids=[1],
         response_ids=[2] * length,
-        logprobs=[-0.1] * length,
+        rollout_logprobs=[-0.1] * length,
         loss_mask=[True] * length,
         temperature=1.0,
         top_p=1.0,

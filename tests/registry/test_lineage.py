@@ -40,8 +40,9 @@ def rollout(number: int, run: int) -> RolloutRow:
     return RolloutRow(
         row_id=row_id(run_id, 0), task_id=f"task{run % 2}", taskset="sums", group_id=f"g{run % 2}", run_id=run_id,
         step=0, msg_id="m", round=number, policy_version=8 * (number - 1), engine="transformers 5", template_hash="t",
-        prompt_ids=[1, 2], response_ids=[3], logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
-        finish_reason="stop", truncated=False, messages=[], tools=[], response={"role": "assistant", "content": "3"},
+        prompt_ids=[1, 2], response_ids=[3], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0,
+        top_k=-1, finish_reason="stop", truncated=False, messages=[], tools=[],
+        response={"role": "assistant", "content": "3"},
     )  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_recorded_ids_are_the_engines_own(
     own = [(g.prompt_ids, c) for g in policy_engine.generate(prompts, sampling) for c in g.completions]
     assert [(call.prompt_ids, call.response_ids) for call in calls] == [(ids, c.token_ids) for ids, c in own]
     for call, (_, completion) in zip(calls, own, strict=True):
-        np.testing.assert_allclose(call.logprobs, completion.logprobs, atol=1e-5)
+        np.testing.assert_allclose(call.rollout_logprobs, completion.logprobs, atol=1e-5)
         assert call.finish_reason == completion.finish_reason
     assert [call.response["content"] or "" for call in calls] == texts
     assert {call.msg_id for call in calls} == {answer.id}
@@ -105,7 +105,7 @@ def test_prompts_of_ids_are_passed_as_they_are(policy_engine: PolicyEngine, clie
     assert call.prompt_ids == ids and call.messages == []
     choice: Any = answer.choices[0]
     assert choice.token_ids == call.response_ids
-    assert choice.logprobs.token_logprobs == call.logprobs
+    assert choice.logprobs.token_logprobs == call.rollout_logprobs
 
 
 def test_a_tool_turn_of_responses_is_the_same_prompt_as_of_chat(
@@ -140,7 +140,7 @@ def test_a_tool_turn_of_responses_is_the_same_prompt_as_of_chat(
     assert (answer.status, answer.metadata) == ("incomplete" if cut else "completed", {"a": "b"})
     assert answer.usage is not None and answer.usage.input_tokens == len(first.prompt_ids)
     part: Any = answer.output[0]
-    assert [token.logprob for token in part.content[0].logprobs] == first.logprobs
+    assert [token.logprob for token in part.content[0].logprobs] == first.rollout_logprobs
 
 
 @pytest.mark.parametrize(

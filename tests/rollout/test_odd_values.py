@@ -55,7 +55,7 @@ odd = (
     | st.builds(nested, st.sampled_from([150, 250, 5_000]), st.sampled_from([list, dict]))
 )
 fields = st.sampled_from(
-    ["reward", "step_reward", "metrics", "env_state_hash", "response_ids", "logprobs", "messages"]
+    ["reward", "step_reward", "metrics", "env_state_hash", "response_ids", "rollout_logprobs", "messages"]
 ) | (
     st.sampled_from(["response", "tools", "top_k", "temperature", "finish_reason", "policy", "order", "policy_version"])
 )

@@ -47,7 +47,7 @@ def new_history(**sampling: Any) -> RunHistory:
 def assert_as_sampled(call: RecordedCall, seed: int, choice: int = 0) -> None:
     text = answer_to(PROMPT, seed, choice)
     assert call.response_ids == [*encode(text), END]
-    assert call.logprobs == pytest.approx(logprobs_of(call.response_ids))
+    assert call.rollout_logprobs == pytest.approx(logprobs_of(call.response_ids))
     assert call.prompt_ids == encode(PROMPT)
     assert call.response["content"] == text
     assert (call.choice, call.messages, call.policy_version) == (choice, MESSAGES, 7)

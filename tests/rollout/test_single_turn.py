@@ -32,7 +32,7 @@ def test_rows_carry_what_the_engine_sampled(offline: FakeEngine) -> None:
     assert row.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "question 1"}]
     assert row.prompt_ids == [ord(c) for c in render(row.messages)]
     assert decode(row.response_ids) == row.response["content"] == row.run_output
-    assert len(row.response_ids) == len(row.logprobs) == len(row.loss_mask) and all(row.loss_mask)
+    assert len(row.response_ids) == len(row.rollout_logprobs) == len(row.loss_mask) and all(row.loss_mask)
     assert (row.task_id, row.round, row.policy_version, row.engine) == ("task-1", 2, 7, "fake-1")
     assert row.row_id == row_id(row.run_id, 0)
     assert len({r.group_id for r in batch.rows}) == 3 and len({r.run_id for r in batch.rows}) == 12

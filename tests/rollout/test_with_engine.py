@@ -24,7 +24,7 @@ def assert_engine_agrees(engine: PolicyEngine, rows: list[RolloutRow]) -> None:
     """Scoring the recorded ids gives the recorded log-probs, so prompt and answer are the tokens that were sampled."""
     scores = engine.score([[*row.prompt_ids, *row.response_ids] for row in rows])
     for row, score in zip(rows, scores, strict=True):
-        np.testing.assert_allclose(row.logprobs, score[len(row.prompt_ids) :], atol=1e-4)
+        np.testing.assert_allclose(row.rollout_logprobs, score[len(row.prompt_ids) :], atol=1e-4)
         assert engine.render([row.messages], row.tools or None) == [row.prompt_ids]
 
 
@@ -79,6 +79,6 @@ async def test_recording_equals_the_engines_own_ids(policy_engine: PolicyEngine,
     calls = history.calls()
     assert [call.response_ids for call in calls] == [completion.token_ids for completion in own.completions]
     for call, completion in zip(calls, own.completions, strict=True):
-        np.testing.assert_allclose(call.logprobs, completion.logprobs, atol=1e-5)
+        np.testing.assert_allclose(call.rollout_logprobs, completion.logprobs, atol=1e-5)
         assert call.prompt_ids == own.prompt_ids and call.finish_reason == completion.finish_reason
         assert call.response["content"] == texts[call.choice]

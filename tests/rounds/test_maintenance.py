@@ -43,7 +43,7 @@ def rollout(number: int, batch: int, run: int) -> RolloutRow:
     return RolloutRow(
         row_id=row_id(run_id, 0), task_id="task", taskset="sums", group_id=f"g{batch}", run_id=run_id, step=0,
         msg_id="m", round=number, policy_version=8 * (number - 1), engine="e", template_hash="t", prompt_ids=[1],
-        response_ids=[2], logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
+        response_ids=[2], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
         finish_reason="stop", truncated=False, messages=[], tools=[], response={"role": "assistant", "content": "2"},
     )  # fmt: skip
 

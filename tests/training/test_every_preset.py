@@ -99,7 +99,7 @@ def row(
         template_hash="",
         prompt_ids=prompt,
         response_ids=answer,
-        logprobs=logprobs,
+        rollout_logprobs=logprobs,
         loss_mask=[True] * len(answer),
         temperature=1.0,
         top_p=1.0,

@@ -109,7 +109,7 @@ def test_ppo_learns_a_bandit(
             logp = policy[context]
             arm = int(rng.choice(512, p=np.exp(logp) / np.exp(logp).sum()))
             row.prompt_ids, row.response_ids = contexts[context], [arm]
-            row.logprobs, row.loss_mask = [float(logp[arm])], [True]
+            row.rollout_logprobs, row.loss_mask = [float(logp[arm])], [True]
             judgement.reward, judgement.advantage = pays[arm, context] + 0.5 * context, 0.0
 
     def won(policy: list[np.ndarray]) -> float:
@@ -153,7 +153,8 @@ def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
 
     round_request(2, edit=keep, algorithm=algorithm, output="unused")
     samples = [
-        rollout_sample(r.row_id, r.prompt_ids, r.response_ids, r.logprobs, r.loss_mask, advantage=0.0) for r in rows
+        rollout_sample(r.row_id, r.prompt_ids, r.response_ids, r.rollout_logprobs, r.loss_mask, advantage=0.0)
+        for r in rows
     ]
     give_values(state.critic.model, samples, max_tokens_per_pack=10_000)
     wanted: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -276,7 +277,7 @@ def test_the_kl_penalty_is_taken_from_the_reward_and_adapts(
     request = round_request(1, algorithm=spec, reference=str(tiny_model), max_steps=1, train_batch_size=48)
     given = prepared_rows(monkeypatch)
     first = train(session, request, events)
-    kl = [(s.behaviour_logprobs - s.reference_logprobs)[s.loss_mask].astype(np.float64) for s in given]
+    kl = [(s.rollout_logprobs - s.reference_logprobs)[s.loss_mask].astype(np.float64) for s in given]
     for number, (sample, own) in enumerate(zip(given, kl, strict=True)):
         to_go = -0.5 * np.cumsum(own[::-1])[::-1]
         got = sample.advantage[sample.loss_mask] - to_go

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.errors import NonFiniteError, StorageError, UserError
+from rft_platform.experience.selections import SELECTION_SCHEMA
 from rft_platform.training.demonstrations import read_demonstrations
 from rft_platform.training.plan import Planner
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec
@@ -31,7 +32,7 @@ def test_samples_are_the_stored_rows(round_request) -> None:
         assert sample.row_id == row.row_id
         assert sample.token_ids.tolist() == [*row.prompt_ids, *row.response_ids]
         assert sample.loss_mask.tolist() == [False] * prompt + row.loss_mask
-        np.testing.assert_allclose(sample.behaviour_logprobs[prompt:], row.logprobs, rtol=1e-6)
+        np.testing.assert_allclose(sample.rollout_logprobs[prompt:], row.rollout_logprobs, rtol=1e-6)
         assert sample.advantage == judgement.advantage
     assert rows.facts["reward"].tolist() == [judgement.reward for _, judgement in seen]
 
@@ -69,12 +70,12 @@ def test_a_selection_takes_its_rows_and_no_others(round_request, tmp_path: Path)
     ids = [sample.row_id for sample in every.samples]
     dropped = (set(pq.read_table(request.rollouts[0])["row_id"].to_pylist()) - set(ids)).pop()
     use = ["replay", "fresh", "fresh", "filtered", "stale"]
-    chosen = write(tmp_path / "chosen.parquet", row_id=[ids[9], ids[2], ids[3], dropped, ids[20]], use=use)
+    chosen = write_selection(tmp_path / "chosen.parquet", row_id=[ids[9], ids[2], ids[3], dropped, ids[20]], use=use)
     rows = read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=chosen)
     assert [sample.row_id for sample in rows.samples] == [ids[2], ids[3], ids[9]], "in the order of the files"
     assert rows.dropped == 1 and rows.facts["reward"].shape == (3,)
     assert rows.digest != every.digest, "another selection is another training"
-    nothing = write(tmp_path / "none.parquet", row_id=[ids[0]], use=["stale"])
+    nothing = write_selection(tmp_path / "none.parquet", row_id=[ids[0]], use=["stale"])
     assert read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=nothing).samples == []
 
 
@@ -88,7 +89,7 @@ def test_a_selection_takes_its_rows_and_no_others(round_request, tmp_path: Path)
 def test_a_selection_that_repeats_rows_or_names_others_is_refused(round_request, tmp_path, names, message) -> None:
     request = round_request()
     ids = names([sample.row_id for sample in read(request).samples])
-    chosen = write(tmp_path / "chosen.parquet", row_id=ids, use=["fresh"] * len(ids))
+    chosen = write_selection(tmp_path / "chosen.parquet", row_id=ids, use=["fresh"] * len(ids))
     with pytest.raises(StorageError, match=message):
         read_rollouts(request.rollouts, request.judged, policy_gradient=True, selection=chosen)
 
@@ -103,7 +104,7 @@ def test_a_selection_that_repeats_rows_or_names_others_is_refused(round_request,
             NonFiniteError,
             "1 rows have an advantage",
         ),
-        (lambda rows, judged: rows[0].logprobs.__setitem__(0, float("-inf")), NonFiniteError, "not finite"),
+        (lambda rows, judged: rows[0].rollout_logprobs.__setitem__(0, float("-inf")), NonFiniteError, "not finite"),
         (lambda rows, judged: setattr(rows[3], "top_p", 0.9), UserError, "top_p 0.9"),
         (lambda rows, judged: setattr(rows[3], "top_k", 5), UserError, "top_k 5"),
         (lambda rows, judged: setattr(rows[3], "temperature", 0.0), UserError, "temperature 0.0"),
@@ -127,6 +128,12 @@ def test_a_missing_or_broken_file_is_named(round_request, tmp_path: Path) -> Non
     broken.write_bytes(b"PAR1 and then nothing")
     with pytest.raises(StorageError, match=r"broken\.parquet: cannot be read"):
         read_rollouts([str(broken)], request.judged, policy_gradient=True)
+
+
+def write_selection(path: Path, **columns: list[str]) -> str:
+    """A file of selected rows with the two columns that a training reads."""
+    pq.write_table(pa.table(columns).replace_schema_metadata(SELECTION_SCHEMA.metadata), path)
+    return str(path)
 
 
 def write(path: Path, **columns: list) -> str:

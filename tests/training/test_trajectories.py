@@ -39,7 +39,7 @@ def make_rows() -> TrainingRows:
                     f"{number}-{place}",
                     np.arange(n, dtype=np.int32),
                     mask,
-                    behaviour_logprobs=columns[0],
+                    rollout_logprobs=columns[0],
                     reference_logprobs=columns[1],
                     old_values=columns[2],
                 )
@@ -64,7 +64,7 @@ def naive(rows: TrainingRows, step_reward: Callable[[int, int], float] | None = 
         run = [place[f"{number}-{step}"] for step in range(1 + number % 3)]
         columns = [
             np.concatenate([getattr(s, name)[s.loss_mask] for s in run]).astype(np.float64)
-            for name in ("behaviour_logprobs", "reference_logprobs", "old_values")
+            for name in ("rollout_logprobs", "reference_logprobs", "old_values")
         ]
         reward = -0.2 * (columns[0] - columns[1])
         advantage, carried, following = np.zeros(len(reward)), 0.0, 0.0
@@ -103,7 +103,7 @@ def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
     everything = np.arange(len(rows.samples))
     made = give_token_advantages(rows, everything, SPEC, None, SimpleNamespace(reduce=one_rank))
     check(rows, everything, naive(rows))
-    kl = np.concatenate([(s.behaviour_logprobs - s.reference_logprobs)[s.loss_mask] for s in rows.samples])
+    kl = np.concatenate([(s.rollout_logprobs - s.reference_logprobs)[s.loss_mask] for s in rows.samples])
     assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
 
 

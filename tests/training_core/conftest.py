@@ -27,7 +27,7 @@ def policy(model: Any) -> PackedPolicy:
 
 
 def row(ids: list[int], start: int, *, advantage: float = 1.0, temperature: float = 1.0, name: str = "row") -> Sample:
-    """Tokens from ``start`` on are trainable; behaviour log-probs are made up but fixed."""
+    """Tokens from ``start`` on are trainable; rollout log-probs are made up but fixed."""
     tokens = np.array(ids, np.int32)
     mask = np.arange(len(ids)) >= start
     behaviour = np.where(mask, -1.0 - 0.1 * (tokens % 5), 0).astype(np.float32)

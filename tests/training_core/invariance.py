@@ -69,7 +69,7 @@ def rows_for(loss: str) -> list[Sample]:
             row.group, row.advantage = index // 2, 1.0 - 2.0 * (index % 2)
     if loss == "mix":
         for row in rows[::4]:
-            row.expert, row.behaviour_logprobs, row.old_logprobs = True, None, None
+            row.expert, row.rollout_logprobs, row.old_logprobs = True, None, None
     return rows
 
 

@@ -41,9 +41,9 @@ def plain_loss(model: Any, samples: list[Sample], spec: AlgorithmSpec) -> Tensor
         log_softmax = (model(input_ids=ids[None]).logits[0] / sample.temperature).log_softmax(-1)[where - 1]
         logp = log_softmax.gather(1, ids[where, None])[:, 0]
         entropy = -(log_softmax.exp() * log_softmax).sum(-1)
-        assert sample.behaviour_logprobs is not None
+        assert sample.rollout_logprobs is not None
         assert sample.reference_logprobs is not None
-        ratio = (logp - torch.from_numpy(sample.behaviour_logprobs)[where]).exp()
+        ratio = (logp - torch.from_numpy(sample.rollout_logprobs)[where]).exp()
         a = torch.tensor(sample.advantage)
         loss = torch.maximum(-a * ratio, -a * ratio.clamp(0.8, 1.28))
         loss = torch.minimum(loss, -3 * a) if a < 0 else loss
@@ -184,8 +184,8 @@ def test_a_step_without_any_gradient_is_a_no_op(rows: list[Sample], policy: Pack
 
 def test_first_step_on_fresh_data_is_on_policy(rows: list[Sample], policy: PackedPolicy) -> None:
     for row, logp in zip(rows, score(policy, rows, max_tokens_per_pack=7), strict=True):
-        assert row.behaviour_logprobs is not None
-        row.behaviour_logprobs[row.loss_mask] = logp
+        assert row.rollout_logprobs is not None
+        row.rollout_logprobs[row.loss_mask] = logp
     metrics = accumulate_gradients(policy, rows, AlgorithmSpec(), max_tokens_per_pack=1000)
     assert metrics["ratio"] == pytest.approx(1, abs=1e-5)
     assert metrics["mismatch_abs"] < 1e-5
@@ -215,7 +215,7 @@ def test_a_row_weight_scales_its_loss_alone(rows: list[Sample], policy: PackedPo
 def test_missing_log_probs_are_user_errors(rows: list[Sample], policy: PackedPolicy) -> None:
     bare = demonstration_sample("demo-7", [1, 2, 3], [False, True, True])
     bare.advantage = 1.0
-    with pytest.raises(UserError, match="row demo-7 has no behaviour log-probs"):
+    with pytest.raises(UserError, match="row demo-7 has no rollout log-probs"):
         accumulate_gradients(policy, [bare], AlgorithmSpec(), max_tokens_per_pack=100)
     accumulate_gradients(policy, [bare], AlgorithmSpec(policy_loss="sft"), max_tokens_per_pack=100)
     rows[0].reference_logprobs = None
@@ -227,8 +227,8 @@ def test_samples_check_their_shape() -> None:
     sample = rollout_sample("r", [1, 2], [3, 4], [-0.5, -0.25], [True, False], advantage=1.0, temperature=0.5)
     assert sample.token_ids.tolist() == [1, 2, 3, 4]
     assert sample.loss_mask.tolist() == [False, False, True, False]
-    assert sample.behaviour_logprobs is not None
-    assert sample.behaviour_logprobs.tolist() == [0, 0, -0.5, -0.25]
+    assert sample.rollout_logprobs is not None
+    assert sample.rollout_logprobs.tolist() == [0, 0, -0.5, -0.25]
     with pytest.raises(ValueError, match="no token predicts it"):
         demonstration_sample("r", [1, 2], [True, True])
     with pytest.raises(ValueError, match="2 tokens and 1 mask values"):

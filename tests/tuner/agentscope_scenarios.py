@@ -154,7 +154,7 @@ def exact(engine: EngineClient, rows: list[RolloutRow]) -> dict[str, bool]:
     near = all(
         abs(own - again) < 1e-4
         for row, score in zip(rows, scores, strict=True)
-        for own, again in zip(row.logprobs, score[len(row.prompt_ids) :], strict=True)
+        for own, again in zip(row.rollout_logprobs, score[len(row.prompt_ids) :], strict=True)
     )
     return {"prompts": all(engine.render([row.messages])[0] == row.prompt_ids for row in rows), "logprobs": near}
 

@@ -13,9 +13,9 @@ def cispo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 1.0, clip_high: No
 
     ``clip_low`` 1 means no lower bound. TRL's ``epsilon_high`` is the upper bound itself; here the bound is 1 + high.
     """
-    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
     with torch.no_grad():
-        ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+        ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
         weight = ratio.clamp(1 - clip_low, 1 + clip_high)
         metrics = {"clip_low": (ratio < 1 - clip_low).sum(), "clip_high": (ratio > 1 + clip_high).sum()}
         metrics["clip_fraction"] = metrics["clip_low"] + metrics["clip_high"]

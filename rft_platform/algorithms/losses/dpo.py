@@ -20,10 +20,10 @@ def dpo(
     advantage +1, the rejected one -1. Each row's tokens share the pair's loss equally, so seq-mean-token-sum is the
     mean over pairs. Metrics, over ``pairs``: how often the chosen answer leads, its margin, and the implicit rewards.
     """
-    assert tokens.reference_logp is not None, "the step checks this for every loss with a reference"
+    assert tokens.reference_logprobs is not None, "the step checks this for every loss with a reference"
     assert tokens.row_group is not None, "the step gives it to every loss of whole groups"
     pair, groups = tokens.row_group, int(tokens.row_group.max()) + 1
-    reward = beta * row_sum(tokens.logp - tokens.reference_logp, tokens)
+    reward = beta * row_sum(tokens.logp - tokens.reference_logprobs, tokens)
     sign = torch.zeros_like(reward).scatter(0, tokens.row, tokens.advantage.sign())
     margin = reward.new_zeros(groups).index_add(0, pair, sign * reward)
     value = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)

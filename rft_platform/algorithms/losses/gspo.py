@@ -15,8 +15,8 @@ def gspo(tokens: TokenBatch, *, clip_low: NonNegativeFloat = 3e-4, clip_high: No
     The value uses the row's ratio ``s``, the length-normalised likelihood ratio; the gradient passes through each
     token. Aggregate it with seq-mean-token-mean. Metrics: tokens of rows that were clipped.
     """
-    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
-    log_rho = log_ratio(tokens.logp, tokens.old_logp).detach()
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+    log_rho = log_ratio(tokens.logp, tokens.old_logprobs).detach()
     ratio = row_mean(log_rho, tokens).exp()[tokens.row] * (tokens.logp - tokens.logp.detach()).exp()
     value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():

@@ -21,11 +21,11 @@ def ppo(
 ) -> TokenLoss:
     """``max(-A rho, -A clip(rho, 1 - low, 1 + high))``; for A < 0 at most ``-dual_clip * A``.
 
-    ``rho = exp(logp - old_logp)``, with the logarithm clamped to +-20. Metrics: tokens whose gradient was cut at the
-    lower bound, at the upper bound and by the dual clip; ``clip_fraction`` is their total.
+    ``rho = exp(logp - old_logprobs)``, with the logarithm clamped to +-20. Metrics: tokens whose gradient was cut at
+    the lower bound, at the upper bound and by the dual clip; ``clip_fraction`` is their total.
     """
-    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+    ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
     value = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * ratio.clamp(1 - clip_low, 1 + clip_high))
     with torch.no_grad():
         cut_low = (ratio < 1 - clip_low) & (tokens.advantage < 0)

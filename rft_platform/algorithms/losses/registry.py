@@ -15,9 +15,9 @@ from rft_platform.algorithms.registry import Registry, check_arguments
 class TokenBatch:
     """Trainable tokens, one element per (row, token), in any order; all tensors are float32 [N] unless noted.
 
-    Only ``logp``, ``entropy`` and ``divergence`` carry gradients. Policy-gradient losses get ``behaviour_logp``
-    (rollout log-probs) and ``old_logp`` (the denominator of the loss's ratio). ``reference_logp`` is given if a
-    reference model is needed. ``old_logp`` defaults to ``behaviour_logp`` (the bypass correction: see ``objective``).
+    Only ``logp``, ``entropy`` and ``divergence`` carry gradients. Policy-gradient losses get ``rollout_logprobs``
+    and ``old_logprobs`` (the denominator of the loss's ratio), which defaults to ``rollout_logprobs`` (the bypass
+    correction: see ``objective``). ``reference_logprobs`` are given if a reference model is needed.
     """
 
     logp: Tensor
@@ -25,16 +25,31 @@ class TokenBatch:
     advantage: Tensor
     row: Tensor  # int64 [N]: the token's row, 0..rows-1
     rows: int
-    behaviour_logp: Tensor | None = None
-    old_logp: Tensor | None = None
-    reference_logp: Tensor | None = None
+    rollout_logprobs: Tensor | None = None  # of the distribution that sampled the tokens
+    old_logprobs: Tensor | None = None
+    reference_logprobs: Tensor | None = None
     divergence: Tensor | None = None  # to the teacher's full distribution, for ``teacher`` losses
     row_group: Tensor | None = None  # int64 [rows]: equal for rows that are compared (a pair); ``whole_groups``
     expert: Tensor | None = None  # 1.0 on tokens of demonstrations mixed into rollouts, else 0.0
 
     def __post_init__(self) -> None:
-        if self.old_logp is None:
-            self.old_logp = self.behaviour_logp
+        if self.old_logprobs is None:
+            self.old_logprobs = self.rollout_logprobs
+
+    @property
+    def behaviour_logp(self) -> Tensor | None:
+        """``rollout_logprobs`` under its former name, for losses of users."""
+        return self.rollout_logprobs
+
+    @property
+    def old_logp(self) -> Tensor | None:
+        """``old_logprobs`` under its former name, for losses of users."""
+        return self.old_logprobs
+
+    @property
+    def reference_logp(self) -> Tensor | None:
+        """``reference_logprobs`` under its former name, for losses of users."""
+        return self.reference_logprobs
 
 
 @dataclass(slots=True)

@@ -5,5 +5,5 @@ from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 
 @loss("reinforce", correction="weight")
 def reinforce(tokens: TokenBatch) -> TokenLoss:
-    """``-A logp``; the objective adds a detached weight ``min(pi / mu, cap)`` if another policy sampled the token."""
+    """``-A logp``; the objective multiplies it by a detached weight ``min(pi / pi_rollout, cap)`` per token."""
     return TokenLoss(-tokens.advantage * tokens.logp)

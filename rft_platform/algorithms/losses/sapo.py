@@ -14,8 +14,8 @@ def sapo(tokens: TokenBatch, *, tau_pos: PositiveFloat = 1.0, tau_neg: PositiveF
     At rho = 1 the gradient is that of ``-rho A``. It decays smoothly as rho leaves 1, by the factor ``4 p (1 - p)``
     with ``p = sigmoid(tau (rho - 1))``; the metric ``gate`` is that factor.
     """
-    assert tokens.old_logp is not None, "the step checks this for every policy-gradient loss"
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+    assert tokens.old_logprobs is not None, "the step checks this for every policy-gradient loss"
+    ratio = log_ratio(tokens.logp, tokens.old_logprobs).exp()
     tau = torch.full_like(ratio, tau_neg).masked_fill(tokens.advantage > 0, tau_pos)
     gate = torch.sigmoid(tau * (ratio - 1))
     return TokenLoss(-gate * (4 / tau) * tokens.advantage, {"gate": (4 * gate * (1 - gate)).detach().sum()})

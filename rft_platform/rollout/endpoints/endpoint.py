@@ -38,7 +38,7 @@ class SampledChoice:
     index: int
     prompt_ids: list[int]
     token_ids: list[int]
-    logprobs: list[float]
+    rollout_logprobs: list[float]
     finish_reason: str
     message: dict[str, Any]
 
