@@ -19,8 +19,7 @@ from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Plan
-from rft_platform.servers.interface import ui_servers
-from rft_platform.servers.sensors import start_sensors
+from rft_platform.servers.interface import start_sensors, ui_servers
 from rft_platform.servers.supervise import Children, Server, serving
 from rft_platform.web_guard.token import access_token
 

@@ -8,8 +8,7 @@ from rft_platform.assets import checkpoints, evaluation, experiences, offline, o
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
-from rft_platform.jobs.schedules import nightly_evaluation
-from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
+from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
 from rft_platform.processes.collector import keep_imports
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource

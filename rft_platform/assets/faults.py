@@ -1,18 +1,23 @@
-"""Ends a Dagster run after a fault: one line with the cause, metadata, searchable tags, and no useless retry.
+"""Runs an asset's body as a phase, and ends its Dagster run after a fault: cause, metadata, tags, no useless retry.
 
 Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from rft_platform.assets.alone import works_alone
-from rft_platform.assets.phases import asset_phase
+from rft_platform.config.home import Home
 from rft_platform.errors import CheckFailedError, RftError
 from rft_platform.faults import as_fault, cause_line
+from rft_platform.observability.bounded import bound_logs_now_and_then
+from rft_platform.observability.logs import phase_context
+from rft_platform.resources.project import ProjectResource
 
 FAULT_TAG = "rft/fault"
 RETRYABLE_TAG = "rft/retryable"
@@ -43,6 +48,19 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
         return result
 
     return asset_body
+
+
+@contextmanager
+def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
+    """Run the body of asset ``name``, which has the given resources, as a phase of their project.
+
+    Log lines get round, run and name, and the size of log files is limited.
+    """
+    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    home = Home.from_environment() if project is None else Home(Path(project.home).absolute())
+    bound_logs_now_and_then(home.logs)
+    with phase_context(context.partition_key if context.has_partition_key else None, context.run.run_id, name):
+        yield
 
 
 def failure(error: RftError) -> dg.Failure:

@@ -126,7 +126,7 @@ def partition_findings(home: Home) -> Iterator[Finding]:
     if not (home.dagster / "dagster.yaml").exists():
         return
     from rft_platform.jobs.instance import open_instance
-    from rft_platform.jobs.partitions import unknown_partitions
+    from rft_platform.jobs.jobs import unknown_partitions
 
     try:
         with open_instance(home) as instance:

@@ -3,10 +3,10 @@
 The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs, as ``rounds.plan_next`` decides.
 
 Read in this order:
-- What is launched: ``jobs``, ``partitions``, ``tags``, ``launches`` (Dagster's record of past launches).
-- Who launches: ``sensors`` with ``timing``, ``schedules``, ``driver`` with ``driver_lock``, ``rejudge``.
-- The instance: ``instance``, ``driver_instance``, ``masked_instance``, ``settings``, ``storage``, ``run_storage``,
-  ``prepare``.
-- Adaptations of Dagster's processes: ``daemon``, ``code_servers``, ``run_launcher`` with ``workers``, ``sole``.
-- After runs: ``alerts``, ``unsaid`` (reconciles Dagster with the disk), ``maintenance``, ``run_history``.
+- What is launched: ``jobs`` (with tags and partitions), ``launches`` (Dagster's record of past launches).
+- Who launches: ``sensors`` with ``timing``, ``driver`` with ``driver_lock``, ``rejudge``; ``daemon`` runs Dagster's.
+- The instance: ``instance``, ``settings`` (``dagster.yaml``), ``prepare``, ``sole``.
+- Dagster's private APIs: ``masked_instance``, ``driver_instance``, ``run_storage``, ``run_launcher`` with ``workers``,
+  ``daemon_patches``.
+- After runs: ``alerts``, ``unsaid`` (reconciles Dagster with the disk), ``maintenance``.
 """

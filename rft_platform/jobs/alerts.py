@@ -57,12 +57,12 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 
     ``cause`` is used if the run has no tag ``rft/cause``. Raises nothing.
     """
-    ways, claim = _ways(), home.alerts / f"{run.run_id}.json"
+    channels, claim = _channels(), home.alerts / f"{run.run_id}.json"
     try:
-        if not ways or not _claim(claim):
+        if not channels or not _claim(claim):
             return False
         alert = build_alert(_project_name(home), run, cause)
-        delivered = [_deliver(way, alert) for way in ways]
+        delivered = [_deliver(channel, alert) for channel in channels]
         if not any(delivered):
             claim.unlink()  # another process may still be able to deliver it
     except Exception as error:  # an alert must not turn one failure into two
@@ -74,48 +74,48 @@ def alert_run_failed(home: Home, run: dg.DagsterRun, cause: str = "") -> bool:
 def build_alert(project: str, run: dg.DagsterRun, cause: str = "") -> Alert:
     """Build the alert of a failed run from its tags."""
     tags = fault_of(run)
-    place = run.tags.get("dagster/partition", "")
-    fault, said = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
+    partition = run.tags.get("dagster/partition", "")
+    fault, described_cause = tags.get(FAULT_TAG, "orchestration"), redact(tags.get(CAUSE_TAG) or cause or _UNKNOWN)
     link = f"{os.environ.get(UI_URL, _DEFAULT_UI).rstrip('/')}/runs/{run.run_id}"
-    name = f"{run.job_name} of {place}" if place else run.job_name
+    name = f"{run.job_name} of {partition}" if partition else run.job_name
     return Alert(
         project=project,
-        round=place,
+        round=partition,
         phase=run.job_name,
         run_id=run.run_id,
         fault=fault,
         retryable=tags.get(RETRYABLE_TAG, "true") == "true",
-        cause=said,
+        cause=described_cause,
         link=link,
-        text=f"{project}: {name} failed ({fault}): {said} {link}",
+        text=f"{project}: {name} failed ({fault}): {described_cause} {link}",
     )
 
 
 @dg.run_failure_sensor(
     name="alert_on_run_failure",
-    description=f"Tells of every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
+    description=f"Sends an alert for every failed run: by webhook ({URL}), by command ({COMMAND}), or not at all.",
     default_status=dg.DefaultSensorStatus.RUNNING,
     minimum_interval_seconds=sensor_interval_s(),
     monitor_all_code_locations=True,  # an instance has one project
 )
 def alert_on_run_failure(context: dg.RunFailureSensorContext, project: ProjectResource) -> None:
     """Send an alert for a run that failed under the daemon, or whose driver died."""
-    run, said = context.dagster_run, context.failure_event.message or ""
-    if alert_run_failed(Home(Path(project.home).absolute()), run, said):
-        context.log.info(f"told of failed run {run.run_id}")
+    run, message = context.dagster_run, context.failure_event.message or ""
+    if alert_run_failed(Home(Path(project.home).absolute()), run, message):
+        context.log.info(f"sent an alert for failed run {run.run_id}")
 
 
-def _ways() -> list[Callable[[bytes], None]]:
-    return [way for name, way in ((URL, _post), (COMMAND, _pipe)) if os.environ.get(name)]
+def _channels() -> list[Callable[[bytes], None]]:
+    return [channel for name, channel in ((URL, _post), (COMMAND, _pipe)) if os.environ.get(name)]
 
 
-def _deliver(way: Callable[[bytes], None], alert: Alert) -> bool:
+def _deliver(channel: Callable[[bytes], None], alert: Alert) -> bool:
     try:
-        way(json.dumps(asdict(alert), ensure_ascii=False).encode())
+        channel(json.dumps(asdict(alert), ensure_ascii=False).encode())
     except Exception as error:  # any error of the network or of the user's command
         LOG.warning("the alert for run %s was not delivered: %s", alert.run_id, described(error))
         return False
-    LOG.info("told of failed run %s", alert.run_id)
+    LOG.info("sent an alert for failed run %s", alert.run_id)
     return True
 
 
@@ -130,8 +130,8 @@ def _pipe(payload: bytes) -> None:
     command = shlex.split(os.environ[COMMAND])
     done = subprocess.run(command, input=payload, timeout=TIMEOUT_S, capture_output=True)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()[-500:]
-        raise UserError(f"{COMMAND} ended with exit code {done.returncode}: {said or 'it said nothing'}")
+        output = done.stderr.decode(errors="replace").strip()[-500:]
+        raise UserError(f"{COMMAND} ended with exit code {done.returncode}: {output or 'no output'}")
 
 
 def _claim(file: Path) -> bool:

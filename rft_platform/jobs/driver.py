@@ -10,19 +10,18 @@ import uuid
 from dataclasses import dataclass, field
 
 import dagster as dg
-from dagster._core.errors import DagsterAssetCheckFailedError
 
 from rft_platform.assets.common import rft_rounds
 from rft_platform.errors import CheckFailedError, RftError
 from rft_platform.faults import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
+from rft_platform.jobs.driver_instance import AssetCheckFailedError
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
-from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND
+from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND, add_next_round, run_tags
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.partitions import add_next_round
-from rft_platform.jobs.tags import driver_tags, run_tags
-from rft_platform.jobs.unsaid import record_unsaid
+from rft_platform.jobs.unsaid import reconcile_materializations
+from rft_platform.jobs.workers import driver_tags
 from rft_platform.rounds.observe import Failures, Launches, observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.project import Project
@@ -33,7 +32,7 @@ LOG = logging.getLogger(__name__)
 #: Events go to the instance; the terminal is reserved for progress.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
-_LOOK_AGAIN_S = 0.5  # while waiting for a retry
+_POLL_S = 0.5  # while waiting for a retry
 
 #: Launches between full garbage collections. A Dagster run leaves half a megabyte of reference cycles. Python searches
 #: old objects for them only after their number grew by a quarter: with all libraries loaded, 30 rounds.
@@ -72,7 +71,7 @@ def drive(project: Project, definitions: dg.Definitions, max_launches: int | Non
         _alert(
             project, instance, end_orphaned_runs(instance), "the process that drove this run ended before the run did"
         )
-        record_unsaid(project, instance, launches(instance).failures)
+        reconcile_materializations(project, instance, launches(instance).failures)
         add_next_round(instance, project)
         while max_launches is None or len(result.launched) < max_launches:
             plan = plan_next(observe(project, attempts.launches(), now=time.monotonic()))
@@ -106,7 +105,7 @@ class _Attempts:
     """The launches of this drive as input for the plan; times are those of the monotonic clock."""
 
     failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)  # waits that were logged
+    logged_waits: set[str] = field(default_factory=set)
 
     def note(self, launched: Launched) -> None:
         key, error = (launched.kind, launched.round), launched.error
@@ -120,13 +119,13 @@ class _Attempts:
 
 def _wait(plan: Plan, attempts: _Attempts) -> None:
     """Sleep for a short part of the wait for the next retry; log each wait once."""
-    told = str(sorted(attempts.failures.items()))
-    if told not in attempts.said:
-        attempts.said.add(told)
+    failures = str(sorted(attempts.failures.items()))
+    if failures not in attempts.logged_waits:
+        attempts.logged_waits.add(failures)
         for line in plan.waiting:
             if ": retry " in line:  # only the retry, not other reasons for waiting
                 LOG.warning("%s", line)
-    time.sleep(min(plan.retry_in or 0.0, _LOOK_AGAIN_S))
+    time.sleep(min(plan.retry_in or 0.0, _POLL_S))
 
 
 def _launch(instance: dg.DagsterInstance, definitions: dg.Definitions, action: Action) -> Launched:
@@ -152,6 +151,6 @@ def _fault_of(raised: Exception) -> RftError:
     """The error that the asset raised; an error of Dagster itself is classified here."""
     if isinstance(raised, dg.Failure) and isinstance(raised.__cause__, RftError):
         return raised.__cause__
-    if isinstance(raised, DagsterAssetCheckFailedError):
+    if isinstance(raised, AssetCheckFailedError):
         return CheckFailedError(str(raised).strip())
     return as_fault(raised)

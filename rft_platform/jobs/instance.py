@@ -1,22 +1,14 @@
 """The project's Dagster instance: created on first use, cleaned up after a dead driver or daemon."""
 
 import dagster as dg
-from dagster._core.instance.ref import InstanceRef
 
 from rft_platform.assets.faults import fault_tags
 from rft_platform.config.home import Home
 from rft_platform.errors import TransientError, UserError
-from rft_platform.jobs.settings import REPAIR_SETTINGS, ensure_settings
-from rft_platform.jobs.storage import ensure_storage
-from rft_platform.jobs.tags import driver_is_alive, driver_of
-from rft_platform.jobs.workers import Workers
+from rft_platform.jobs.driver_instance import load_instance
+from rft_platform.jobs.settings import REPAIR_SETTINGS, ensure_settings, ensure_storage
+from rft_platform.jobs.workers import RunWorkers, driver_is_alive, driver_of
 from rft_platform.locks import locked
-
-#: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
-_OF_A_DRIVER = {
-    "instance_class": {"module": "rft_platform.jobs.driver_instance", "class": "DriverInstance"},
-    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
-}
 
 
 def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:
@@ -25,12 +17,11 @@ def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance
     With ``capture_output=False`` it is a driver's instance: the output of the runs in this process stays on its
     standard output.
     """
-    overrides = None if capture_output else _OF_A_DRIVER
     with locked(home.dagster / "instance"):  # two processes that create Dagster's tables at once corrupt them
         ensure_settings(settings := home.dagster / "dagster.yaml")
         ensure_storage(settings)
         try:
-            return dg.DagsterInstance.from_ref(InstanceRef.from_dir(str(home.dagster), overrides=overrides))
+            return load_instance(home.dagster, capture_output)
         except dg.DagsterInvalidConfigError as error:
             found = [found.message.split(" Expected: ")[0] for found in error.errors]
             raise UserError(f"{settings}: {'; '.join(found)} {REPAIR_SETTINGS}") from error
@@ -75,7 +66,7 @@ def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
     Call it when a daemon starts as the only one: until the start time-out nothing else would fail those runs. A worker
     that starts late nevertheless does no harm, because Dagster does not execute a run that has ended.
     """
-    starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), Workers()
+    starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), RunWorkers()
     stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]
     for run in stranded:
         cause = "the daemon that was starting this run ended before the run's worker had begun"

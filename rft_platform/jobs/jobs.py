@@ -1,6 +1,14 @@
-"""The jobs of a project: the warm start, the two halves of a round, offline trainings, evaluation and judging."""
+"""The jobs of a project, the tags of their runs, and the round partitions in Dagster.
+
+Jobs: the warm start, the two halves of a round, offline trainings, evaluation and judging.
+"""
 
 import dagster as dg
+
+from rft_platform.assets.common import rft_rounds
+from rft_platform.experience.rounds import is_round_key, round_key
+from rft_platform.rounds.project import Project
+from rft_platform.rounds.provenance import code_version
 
 JOB_OF_KIND = {
     "warm_start": "warm_start_job",
@@ -12,6 +20,8 @@ JOB_OF_KIND = {
     "distill": "distill_job",
 }
 KIND_OF_JOB = {job: kind for kind, job in JOB_OF_KIND.items()}
+
+_PARTITIONS = str(rft_rounds.name)
 
 #: Run configuration of an evaluation in mode bench: evaluate in any case, and leave the champion unchanged.
 BENCH = {"ops": {"evaluation_report": {"config": {"force": True, "promote": False}}}}
@@ -74,3 +84,21 @@ distill_job = dg.define_asset_job(
 
 OFFLINE_JOBS = [sft_job, dpo_job, distill_job]
 ALL_JOBS = [warm_start_job, explore_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job]
+
+
+def run_tags(round_number: int) -> dict[str, str]:
+    """Round and code version of a run."""
+    return {"rft/round": round_key(round_number), "rft/code": code_version()}
+
+
+def add_next_round(instance: dg.DagsterInstance, project: Project) -> None:
+    """Add the partition after the newest round, so that it can be selected in the launchpad."""
+    newest = max(project.store.rounds(), default=0)
+    key = round_key(1 if project.settings.offline is not None else newest + 1)
+    if not instance.has_dynamic_partition(_PARTITIONS, key):
+        instance.add_dynamic_partitions(_PARTITIONS, [key])
+
+
+def unknown_partitions(instance: dg.DagsterInstance) -> list[str]:
+    """Partitions that name no round, i.e. mistyped ones."""
+    return [key for key in instance.get_dynamic_partitions(_PARTITIONS) if not is_round_key(key)]

@@ -12,7 +12,8 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.faults import as_fault
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.tags import driver_tags, run_tags
+from rft_platform.jobs.jobs import run_tags
+from rft_platform.jobs.workers import driver_tags
 from rft_platform.rounds.project import Project
 
 REJUDGE_TAG = "rft/rejudge"  #: the same on all runs of one command

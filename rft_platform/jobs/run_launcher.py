@@ -8,13 +8,21 @@ from dagster._serdes.config_class import ConfigurableClassData
 
 from rft_platform.assets.faults import FAULT_TAGS, fault_tags
 from rft_platform.errors import TransientError
-from rft_platform.jobs.tags import driver_is_alive, driver_of
-from rft_platform.jobs.workers import Workers, claim, drop_claims, interrupt, is_claimed, is_elsewhere
+from rft_platform.jobs.workers import (
+    RunWorkers,
+    claim,
+    driver_is_alive,
+    driver_of,
+    drop_claims,
+    interrupt,
+    is_claimed,
+    is_elsewhere,
+)
 from rft_platform.locks import locked
 
 _PARTITION_TAG = "dagster/partition"
 _UNDER_WAY = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
-_MANY = 100  # number of claims above which those of ended runs are removed
+_MAX_CLAIMS = 100  # number of claims above which those of ended runs are removed
 
 
 class WatchedRunLauncher(DefaultRunLauncher):
@@ -22,7 +30,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(inst_data)
-        self._workers = Workers()
+        self._workers = RunWorkers()
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Start the run's worker, unless it was started already or another run of the same phase is active.
@@ -35,9 +43,9 @@ class WatchedRunLauncher(DefaultRunLauncher):
             if is_claimed(self._claims, run.run_id):
                 self._instance.report_engine_event("Launched already, by another daemon.", run, cls=type(self))
                 return
-            other = self._rival(run)
+            other = self._active_twin(run)
             claim(self._claims, run.run_id)
-            self._forget_ended()
+            self._drop_ended_claims()
         self._clear_inherited_fault(run)
         if other is None:
             super().launch_run(context)
@@ -70,7 +78,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
             if super().terminate(run_id):
                 return True
         except Exception as error:  # any error of a call to a dead code server
-            self._say(run_id, f"The code server did not take the cancellation ({type(error).__name__}).")
+            self._report(run_id, f"The code server did not take the cancellation ({type(error).__name__}).")
         return self._terminate_worker(run_id)
 
     @property
@@ -89,11 +97,11 @@ class WatchedRunLauncher(DefaultRunLauncher):
             self._instance.report_run_canceled(run, f"The run's worker, process {reported[0]}, had ended already.")
             self._instance.event_log_storage.free_concurrency_slots_for_run(run_id)
         else:
-            self._say(run_id, f"Interrupting the run's worker, process {worker.pid}.")
+            self._report(run_id, f"Interrupting the run's worker, process {worker.pid}.")
             interrupt(worker)
         return True
 
-    def _rival(self, run: dg.DagsterRun) -> dg.DagsterRun | None:
+    def _active_twin(self, run: dg.DagsterRun) -> dg.DagsterRun | None:
         """A launched run of the same job and round that has not ended."""
         if run.job_name.startswith("__"):  # Dagster's implicit job: any selection of assets
             return None
@@ -120,12 +128,12 @@ class WatchedRunLauncher(DefaultRunLauncher):
         if inherited:
             self._instance.add_run_tags(run.run_id, inherited)
 
-    def _forget_ended(self) -> None:
-        if sum(1 for _ in self._claims.iterdir()) > _MANY:
+    def _drop_ended_claims(self) -> None:
+        if sum(1 for _ in self._claims.iterdir()) > _MAX_CLAIMS:
             runs = self._instance.get_runs(dg.RunsFilter(statuses=[*_UNDER_WAY, dg.DagsterRunStatus.QUEUED]))
             drop_claims(self._claims, keep=[run.run_id for run in runs])
 
-    def _say(self, run_id: str, message: str) -> None:
+    def _report(self, run_id: str, message: str) -> None:
         run = self._instance.get_run_by_id(run_id)
         if run is not None:
             self._instance.report_engine_event(message, run, cls=type(self))

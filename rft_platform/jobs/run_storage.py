@@ -1,14 +1,17 @@
-"""Dagster's SQLite run storage with one SQLAlchemy engine for all queries.
+"""Dagster's SQLite storages: runs with one SQLAlchemy engine for all queries, and the file of a run's event log.
 
-Dagster creates an engine for each query, and each engine compiles its statements anew, which takes half of a sensor
-tick.
+Dagster creates an engine for each query of its run storage, and each engine compiles its statements anew, which takes
+half of a sensor tick.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 
+import dagster as dg
 import sqlalchemy as sa
+from dagster._core.storage.event_log import SqliteEventLogStorage
 from dagster._core.storage.runs import SqliteRunStorage
 from sqlalchemy.pool import NullPool
 
@@ -43,3 +46,9 @@ class OneEngineRunStorage(SqliteRunStorage):
         """Migrate the database, which may add these columns."""
         super().upgrade()
         self.__dict__.pop("_has_run_times", None)
+
+
+def event_log_file(instance: dg.DagsterInstance, run_id: str) -> Path | None:
+    """The database of a run's event log; None if one database holds all of them (Postgres)."""
+    storage = instance.event_log_storage
+    return Path(storage.path_for_shard(run_id)) if isinstance(storage, SqliteEventLogStorage) else None

@@ -1,4 +1,4 @@
-"""The sensors that advance a project: both ask the plan and launch what it returns."""
+"""The sensors that advance a project (they launch what the plan returns), and the nightly evaluation."""
 
 from collections.abc import Iterator
 from typing import get_args
@@ -8,26 +8,28 @@ import dagster as dg
 from rft_platform.assets.common import rft_rounds
 from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
+from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
 from rft_platform.jobs.jobs import (
     BENCH,
     JOB_OF_KIND,
     OFFLINE_JOBS,
+    add_next_round,
     evaluate_job,
     explore_job,
+    run_tags,
     sync_round_job,
     warm_start_job,
 )
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.partitions import add_next_round
-from rft_platform.jobs.tags import run_tags
 from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.jobs.unsaid import record_unsaid
+from rft_platform.jobs.unsaid import reconcile_materializations
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.landing import rounds_ahead
 from rft_platform.rounds.observe import observe
 from rft_platform.rounds.plan import plan_next
+from rft_platform.rounds.policy import published
 from rft_platform.rounds.state import Plan
 
 _TICK_S = sensor_interval_s()
@@ -54,6 +56,29 @@ def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResou
     return _launch(context, project, kinds=("warm_start", "explore", "evaluate", *get_args(OfflineKind)))
 
 
+@dg.schedule(
+    job=evaluate_job,
+    cron_schedule="0 3 * * *",
+    description="Every night, evaluates the policy of the newest synced round on the held-out tasks.",
+)
+def nightly_evaluation(
+    context: dg.ScheduleEvaluationContext, project: ProjectResource
+) -> dg.RunRequest | dg.SkipReason:
+    try:
+        opened = project.open()
+    except UserError as nothing_to_do:
+        return dg.SkipReason(str(nothing_to_do))
+    synced = [number for number in opened.store.rounds() if number and published(opened.store, number) is not None]
+    if not synced:
+        return dg.SkipReason("no round has published a policy yet")
+    newest = max(synced)
+    return dg.RunRequest(
+        partition_key=round_key(newest),
+        tags=run_tags(newest),
+        run_config={"ops": {"evaluation_report": {"config": {"force": True}}}},
+    )
+
+
 def _launch(
     context: dg.SensorEvaluationContext, project: ProjectResource, kinds: tuple[str, ...]
 ) -> dg.SensorResult | dg.SkipReason:
@@ -66,7 +91,7 @@ def _launch(
     end_orphaned_runs(context.instance)
     add_next_round(context.instance, opened)
     known = launches(context.instance, rounds_ahead(opened))
-    record_unsaid(opened, context.instance, known.failures)
+    reconcile_materializations(opened, context.instance, known.failures)
     plan = plan_next(observe(opened, known))
     requests = list(_requests(plan, kinds))
     if not requests:

@@ -21,13 +21,15 @@ _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_ch
 _EVALUATED = ("evaluation_report", EVALUATION)
 
 
-def record_unsaid(project: Project, instance: dg.DagsterInstance, phases: Iterable[tuple[str, int]]) -> list[str]:
+def reconcile_materializations(
+    project: Project, instance: dg.DagsterInstance, phases: Iterable[tuple[str, int]]
+) -> list[str]:
     """Report the last asset of each of ``phases`` (kind, round) that is complete on disk and unknown to Dagster.
 
     Intended for phases whose newest run failed, because Dagster knows those of successful runs. Returns what was
     reported.
     """
-    recorded = []
+    reported = []
     for kind, number in phases:
         if kind == "evaluate":  # the existing note is from an evaluation before the failed one
             continue
@@ -36,8 +38,8 @@ def record_unsaid(project: Project, instance: dg.DagsterInstance, phases: Iterab
         if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, asset, number):
             continue
         instance.report_runless_asset_event(_materialization(project, asset, number, note))
-        recorded.append(f"{asset} of {round_key(number)}")
-    return recorded
+        reported.append(f"{asset} of {round_key(number)}")
+    return reported
 
 
 def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
@@ -52,7 +54,7 @@ def _materialization(project: Project, asset: str, number: int, note: dict[str, 
     return dg.AssetMaterialization(
         asset_key=asset,
         partition=round_key(number) if number else None,
-        description="Complete on disk; the process that made it ended before it could say so.",
+        description="Complete on disk; the process that made it ended before it reported this.",
         metadata={**numbers(note), **numbers(note.get("metrics", {}))},
         tags={} if version is None else {"dagster/data_version": version},
     )

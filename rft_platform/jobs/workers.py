@@ -1,4 +1,8 @@
-"""Run workers, the processes that execute runs: find a run's worker, check that it is alive, and interrupt it."""
+"""The processes that execute runs: the run workers of the daemon, and drivers.
+
+``RunWorkers`` finds a run's worker and checks that it is alive. Claims make sure that each run is launched once.
+The driver tag names the process of a run that a driver executes, so that others can detect its death.
+"""
 
 import os
 import re
@@ -13,8 +17,9 @@ from pathlib import Path
 import dagster as dg
 import psutil
 
-from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S
+from rft_platform.processes.lease import CREATE_TIME_TOLERANCE_S, find_process
 
+DRIVER_TAG = "rft/driver"
 STOPPED_LIMIT_S = 120.0
 _STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
 #: Words in the command line of Dagster's run workers; a reused pid of another program lacks them.
@@ -22,10 +27,10 @@ _WORKER_COMMANDS = ("multiprocessing", "dagster")
 
 
 @dataclass(slots=True)
-class Workers:
+class RunWorkers:
     """The run workers of this machine; remembers the start times of those it has seen."""
 
-    births: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
+    start_times: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
     stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
 
     def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
@@ -45,9 +50,9 @@ class Workers:
         A process that started after ``reported_at``, the time at which the worker reported its pid, is a different one:
         a recreated container assigns the same small pids again. A worker seen before is identified by its start time.
         """
-        born = birth(pid)
-        known = self.births.get(run_id)
-        if born is None or (known is not None and born != known):
+        started = start_time(pid)
+        known = self.start_times.get(run_id)
+        if started is None or (known is not None and started != known):
             return None
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
@@ -55,7 +60,7 @@ class Workers:
                 return None
             command = " ".join(process.cmdline())
             if process.status() != psutil.STATUS_ZOMBIE and any(word in command for word in _WORKER_COMMANDS):
-                self.births[run_id] = born
+                self.start_times[run_id] = started
                 return process
         return None
 
@@ -76,7 +81,7 @@ def pid_in(message: str | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def birth(pid: int) -> float | None:
+def start_time(pid: int) -> float | None:
     """Start time of a process on a clock that changes of the system time do not affect; None if it does not exist.
 
     On Linux in ticks since boot; elsewhere in seconds since the epoch, from psutil.
@@ -130,3 +135,23 @@ def drop_claims(folder: Path, keep: Iterable[str]) -> None:
     for file in folder.iterdir():
         if file.name not in kept and not file.name.startswith("."):
             file.unlink(missing_ok=True)
+
+
+def driver_tags(run_id: str) -> dict[str, str]:
+    """The driver process of the run, so that a later driver can detect its death."""
+    return {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time()}@{run_id}"}
+
+
+def driver_of(run: dg.DagsterRun) -> str | None:
+    """The run's own driver tag; None if no driver runs it.
+
+    A re-executed run inherits its tags. A tag that names another run is therefore ignored.
+    """
+    tag = run.tags.get(DRIVER_TAG)
+    return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
+
+
+def driver_is_alive(tag: str) -> bool:
+    """Whether the process in a ``driver_tags`` value still runs."""
+    pid, created, *_ = tag.split("@")
+    return find_process(int(pid), float(created)) is not None

@@ -1,4 +1,4 @@
-"""The servers of the web interface (``rft ui``), and their readiness checks."""
+"""The servers of the web interface (``rft ui``), their readiness checks, and the switches of its sensors."""
 
 import os
 import sys
@@ -29,6 +29,15 @@ _RESTARTS = 3
 _BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
 
+SENSORS = ("next_round_sensor", "experience_threshold_sensor")
+_REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
+_START = """
+mutation($sensor: SensorSelector!) {
+  startSensor(sensorSelector: $sensor) { __typename ... on PythonError { message } }
+}"""
+_START_TIMEOUT_S = 60.0
+_START_POLL_S = 0.5
+
 
 def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
     """The Dagster webserver and MLflow, and on request the daemon and metrics.
@@ -36,7 +45,7 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     An MLflow server elsewhere is listed without a command.
     """
     from rft_platform.jobs.instance import open_instance
-    from rft_platform.jobs.partitions import add_next_round
+    from rft_platform.jobs.jobs import add_next_round
     from rft_platform.rounds.project import Project
 
     instance = open_instance(home)
@@ -182,3 +191,26 @@ def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
         return any(beat.timestamp >= oldest for beat in instance.get_daemon_heartbeats().values())
 
     return is_ready
+
+
+def start_sensors(url: str, token: str) -> None:
+    """Turn on the round sensors through the webserver at ``url``, as their switches in the interface do.
+
+    Raises RftError if that does not succeed within 60 s.
+    """
+    import httpx
+
+    deadline, headers = time.monotonic() + _START_TIMEOUT_S, {"Authorization": f"Bearer {token}"}
+    for name in SENSORS:
+        body = {"query": _START, "variables": {"sensor": {**_REPOSITORY, "sensorName": name}}}
+        while True:  # the interface answers before it has loaded the code location
+            try:
+                reply = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=30.0, trust_env=False).json()
+                answer = (reply.get("data") or {}).get("startSensor") or {}
+            except (httpx.HTTPError, ValueError) as error:
+                reply, answer = {"error": str(error)}, {}
+            if answer.get("__typename") == "Sensor":
+                break
+            if time.monotonic() > deadline:
+                raise RftError(f"{name} could not be turned on at {url}: {reply}; turn it on under Automation there")
+            time.sleep(_START_POLL_S)

@@ -6,17 +6,14 @@ Source-compatible with ``agentscope.tuner``; AgentScope itself is needed only if
 Read in this order:
 
 - ``tuning``: ``tune()``; ``types``: workflow and judge types and their outputs.
-- ``model``, ``dataset``, ``algorithm``: the settings that users give, all based on ``section``.
-- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``layers``, ``place`` and
-  ``thinking``.
+- ``section``: the settings that users give for model, dataset and algorithm.
+- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``layers`` and ``place``.
 - ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
-from rft_platform.tuner.algorithm import AlgorithmConfig
-from rft_platform.tuner.dataset import DatasetConfig
-from rft_platform.tuner.model import TunerModelConfig
 from rft_platform.tuner.result import TuneResult
+from rft_platform.tuner.section import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
 from rft_platform.tuner.types import (
     JudgeOutput,

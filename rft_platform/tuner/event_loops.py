@@ -1,61 +1,40 @@
 """Run blocking work for callers that already have an event loop, such as notebooks."""
 
 import asyncio
-import ctypes
 import signal
 import threading
+from asyncio.events import _set_running_loop  # in the module's ``__all__``: for programs that run loops themselves
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
 from typing import TypeVar
 
 Result = TypeVar("Result")
 
-_LOOK_AGAIN_S = 0.2
-
 
 def outside_event_loop(work: Callable[[], Result]) -> Result:
-    """Return what ``work`` returns; raise what it raises. If the calling thread runs an event loop, use another thread.
+    """Return what ``work`` returns; raise what it raises. A running event loop of the caller is suspended meanwhile.
 
-    Ctrl-C interrupts the work in either case, and the caller waits until it has ended cleanly.
+    ``work`` runs in the calling thread, may run event loops of its own, and is interrupted by Ctrl-C like any other
+    code of the main thread. User code that must be stoppable at any point belongs in worker processes
+    (``explorer.workers: {kind: process}``).
     """
-    if not _in_event_loop():
-        return work()
-    returned: list[Result] = []
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            returned.append(work())
-        except BaseException as error:
-            raised.append(error)
-
-    thread = Thread(target=run, name="tune", daemon=True)
-    with _ctrl_c_raises():
-        interrupted = _is_interrupted(thread.start)
-        while thread.is_alive():
-            if interrupted:
-                _interrupt(thread)
-            interrupted = _is_interrupted(lambda: thread.join(_LOOK_AGAIN_S))
-    if raised:
-        raise raised[0]
-    return returned[0]
-
-
-def _is_interrupted(wait: Callable[[], None]) -> bool:
     try:
-        wait()
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return work()
+    with _suspended(loop), _ctrl_c_raises():
+        return work()
+
+
+@contextmanager
+def _suspended(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let this thread run other event loops; ``loop`` cannot run anyway while its caller blocks."""
+    _set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(loop)  # ``asyncio.run`` has removed it
+        _set_running_loop(loop)
 
 
 @contextmanager
@@ -69,9 +48,3 @@ def _ctrl_c_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _interrupt(thread: Thread) -> None:
-    """Raise KeyboardInterrupt in ``thread`` as soon as it executes Python code again."""
-    identity, error = ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, error)

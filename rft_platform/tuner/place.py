@@ -15,7 +15,7 @@ _NAME = re.compile(r"[\w][\w.+=@-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ExperimentPaths:
     """Location of one experiment of a project."""
 
     root: Path  # absolute
@@ -41,19 +41,19 @@ class Place:
         return self.folder / "monitor" / "tensorboard"
 
 
-def place_of(root: str | None, project: str | None, experiment: str | None) -> Place:
+def experiment_paths(root: str | None, project: str | None, experiment: str | None) -> ExperimentPaths:
     """Return the location of an experiment; by default ``./checkpoints/AgentScope/Experiment-<time>``.
 
     Raises UserError for a name that cannot be a folder name.
     """
-    place = Place(
+    paths = ExperimentPaths(
         Path(root or ROOT).absolute(),
         project or DEFAULT_PROJECT,
         experiment or f"Experiment-{time.strftime('%Y%m%d%H%M%S')}",
     )
-    for what, name in (("project_name", place.project), ("experiment_name", place.experiment)):
+    for what, name in (("project_name", paths.project), ("experiment_name", paths.experiment)):
         if not _NAME.fullmatch(name):
             raise UserError(
                 f"{what} {name!r}: it becomes the name of a folder; use letters, digits and . _ - + = @, at most 128"
             )
-    return place
+    return paths

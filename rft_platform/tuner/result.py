@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.tuner.place import Place
+from rft_platform.tuner.place import ExperimentPaths
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project import Project
@@ -49,7 +49,7 @@ class TuneResult:
         return {**asdict(self), **paths}
 
 
-def result_of(project: "Project", place: Place) -> TuneResult:
+def result_of(project: "Project", paths: ExperimentPaths) -> TuneResult:
     """Read the result of an experiment, also of one that has not ended."""
     from rft_platform.rounds.policy import published
 
@@ -59,10 +59,10 @@ def result_of(project: "Project", place: Place) -> TuneResult:
     trained = last is not None and last.policy_version > 0
     version = None if last is None or last.model_version is None else last.model_version
     return TuneResult(
-        project=place.project,
-        experiment=place.experiment,
-        folder=place.folder,
-        home=place.home.root,
+        project=paths.project,
+        experiment=paths.experiment,
+        folder=paths.folder,
+        home=paths.home.root,
         checkpoint=Path(last.folder) if last is not None and trained else None,
         steps=0 if last is None else last.policy_version,
         model_version=None if version is None else f"models:/{project.model_name}/{version}",

@@ -13,14 +13,16 @@ from rft_platform.config.load import build_config, read_yaml
 from rft_platform.config.paths import resolve_paths
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.tuner.algorithm import AlgorithmConfig
-from rft_platform.tuner.dataset import DatasetConfig
 from rft_platform.tuner.functions import TunedFunctions
 from rft_platform.tuner.layers import Layer, merged, nested, value_at
-from rft_platform.tuner.model import TunerModelConfig
-from rft_platform.tuner.place import Place, place_of
-from rft_platform.tuner.section import TunerSection
-from rft_platform.tuner.thinking import knows_thinking
+from rft_platform.tuner.place import ExperimentPaths, experiment_paths
+from rft_platform.tuner.section import (
+    AlgorithmConfig,
+    DatasetConfig,
+    TunerModelConfig,
+    TunerSection,
+    check_argument_types,
+)
 
 _SERVING = {
     "enable_thinking": "enable_thinking",
@@ -61,6 +63,7 @@ _RUNS_AT_ONCE = 32  # per engine: agents wait for the model, and for the other a
 _PACK_TOKENS = 16384
 _TASKSET_KEY = "buffer.explorer_input.taskset"
 _EVAL_KEY = "buffer.explorer_input.eval_tasksets"
+_END_OF_THOUGHT = "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,17 @@ class TuneArguments:
     monitor_type: str | None = None
     config_path: str | None = None
 
+    def check_types(self) -> None:
+        """Raise UserError for a section that is not of its class."""
+        auxiliary = {f"auxiliary_models[{name!r}]": model for name, model in (self.auxiliary_models or {}).items()}
+        check_argument_types(
+            train_dataset=(self.train_dataset, DatasetConfig),
+            eval_dataset=(self.eval_dataset, DatasetConfig),
+            model=(self.model, TunerModelConfig),
+            algorithm=(self.algorithm, AlgorithmConfig),
+            **{name: (model, TunerModelConfig) for name, model in auxiliary.items()},
+        )
+
     @property
     def notice(self) -> str | None:
         """A notice of arguments that have no effect, or None."""
@@ -86,18 +100,18 @@ class TuneArguments:
         return f"eval_dataset: {' and '.join(sorted(written))} changes nothing: an evaluation runs every task"
 
 
-def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, Place]:
+def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, ExperimentPaths]:
     """Return the configuration to run and the location of its experiment. Raises UserError if something is missing."""
     file = {} if given.config_path is None else _file_layer(Path(given.config_path).absolute(), given)
     _require(given, file)
     wanted = merged(_settings(given, defaults=True), file, _settings(given, defaults=False))
-    place = place_of(
+    paths = experiment_paths(
         value_at(file, "checkpoint_root_dir"),
         given.project_name or value_at(file, "project"),
         given.experiment_name or value_at(file, "name"),
     )
-    data = merged(wanted, _fixed(wanted, given, functions, place))
-    return build_config(resolve_paths(data, Path.cwd()), "tune"), place
+    data = merged(wanted, _fixed(wanted, given, functions, paths))
+    return build_config(resolve_paths(data, Path.cwd()), "tune"), paths
 
 
 def _file_layer(file: Path, given: TuneArguments) -> Layer:
@@ -158,7 +172,7 @@ def _value(section: TunerSection, name: str) -> Any:
     return section.split_or_train if isinstance(section, DatasetConfig) and name == "split" else getattr(section, name)
 
 
-def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place: Place) -> Layer:
+def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
     """Return the keys that follow from all others: functions, locations, and limits that depend on each other."""
     run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
     evaluated = value_at(wanted, _EVAL_KEY) or []
@@ -166,10 +180,10 @@ def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, place
         fields = _fields(given.eval_dataset, _TASKSET, True) | _fields(given.eval_dataset, _TASKSET, False)
         evaluated = [{"format": _no_columns(), **fields}]
     values = {
-        "project": place.project,
-        "name": place.experiment,
-        "checkpoint_root_dir": str(place.root),
-        "monitor.tensorboard_dir": str(place.tensorboard),
+        "project": paths.project,
+        "name": paths.experiment,
+        "checkpoint_root_dir": str(paths.root),
+        "monitor.tensorboard_dir": str(paths.tensorboard),
         "evaluation.every": _evaluation_every(wanted, given),
         _EVAL_KEY: [merged(taskset, run) for taskset in evaluated],
         **{f"{_TASKSET_KEY}.{key}": value for key, value in run.items()},
@@ -226,16 +240,25 @@ def _reasoning(wanted: Layer, given: TuneArguments) -> dict[str, Any]:
     """Disable the reasoning parser if nobody asked for one and the model has no end-of-reasoning token."""
     path = value_at(wanted, "model.model_path")
     asked = given.model is None or "reasoning_parser" in given.model.model_fields_set
-    return {} if asked or knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
+    return {} if asked or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
 
 
 def _auxiliary(name: str, model: TunerModelConfig) -> Layer:
     fields = _fields(model, _AUXILIARY, True) | _fields(model, _AUXILIARY, False)
     fields["max_response_tokens"] = min(model.max_tokens, max(1, model.max_model_len - 1))
-    if "reasoning_parser" not in model.model_fields_set and not knows_thinking(model.model_path):
+    if "reasoning_parser" not in model.model_fields_set and not _knows_thinking(model.model_path):
         fields["reasoning_parser"] = None
     return {"name": name, **fields}
 
 
 def _no_columns() -> Layer:
     return {"prompt_key": None, "response_key": None}
+
+
+def _knows_thinking(model_path: str) -> bool:
+    """Whether the tokenizer of a model folder has an end-of-reasoning token; True if it cannot be read here.
+
+    An engine refuses a reasoning parser for a model without such a token.
+    """
+    tokenizer = Path(model_path).expanduser() / "tokenizer.json"
+    return _END_OF_THOUGHT in tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else True

@@ -11,14 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rft_platform.errors import RftError, UserError
-from rft_platform.tuner.algorithm import AlgorithmConfig
-from rft_platform.tuner.dataset import DatasetConfig
 from rft_platform.tuner.event_loops import outside_event_loop
 from rft_platform.tuner.functions import TunedFunctions, tuned_functions
-from rft_platform.tuner.model import TunerModelConfig
-from rft_platform.tuner.place import Place
+from rft_platform.tuner.place import ExperimentPaths
 from rft_platform.tuner.result import TuneResult, result_of
-from rft_platform.tuner.section import check_argument_types
+from rft_platform.tuner.section import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.translation import TuneArguments, translated
 from rft_platform.tuner.types import JudgeType, WorkflowType
 from rft_platform.user_code import file_being_loaded
@@ -67,16 +64,8 @@ def tune(
         UserError: invalid settings, all of them named, before anything has started.
         UserCodeError: workflow or judge failed on every run.
     """
-    if (file := file_being_loaded()) is not None:
-        raise UserError(f'{file} calls tune() when it is imported: put the call below `if __name__ == "__main__":`')
+    _refuse_when_imported()
     functions = tuned_functions(workflow_func, judge_func)
-    check_argument_types(
-        train_dataset=(train_dataset, DatasetConfig),
-        eval_dataset=(eval_dataset, DatasetConfig),
-        model=(model, TunerModelConfig),
-        algorithm=(algorithm, AlgorithmConfig),
-        **{f"auxiliary_models[{name!r}]": (each, TunerModelConfig) for name, each in (auxiliary_models or {}).items()},
-    )
     given = TuneArguments(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
@@ -88,15 +77,28 @@ def tune(
         monitor_type=monitor_type,
         config_path=config_path,
     )
-    config, place = translated(given, functions)
+    given.check_types()
+    config, paths = translated(given, functions)
     notices = [notice for notice in (functions.notice, given.notice) if notice is not None]
+    return _run_without_event_loop(config, paths, functions, notices)
+
+
+def _refuse_when_imported() -> None:
+    """Raise UserError if ``tune()`` is called by a module that is being imported as user code."""
+    if (file := file_being_loaded()) is not None:
+        raise UserError(f'{file} calls tune() when it is imported: put the call below `if __name__ == "__main__":`')
+
+
+def _run_without_event_loop(
+    config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]
+) -> TuneResult:
     try:
-        return outside_event_loop(lambda: _run(config, place, functions, notices))
+        return outside_event_loop(lambda: _run(config, paths, functions, notices))
     except KeyboardInterrupt:
         raise KeyboardInterrupt from None  # without the traceback of the code below
 
 
-def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: list[str]) -> TuneResult:
+def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.config.home import private_files
     from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes
@@ -105,22 +107,22 @@ def _run(config: "RftConfig", place: Place, functions: TunedFunctions, notices: 
 
     console = notes()
     with _environment_kept(), private_files():
-        use_home(place.home)
-        if (line := place.home.make_private()) is not None:
+        use_home(paths.home)
+        if (line := paths.home.make_private()) is not None:
             notices = [*notices, line]
-        plan = begin(place.home, config)
+        plan = begin(paths.home, config)
         for notice in notices:
             console.print(f"note: {notice}", markup=False, soft_wrap=True)
-        console.print(f"{plan.title}, kept in {place.folder}", style="bold", markup=False, soft_wrap=True)
-        project = Project.open(place.home)
+        console.print(f"{plan.title}, kept in {paths.folder}", style="bold", markup=False, soft_wrap=True)
+        project = Project.open(paths.home)
         try:
             drive_project(project, console)
         except (KeyboardInterrupt, RftError) as error:
             what = "interrupted" if isinstance(error, KeyboardInterrupt) else "stopped"
-            _say_how_to_resume(console, place, functions, what)
+            _print_how_to_resume(console, paths, functions, what)
             raise
-        result = result_of(project, place)
-        _say_what_came(console, result)
+        result = result_of(project, paths)
+        _print_result(console, result)
     return result
 
 
@@ -139,18 +141,18 @@ def _environment_kept() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _say_how_to_resume(console: "Console", place: Place, functions: TunedFunctions, what: str) -> None:
+def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: TunedFunctions, what: str) -> None:
     from rft_platform.driving.next_steps import rft_command
 
-    home = place.home
-    lines = [f"{what}: tune(..., experiment_name={place.experiment!r}) goes on from here"]
+    home = paths.home
+    lines = [f"{what}: tune(..., experiment_name={paths.experiment!r}) goes on from here"]
     if functions.notice is None:
         lines.append(f"or, from this folder: {rft_command(home)} run --config {home.config_file}")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _say_what_came(console: "Console", result: TuneResult) -> None:
+def _print_result(console: "Console", result: TuneResult) -> None:
     from rft_platform.config.home import Home
     from rft_platform.driving.next_steps import rft_command
 

@@ -25,7 +25,7 @@ from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import selection_name
 from rft_platform.files import write_json
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.tags import DRIVER_TAG
+from rft_platform.jobs.workers import DRIVER_TAG
 from rft_platform.rounds.policy import Policy, publish
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.warm_start import WarmStartCourse

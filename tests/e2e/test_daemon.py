@@ -15,7 +15,7 @@ from interface import running_ui, wait_for
 import rft_platform
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.workers import Workers
+from rft_platform.jobs.workers import RunWorkers
 from rft_platform.processes.lease import read_lease
 from rft_platform.rounds.processes import connect_engine, connect_trainer
 from rft_platform.rounds.project import Project
@@ -128,7 +128,7 @@ def is_training(project) -> bool:
 
 def worker_of(project, run: str) -> psutil.Process:
     with open_instance(Home(project.home)) as instance:
-        pid = Workers().pid_of(instance, run)
+        pid = RunWorkers().pid_of(instance, run)
     assert pid is not None
     return psutil.Process(pid)
 

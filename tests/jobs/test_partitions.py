@@ -9,8 +9,8 @@ from rft_platform.cli.health import partition_findings
 from rft_platform.definitions import defs
 from rft_platform.experience.rounds import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance
+from rft_platform.jobs.jobs import add_next_round
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.partitions import add_next_round
 from rft_platform.jobs.sensors import next_round_sensor
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.observe import observe

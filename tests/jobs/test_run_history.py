@@ -10,7 +10,7 @@ from rft_platform.config.home import Home
 from rft_platform.experience.rounds import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.run_history import Pruned, prune_run_history
+from rft_platform.jobs.maintenance import Pruned, prune_run_history
 
 ROUNDS = 6
 

@@ -16,8 +16,7 @@ from rft_platform.definitions import defs
 from rft_platform.errors import UserError
 from rft_platform.jobs.instance import end_orphaned_runs, end_stranded_launches, open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.tags import DRIVER_TAG, driver_of, driver_tags
-from rft_platform.jobs.workers import Workers, birth, pid_in
+from rft_platform.jobs.workers import DRIVER_TAG, RunWorkers, driver_of, driver_tags, pid_in, start_time
 
 DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
 
@@ -141,8 +140,8 @@ def test_a_worker_that_is_stopped_for_long_is_killed_and_its_run_given_up(instan
 def test_a_pid_that_serves_another_program_now_is_no_worker():
     other = subprocess.Popen(["sleep", "600"])
     try:
-        assert Workers().find("run", other.pid, time.time()) is None
-        workers = Workers(births={"run": birth(psutil.Process().pid) - 1})
+        assert RunWorkers().find("run", other.pid, time.time()) is None
+        workers = RunWorkers(start_times={"run": start_time(psutil.Process().pid) - 1})
         assert workers.find("run", psutil.Process().pid, time.time()) is None, (
             "born at another time than the run's worker"
         )
@@ -203,7 +202,7 @@ def test_a_worker_in_another_container_is_left_alone(instance, started, tmp_path
 
 
 def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeypatch):
-    monkeypatch.setattr("rft_platform.jobs.run_launcher._MANY", 3)
+    monkeypatch.setattr("rft_platform.jobs.run_launcher._MAX_CLAIMS", 3)
     runs = [new_run(instance, partition=f"r{number:04d}") for number in range(1, 7)]
     for run in runs:
         launch(instance, run)
@@ -214,11 +213,11 @@ def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeyp
 
 def test_the_newest_pid_counts(instance):
     run = new_run(instance)
-    assert Workers().pid_of(instance, run.run_id) is None
+    assert RunWorkers().pid_of(instance, run.run_id) is None
     for pid in (10, 11):
         say_pid(instance, run, pid)
     instance.report_engine_event("Process for run exited (pid: 11).", run)
-    assert Workers().pid_of(instance, run.run_id) == 11
+    assert RunWorkers().pid_of(instance, run.run_id) == 11
     assert pid_in(None) is None
 
 
@@ -268,8 +267,8 @@ def test_a_process_that_began_after_the_worker_had_reported_is_another_one():
     try:
         process.stdout.readline()  # it runs: before that it may have no command line yet
         born = psutil.Process(process.pid).create_time()
-        assert Workers().find("run", process.pid, born - 60) is None
-        workers = Workers()
+        assert RunWorkers().find("run", process.pid, born - 60) is None
+        workers = RunWorkers()
         assert workers.find("run", process.pid, born) is not None
         assert workers.find("run", process.pid, born - 3600) is not None, "seen before, and the clock was set since"
     finally:

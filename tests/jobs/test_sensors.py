@@ -7,8 +7,7 @@ import yaml
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.files import write_text
-from rft_platform.jobs.schedules import nightly_evaluation
-from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor
+from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.policy import Policy, publish
 from rft_platform.rounds.project import Project

@@ -9,8 +9,8 @@ import yaml
 
 from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
-from rft_platform.jobs import settings, storage
-from rft_platform.jobs.daemon import hasten
+from rft_platform.jobs import settings
+from rft_platform.jobs.daemon_patches import shorten_sensor_loop
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.run_launcher import WatchedRunLauncher
 from rft_platform.jobs.settings import ensure_settings, shipped_settings
@@ -41,22 +41,31 @@ def test_an_earlier_file_of_ours_is_replaced_in_a_project_on_postgres_too(tmp_pa
 
     file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
     monkeypatch.setattr(settings, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
-    monkeypatch.setattr(storage, "_check", lambda url: None)  # whether its driver is installed is not the question
-    monkeypatch.setenv(storage.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
+    monkeypatch.setattr(settings, "_check_url", lambda url: None)  # whether its driver is installed is not the question
+    monkeypatch.setenv(settings.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
     file.write_text(earlier)
-    storage.ensure_storage(file)
+    settings.ensure_storage(file)
     assert file.read_text().startswith(earlier)
-    assert storage.URL in file.read_text()
+    assert settings.URL in file.read_text()
     ensure_settings(file)
     told = yaml.safe_load(file.read_text())
     assert told == {
         **yaml.safe_load(shipped_settings()),
-        "storage": {"postgres": {"postgres_url": {"env": storage.URL}}},
+        "storage": {"postgres": {"postgres_url": {"env": settings.URL}}},
     }
     written = file.stat().st_mtime_ns
     ensure_settings(file)
-    storage.ensure_storage(file)
+    settings.ensure_storage(file)
     assert file.stat().st_mtime_ns == written
+
+
+def test_an_edited_file_names_the_classes_at_their_current_modules(tmp_path):
+    file, earlier = tmp_path / "dagster.yaml", ".".join(("rft_platform", "jobs", "masked_instance"))
+    file.write_text(f"# mine\ninstance_class:\n  module: {earlier}\n  class: MaskedInstance\n")
+    ensure_settings(file)
+    sections = yaml.safe_load(file.read_text())
+    assert sections["instance_class"] == yaml.safe_load(shipped_settings())["instance_class"]
+    assert file.read_text().startswith("# mine\n")
 
 
 def test_an_edited_file_keeps_what_it_says_and_gets_what_it_lacks(tmp_path):
@@ -102,9 +111,9 @@ _SET_BACK = """
 import types
 from dagster._core.scheduler.instigation import SensorInstigatorData
 from dagster._daemon import sensor
-from rft_platform.jobs.daemon import hasten
+from rft_platform.jobs.daemon_patches import shorten_sensor_loop
 import time
-hasten(sensor, 2)
+shorten_sensor_loop(sensor, 2)
 assert sensor.MIN_INTERVAL_LOOP_TIME == 2
 def state(ago):
     data = SensorInstigatorData(min_interval=30, last_tick_timestamp=time.time() - ago)
@@ -122,4 +131,4 @@ def test_a_clock_that_was_set_back_does_not_hold_the_sensors_up():
 
 def test_a_dagster_that_keeps_its_settings_elsewhere_is_named():
     with pytest.raises(RftError, match="MIN_INTERVAL_LOOP_TIME"):
-        hasten(dg, 1)
+        shorten_sensor_loop(dg, 1)

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from rft_platform.experience.rounds import round_key
-from rft_platform.jobs.unsaid import record_unsaid
+from rft_platform.jobs.unsaid import reconcile_materializations
 from rft_platform.rounds.policy import Policy, publish
 from rft_platform.rounds.project import Project
 
@@ -21,7 +21,7 @@ def test_what_its_note_says_is_recorded_once(project: Project) -> None:
     project.store.write_note(0, "evaluation", {"results": [], "metrics": {}})
     phases = [("explore", 1), ("sync", 1), ("warm_start", 0)]
     with dg.DagsterInstance.ephemeral() as instance:
-        said = record_unsaid(project, instance, phases)
+        said = reconcile_materializations(project, instance, phases)
         assert said == ["judged_experiences of r0001", "evaluation_report of r0001", "warm_start_checkpoint of r0000"]
         assert partitions(instance, "judged_experiences") == partitions(instance, "evaluation_report") == {"r0001"}
         event = instance.get_latest_materialization_event(dg.AssetKey("judged_experiences"))
@@ -32,7 +32,7 @@ def test_what_its_note_says_is_recorded_once(project: Project) -> None:
         warm = instance.get_latest_materialization_event(dg.AssetKey("warm_start_checkpoint"))
         assert warm is not None and warm.asset_materialization is not None
         assert (warm.asset_materialization.tags or {})["dagster/data_version"] == "weights"
-        assert record_unsaid(project, instance, phases) == []
+        assert reconcile_materializations(project, instance, phases) == []
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:
@@ -42,5 +42,8 @@ def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:
         instance.report_runless_asset_event(
             dg.AssetMaterialization("judged_experiences", partition=round_key(3), metadata={"by": "its own run"})
         )
-        assert record_unsaid(project, instance, [("explore", 1), ("explore", 2), ("explore", 3), ("sync", 3)]) == []
+        assert (
+            reconcile_materializations(project, instance, [("explore", 1), ("explore", 2), ("explore", 3), ("sync", 3)])
+            == []
+        )
         assert partitions(instance, "judged_experiences") == {"r0003"}

@@ -16,7 +16,7 @@ from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_on_run_failure, alert_run_failed
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.tags import DRIVER_TAG
+from rft_platform.jobs.workers import DRIVER_TAG
 from rft_platform.processes.spawn import stop_process
 from rft_platform.resources.project import ProjectResource
 from rft_platform.rounds.project import Project

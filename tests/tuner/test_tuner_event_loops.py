@@ -23,8 +23,11 @@ def test_without_an_event_loop_the_caller_does_the_work() -> None:
     assert outside_event_loop(loop_of_its_own) == threading.current_thread().name
 
 
-async def test_below_an_event_loop_another_thread_does_it() -> None:
-    assert outside_event_loop(loop_of_its_own) == "tune"
+async def test_below_an_event_loop_the_caller_does_the_work_and_the_loop_goes_on() -> None:
+    loop = asyncio.get_running_loop()
+    assert outside_event_loop(loop_of_its_own) == threading.current_thread().name
+    assert asyncio.get_running_loop() is loop
+    assert await asyncio.wait_for(asyncio.sleep(0, "answer"), timeout=5) == "answer"
 
     def fail() -> None:
         raise ValueError("what went wrong")

@@ -9,7 +9,7 @@ from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.functions import TunedFunctions
-from rft_platform.tuner.place import Place
+from rft_platform.tuner.place import ExperimentPaths
 from rft_platform.tuner.translation import TuneArguments, translated
 
 FUNCTIONS = TunedFunctions("my.agent:solve", "my.agent:judge")
@@ -22,12 +22,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def translate(functions: TunedFunctions = FUNCTIONS, **given: Any) -> tuple[RftConfig, Place]:
+def translate(functions: TunedFunctions = FUNCTIONS, **given: Any) -> tuple[RftConfig, ExperimentPaths]:
     return translated(TuneArguments(**{"model": MODEL, "train_dataset": TRAIN, **given}), functions)
 
 
 def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:
-    config, place = translate()
+    config, paths = translate()
     taskset = config.buffer.explorer_input.taskset
     assert taskset is not None
     assert (taskset.workflow, taskset.judge) == ("my.agent:solve", "my.agent:judge")
@@ -39,10 +39,10 @@ def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:
     assert config.buffer.train_batch_size == "round", "a round is one step, however many calls its runs make"
     assert config.explorer.eval_on_startup
     assert config.model.max_response_tokens == 8192
-    assert place.folder.parent == tmp_path / "checkpoints" / "AgentScope"
-    assert place.experiment.startswith("Experiment-") and len(place.experiment) == len("Experiment-20260104185355")
-    assert place.home.root == place.folder / ".rft"
-    assert config.monitor.tensorboard_dir == str(place.folder / "monitor" / "tensorboard")
+    assert paths.folder.parent == tmp_path / "checkpoints" / "AgentScope"
+    assert paths.experiment.startswith("Experiment-") and len(paths.experiment) == len("Experiment-20260104185355")
+    assert paths.home.root == paths.folder / ".rft"
+    assert config.monitor.tensorboard_dir == str(paths.folder / "monitor" / "tensorboard")
 
 
 def test_every_field_of_the_model_takes_effect() -> None:
@@ -89,9 +89,9 @@ def test_auxiliary_models_are_served_with_all_their_fields() -> None:
 
 
 def test_names_and_monitor_take_effect(tmp_path: Path) -> None:
-    config, place = translate(project_name="maths", experiment_name="first", monitor_type="mlflow")
+    config, paths = translate(project_name="maths", experiment_name="first", monitor_type="mlflow")
     assert (config.project, config.name, config.monitor.monitor_type) == ("maths", "first", ("mlflow",))
-    assert place.folder == tmp_path / "checkpoints" / "maths" / "first"
+    assert paths.folder == tmp_path / "checkpoints" / "maths" / "first"
     with pytest.raises(UserError, match="experiment_name 'a/b': it becomes the name of a folder"):
         translate(experiment_name="a/b")
 
@@ -140,7 +140,7 @@ explorer: {eval_interval: 2}
 
 def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(YAML)
-    config, place = translate(model=None, train_dataset=None, config_path="config.yaml")
+    config, paths = translate(model=None, train_dataset=None, config_path="config.yaml")
     taskset, (held_out,) = config.buffer.explorer_input.taskset, config.buffer.explorer_input.eval_tasksets
     assert taskset is not None
     assert (config.seed, config.model.model_path, config.model.temperature) == (7, "owner/file", 0.5)
@@ -150,12 +150,12 @@ def test_a_file_says_what_the_arguments_do_not(tmp_path: Path) -> None:
         "owner/file-tasks", "question", "my.agent:solve",
     )  # fmt: skip
     assert (held_out.path, held_out.workflow, held_out.judge) == ("owner/held-out", "my.agent:solve", "my.agent:judge")
-    assert (config.evaluation.every, place.project) == (2, "from-file")
+    assert (config.evaluation.every, paths.project) == (2, "from-file")
 
 
 def test_arguments_override_the_file(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(YAML)
-    config, place = translate(
+    config, paths = translate(
         config_path="config.yaml",
         model=TunerModelConfig(model_path="owner/mine", max_model_len=200),
         train_dataset=DatasetConfig(path="owner/mine", total_steps=9),
@@ -163,7 +163,7 @@ def test_arguments_override_the_file(tmp_path: Path) -> None:
         project_name="mine",
     )
     assert (config.model.model_path, config.model.max_model_len, config.buffer.total_steps) == ("owner/mine", 200, 9)
-    assert (config.algorithm.repeat_times, config.evaluation.every, place.project) == (5, 6, "mine")
+    assert (config.algorithm.repeat_times, config.evaluation.every, paths.project) == (5, 6, "mine")
     # what the arguments leave at its default stays as the file has it
     assert (config.model.temperature, config.algorithm.algorithm_type, config.buffer.batch_size) == (0.5, "rloo", 4)
 

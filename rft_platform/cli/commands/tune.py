@@ -20,46 +20,60 @@ _AlgorithmText = Annotated[str | None, typer.Option(rich_help_panel=_ALGORITHM, 
 _AlgorithmInt = Annotated[int | None, typer.Option(rich_help_panel=_ALGORITHM, show_default=False)]
 _AlgorithmFloat = Annotated[float | None, typer.Option(rich_help_panel=_ALGORITHM, show_default=False)]
 _KeptText = Annotated[str | None, typer.Option(rich_help_panel=_KEPT, show_default=False)]
+_Judge = Annotated[
+    str | None, typer.Option(help="Likewise; without one the workflow's own reward counts.", show_default=False)
+]
+_Dataset = Annotated[
+    str | None, typer.Option(help="Tasks: a folder, a file or a Hugging Face name.", show_default=False)
+]
+_Model = Annotated[
+    str | None,
+    typer.Option(help="A folder, a Hugging Face name or models:/NAME@alias.", rich_help_panel=_MODEL),
+]
+_Thinking = Annotated[
+    bool | None, typer.Option("--enable-thinking/--no-thinking", rich_help_panel=_MODEL, show_default=False)
+]
+_Auxiliary = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=MODEL, a further model for both functions; repeatable. Its context is that of --max-model-len.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
+]
+_Experiment = Annotated[
+    str | None, typer.Option(help="One that exists is gone on with.", rich_help_panel=_KEPT, show_default=False)
+]
+_ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="YAML file; options override it.", show_default=False)
+]
+_JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Write the result to this file too.", show_default=False)
+]
 
 
 def tune(
     ctx: typer.Context,
     workflow: Annotated[str, typer.Argument(help="package.module:function or file.py:function.", show_default=False)],
-    judge: Annotated[
-        str | None, typer.Option(help="Likewise; without one the workflow's own reward counts.", show_default=False)
-    ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(help="Tasks: a folder, a file or a Hugging Face name.", show_default=False)
-    ] = None,
+    judge: _Judge = None,
+    dataset: _Dataset = None,
     subset: _Text = None,
     split: Annotated[str, typer.Option(help="Also a slice: train[:100].")] = "train",
     total_epochs: Annotated[int | None, typer.Option(show_default=False)] = None,
     total_steps: Annotated[int | None, typer.Option(help="In place of epochs.", show_default=False)] = None,
     eval_dataset: Annotated[str | None, typer.Option(help="Held-out tasks.", show_default=False)] = None,
     eval_split: str = "test",
-    model: Annotated[
-        str | None,
-        typer.Option(help="A folder, a Hugging Face name or models:/NAME@alias.", rich_help_panel=_MODEL),
-    ] = None,
+    model: _Model = None,
     max_model_len: _ModelInt = None,
     max_tokens: _ModelInt = None,
     temperature: _ModelFloat = None,
     top_p: _ModelFloat = None,
-    enable_thinking: Annotated[
-        bool | None, typer.Option("--enable-thinking/--no-thinking", rich_help_panel=_MODEL, show_default=False)
-    ] = None,
+    enable_thinking: _Thinking = None,
     tensor_parallel_size: _ModelInt = None,
     inference_engine_num: _ModelInt = None,
     tool_call_parser: _ModelText = None,
     reasoning_parser: _ModelText = None,
-    auxiliary: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=MODEL, a further model for both functions; repeatable. Its context is that of --max-model-len.",
-            rich_help_panel=_MODEL,
-            show_default=False,
-        ),
-    ] = None,
+    auxiliary: _Auxiliary = None,
     algorithm: _AlgorithmText = None,
     learning_rate: _AlgorithmFloat = None,
     group_size: _AlgorithmInt = None,
@@ -67,16 +81,10 @@ def tune(
     save_interval_steps: _AlgorithmInt = None,
     eval_interval_steps: _AlgorithmInt = None,
     project: _KeptText = None,
-    experiment: Annotated[
-        str | None, typer.Option(help="One that exists is gone on with.", rich_help_panel=_KEPT, show_default=False)
-    ] = None,
+    experiment: _Experiment = None,
     monitor: Annotated[str | None, typer.Option(help="tensorboard or mlflow.", show_default=False)] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="YAML file; options override it.", show_default=False)
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the result to this file too.", show_default=False)
-    ] = None,
+    config: _ConfigFile = None,
+    json_file: _JsonFile = None,
 ) -> None:
     """Train a model on the runs of an agent's workflow; the same as tune() in Python."""
     from rft_platform.driving.preflight import refuse_bad_target

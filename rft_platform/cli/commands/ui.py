@@ -59,8 +59,8 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
     from rft_platform.driving.console import notes, output, print_link
     from rft_platform.processes.signals import terminable
+    from rft_platform.servers.interface import start_sensors
     from rft_platform.servers.leases import leases_of
-    from rft_platform.servers.sensors import start_sensors
     from rft_platform.servers.supervise import serving, wait_for_end
     from rft_platform.web_guard.token import access_token
 
