@@ -1,4 +1,4 @@
-"""Fixtures shared by all rooms: the tiny model, and test data that is not part of the repository."""
+"""Fixtures shared by all folders: the tiny model, and test data that is not part of the repository."""
 
 import os
 import shutil

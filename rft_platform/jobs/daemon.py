@@ -11,7 +11,7 @@ from rft_platform.config.home import Home
 from rft_platform.errors import RftError, UserError
 from rft_platform.jobs.daemon_patches import patch_daemon, run_dagster_daemon
 from rft_platform.jobs.instance import end_stranded_launches, open_instance
-from rft_platform.jobs.sole import sole_holder
+from rft_platform.jobs.sole import singleton_lock
 from rft_platform.jobs.timing import sensor_interval_s
 from rft_platform.processes.collector import keep_imports
 
@@ -21,7 +21,7 @@ def main() -> None:
     keep_imports()
     home = Home.from_environment()
     try:
-        with sole_holder(home.leases / "daemon.lock", f"the daemon of {home.root}"):
+        with singleton_lock(home.leases / "daemon.lock", f"the daemon of {home.root}"):
             patch_daemon(sensor_interval_s())
             with open_instance(home) as instance:
                 end_stranded_launches(instance)

@@ -11,7 +11,7 @@ from rft_platform.locks import try_lock
 
 
 @contextmanager
-def sole_holder(path: Path, what: str, **details: object) -> Iterator[None]:
+def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
     """Hold the lock at ``path`` for the block; ``details`` are shown to other processes that try to take it.
 
     Raises UserError that names the holder if there is one. The kernel releases the lock when its holder ends.
@@ -20,14 +20,14 @@ def sole_holder(path: Path, what: str, **details: object) -> Iterator[None]:
     with path.open("a+", encoding="utf-8") as stream:
         if not try_lock(stream):
             stream.seek(0)
-            raise UserError(f"{what} runs already ({_told(stream.read())}): stop that one first, or use it")
+            raise UserError(f"{what} runs already ({_holder(stream.read())}): stop that one first, or use it")
         stream.truncate(0)
         json.dump({"process": os.getpid(), **details}, stream)
         stream.flush()
         yield
 
 
-def _told(text: str) -> str:
+def _holder(text: str) -> str:
     try:
         return ", ".join(f"{name} {value}" for name, value in json.loads(text).items())
     except (ValueError, AttributeError):

@@ -15,7 +15,7 @@ from rft_platform.observability.context import HEADER, PhaseContext, context_hea
 from rft_platform.observability.logs import configured, phase_context
 from rft_platform.progress import report
 
-LOG = logging.getLogger("rft_platform.some.room")
+LOG = logging.getLogger("rft_platform.some.folder")
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_json_line_says_who_what_and_for_which_round(json_lines) -> None:
     assert line == {
         "level": "WARNING",
         "process": "trainer",
-        "logger": "rft_platform.some.room",
+        "logger": "rft_platform.some.folder",
         "round": "r0003",
         "run_id": "1f2e3d4c-aa",
         "phase": "policy_checkpoint",
@@ -60,7 +60,7 @@ def test_people_get_one_readable_line(capsys: pytest.CaptureFixture[str]) -> Non
     with configured("run"), phase_context(12, "1f2e3d4c-aa", "judged_experiences"):
         LOG.info("judged with api_key=%s", "abcdefgh")
     line = capsys.readouterr().err.splitlines()[1]
-    assert line.endswith("INFO run r0012/judged_experiences@1f2e3d4c rft_platform.some.room: judged with api_key=***")
+    assert line.endswith("INFO run r0012/judged_experiences@1f2e3d4c rft_platform.some.folder: judged with api_key=***")
 
 
 def test_threads_of_a_phase_log_for_it_and_nothing_is_left_behind(json_lines) -> None:

@@ -34,7 +34,7 @@ def ui(
     from rft_platform.driving.drive import use_home
     from rft_platform.driving.preflight import check_writable
     from rft_platform.errors import UserError
-    from rft_platform.jobs.sole import sole_holder
+    from rft_platform.jobs.sole import singleton_lock
     from rft_platform.jobs.timing import sensor_interval_s
     from rft_platform.servers.interface import ui_servers
     from rft_platform.servers.supervise import check_ports
@@ -49,7 +49,7 @@ def ui(
         begin(home, load_config(config))
     elif not home.config_file.exists():
         notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` begins one", markup=False)
-    with sole_holder(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
+    with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         check_ports(servers)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if auto else None)

@@ -1,0 +1,148 @@
+"""The architecture: imports point downward in the table of docs/architecture.md, and nothing imports in a circle."""
+
+import ast
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rft_platform
+
+PACKAGE = Path(rft_platform.__file__).parent
+TABLE = PACKAGE.parent / "docs" / "architecture.md"
+ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
+ENTRIES = {"__init__", "__main__"}
+MOST_MODULES = 15  # of one folder
+#: The only folder that uses Dagster's private modules, which any release may change.
+INTERNALS = PACKAGE / "jobs" / "dagster_internals"
+
+Graph = Mapping[str, Set[str]]
+
+
+def levels() -> dict[str, int]:
+    """Level of each package and module at the top; the ground is -1."""
+    rows = ROW.findall(TABLE.read_text(encoding="utf-8"))
+    return {
+        name.removesuffix(".py"): -1 if level == "ground" else int(level)
+        for level, names in rows
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the platform by its dotted name without ``rft_platform.``; packages by the folder's name."""
+    files = {file.relative_to(PACKAGE).with_suffix(""): file for file in PACKAGE.rglob("*.py")}
+    return {".".join(path.parts).removesuffix(".__init__"): file for path, file in files.items()}
+
+
+def imported(module: str) -> Iterator[str]:
+    """Modules that ``module`` imports, inside functions too; imports for type checkers only do not count."""
+    tree = ast.parse(modules()[module].read_text(encoding="utf-8"))
+    skipped = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in skipped:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if _known(name) else node.module for name in names]
+        elif isinstance(node, ast.Import) and id(node) not in skipped:
+            names = [alias.name for alias in node.names]
+        yield from (name.removeprefix("rft_platform.") for name in names if _known(name))
+
+
+def _known(name: str) -> bool:
+    return name.startswith("rft_platform.") and name.removeprefix("rft_platform.") in modules()
+
+
+@cache
+def file_graph() -> Graph:
+    """The imports between files."""
+    return {module: {other for other in imported(module) if other != module} for module in modules()}
+
+
+def folder_of(module: str) -> str:
+    """The folder of a module; a module at the top of the package counts as a folder of its own."""
+    return module if modules()[module].name == "__init__.py" else module.rpartition(".")[0] or module
+
+
+def folder_graph() -> Graph:
+    """The imports between folders of any depth; a folder's ``__init__`` belongs to it."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, others in file_graph().items():
+        graph[folder_of(module)] |= {folder_of(other) for other in others} - {folder_of(module)}
+    return graph
+
+
+def circles(graph: Graph) -> list[str]:
+    """The groups of nodes that reach each other, each as text; nodes that ``graph`` does not list are ignored."""
+    reached = {node: reachable(graph, node) & graph.keys() for node in graph}
+    groups = {frozenset(other for other in reached[node] if node in reached[other]) for node in graph}
+    return sorted(", ".join(sorted(group)) for group in groups if len(group) > 1)
+
+
+def reachable(graph: Graph, start: str) -> set[str]:
+    """The nodes on paths from ``start``; ``start`` itself only if a path leads back to it."""
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = graph.get(left.pop(), frozenset()) - found
+        found |= new
+        left += new
+    return found
+
+
+def top(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def test_every_folder_stands_in_the_table() -> None:
+    assert {top(module) for module in modules()} - ENTRIES == set(levels())
+
+
+def test_imports_point_downward() -> None:
+    """To a lower level. Only the files of the ground may import each other; ``test_files...`` refuses circles there."""
+    level = levels()
+    wrong = sorted(
+        f"{module} (level {level[top(module)]}) imports {other} (level {level[top(other)]})"
+        for module, others in file_graph().items()
+        for other in others
+        if top(module) not in ENTRIES and top(other) not in {top(module), *ENTRIES}
+        if level[top(other)] > level[top(module)] or level[top(other)] == level[top(module)] != -1
+    )
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.xfail(strict=True, reason="modules move into sub-folders next")
+def test_folders_do_not_import_in_a_circle() -> None:
+    assert circles(folder_graph()) == []
+
+
+@pytest.mark.xfail(strict=True, reason="some circles are cut next")
+def test_files_do_not_import_in_a_circle() -> None:
+    assert circles({module: others for module, others in file_graph().items() if _is_file(module)}) == []
+
+
+def _is_file(module: str) -> bool:
+    return modules()[module].name != "__init__.py"
+
+
+@pytest.mark.xfail(strict=True, reason="modules move into sub-folders next")
+def test_no_folder_has_too_many_modules() -> None:
+    sizes = Counter(module.rpartition(".")[0] for module in modules() if _is_file(module))
+    assert {folder: size for folder, size in sizes.items() if folder and size > MOST_MODULES} == {}
+
+
+@pytest.mark.xfail(strict=True, reason="the modules move into this folder next")
+def test_only_one_folder_uses_private_modules_of_dagster() -> None:
+    private = re.compile(r"\bdagster\._")
+    users = [file for file in PACKAGE.rglob("*.py") if private.search(file.read_text(encoding="utf-8"))]
+    assert {str(file.relative_to(PACKAGE)) for file in users if file.parent != INTERNALS} == set()
+    assert users
