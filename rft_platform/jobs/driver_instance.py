@@ -21,7 +21,7 @@ CODE_LOCATION, MODULE = "rft_platform", "rft_platform.definitions"  # as in work
 AssetCheckFailedError = DagsterAssetCheckFailedError
 #: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
 _OF_A_DRIVER = {
-    "instance_class": {"module": "rft_platform.jobs.driver_instance", "class": "DriverInstance"},
+    "instance_class": {"module": __name__, "class": "DriverInstance"},
     "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
 }
 
