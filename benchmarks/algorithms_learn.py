@@ -46,9 +46,7 @@ from rft_platform.files import digest_json
 from rft_platform.judging.apply import judge_rollouts
 from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.env_state import state_hash
-from rft_platform.rounds.algorithm import algorithm_spec
-from rft_platform.rounds.operators import pipeline_of
-from rft_platform.rounds.train import optimizer_spec
+from rft_platform.rounds.algorithm import algorithm_spec, optimizer_spec, pipeline_of
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.ranks import Ranks

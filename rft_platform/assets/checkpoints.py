@@ -65,10 +65,9 @@ def policy_checkpoint(
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
     from rft_platform.rounds.landing import selection_note
-    from rft_platform.rounds.policies import train_further
     from rft_platform.rounds.register import register
-    from rft_platform.rounds.run_training import engine_mismatch
-    from rft_platform.rounds.train import lineage, train
+    from rft_platform.rounds.round import train_further
+    from rft_platform.rounds.train import engine_mismatch, lineage, train
 
     opened, number = project.open(), round_of(context)
     further = train_further(opened, trainer.connect(), registry.connect(), number, context.run.run_id)

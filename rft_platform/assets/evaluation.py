@@ -38,7 +38,7 @@ def evaluation_report(
     """Held-out results of the round's policy, compared with the champion; the engine serves the policy from here on."""
     from rft_platform.rounds.bench import write_bench
     from rft_platform.rounds.evaluate import evaluate_round
-    from rft_platform.rounds.offline_evaluation import evaluate_offline
+    from rft_platform.rounds.offline import evaluate_offline
 
     opened, number = project.open(), round_of(context)
     if opened.settings.offline:

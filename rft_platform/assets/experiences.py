@@ -44,8 +44,8 @@ def judged_experiences(
 ) -> dg.MaterializeResult:
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import JUDGED_SCHEMA
-    from rft_platform.rounds.judge import judge, other_judge, quality, sample_transcripts
-    from rft_platform.rounds.judgements import restore
+    from rft_platform.rounds.judge import judge, quality, restore, sample_transcripts
+    from rft_platform.rounds.workflows import other_judge
 
     opened, number = project.open(), round_of(context)
     other = other_judge(config.judge, config.judge_args, config.judges)

@@ -45,8 +45,7 @@ def preference_pairs(context: dg.AssetExecutionContext, project: ProjectResource
 
 
 def _dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    from rft_platform.rounds.offline_data import load_dataset, make_dataset
-    from rft_platform.rounds.offline_leaks import leaked_tasks
+    from rft_platform.rounds.offline_data import leaked_tasks, load_dataset, make_dataset
 
     opened = project.open()
     written, dataset = make_dataset(opened, round_of(context)), load_dataset(opened)

@@ -2,13 +2,14 @@
 
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.policy import NOTE, Policy, required
+from rft_platform.rounds.notes import POLICY
+from rft_platform.rounds.policy import Policy, required
 from rft_platform.rounds.project import Project
 
 
 def round_policy(project: Project, number: int | None = None) -> Policy:
     """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
-    have = [n for n in project.store.rounds() if project.store.has_note(n, NOTE)]
+    have = [n for n in project.store.rounds() if project.store.has_note(n, POLICY)]
     if not have:
         raise UserError(f"{project.home.root}: no round has published a policy yet; train first")
     wanted = have[-1] if number is None else number

@@ -6,8 +6,8 @@ each round from its notes.
 
 Read in this order:
 - ``preflight`` (with ``model_check``, ``prompt_lengths``, ``offline_checks``, ``machine``): every check before a run.
-- ``starting`` and ``beginning``: write the configuration, or refuse it.
+- ``starting``: check the configuration and write it.
 - ``drive`` (with ``ledger``, the cost record): run the plan, and clean up after an interruption.
 - ``live``, ``live_table``, ``console``: progress and output on the terminal.
-- ``round_lines``, ``round_news``, ``next_steps``: results per round, and what the user can do next.
+- ``round_lines``, ``next_steps``: results per round, and what the user can do next.
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rft_platform.config.home import Home
 from rft_platform.driving.ledger import recorded_cost
 from rft_platform.driving.live import showing_progress
-from rft_platform.driving.round_news import RoundNews
+from rft_platform.driving.round_lines import RoundNews
 from rft_platform.errors import RftError
 from rft_platform.jobs.driver_lock import refuse_second_driver
 from rft_platform.observability.bounded import logs_bounded

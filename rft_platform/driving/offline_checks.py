@@ -38,8 +38,7 @@ def offline_problems(project: "Project") -> Iterator[str]:
 def offline_notices(project: "Project") -> Iterator[str]:
     """Lines about the dataset's size, rows left out, and held-out tasks that also occur in the dataset."""
     from rft_platform.rounds.offline import offline_steps
-    from rft_platform.rounds.offline_data import load_dataset
-    from rft_platform.rounds.offline_leaks import leaked_tasks
+    from rft_platform.rounds.offline_data import leaked_tasks, load_dataset
 
     dataset = load_dataset(project)
     steps = offline_steps(project, len(dataset.rows))
@@ -63,21 +62,21 @@ def has_chat_template(model: Path) -> bool:
 
 def _too_long(project: "Project", source: str) -> Iterator[str]:
     """A line on rows left out as too long; they are counted by the training, so there is none before it."""
+    from rft_platform.rounds.notes import TRAIN
     from rft_platform.rounds.offline import ROUND
-    from rft_platform.rounds.run_training import NOTE
 
-    trained = project.store.read_note(ROUND, NOTE) or {}
+    trained = project.store.read_note(ROUND, TRAIN) or {}
     if count := int(trained.get("metrics", {}).get("rows_too_long", 0)):
         yield f"{source}: {count:,} rows longer than max_model_len left out"
 
 
 def _length_problems(project: "Project") -> Iterator[str]:
     """A finished training cannot be extended; a new one has to start from its weights."""
+    from rft_platform.rounds.notes import TRAIN
     from rft_platform.rounds.offline import ROUND, offline_steps
     from rft_platform.rounds.offline_data import read_dataset
-    from rft_platform.rounds.run_training import NOTE
 
-    trained, dataset = project.store.read_note(ROUND, NOTE), read_dataset(project, ROUND)
+    trained, dataset = project.store.read_note(ROUND, TRAIN), read_dataset(project, ROUND)
     if trained is None or dataset is None:
         return
     too_long = int(trained.get("metrics", {}).get("rows_too_long", 0))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from rft_platform.config.checks import check_config
 from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
 from rft_platform.config.plan import RunPlan, run_plan
+from rft_platform.config.resume import check_unchanged
 from rft_platform.config.schema import RftConfig
 from rft_platform.driving.machine import cpu_count, gpu_count
 from rft_platform.driving.model_check import model_check
 from rft_platform.driving.offline_checks import offline_notices, offline_problems
 from rft_platform.driving.prompt_lengths import check_prompt_lengths, task_lines
-from rft_platform.driving.starting import check_may_start
 from rft_platform.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,13 +98,11 @@ def nearest_folder(path: Path) -> Path:
 def _problems(project: "Project") -> Iterator[str]:
     """One line per problem that would make the run fail."""
     from rft_platform.inference.launcher import check_model_folder
-    from rft_platform.rounds.algorithm import check_algorithm
+    from rft_platform.rounds.algorithm import check_algorithm, check_operators
     from rft_platform.rounds.auxiliary import check_keys
-    from rft_platform.rounds.judge import check_judge
-    from rft_platform.rounds.operators import check_operators
     from rft_platform.rounds.processes import check_engines
     from rft_platform.rounds.task_selection import check_selector
-    from rft_platform.rounds.workflows import check_workflow
+    from rft_platform.rounds.workflows import check_judge, check_workflow
 
     config, home = project.config, project.home
     yield from _attempt(check_algorithm, project.settings)
@@ -199,3 +198,21 @@ def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
         check(*arguments)
     except UserError as error:
         yield str(error)
+
+
+def check_may_start(home: Home, config: RftConfig) -> None:
+    """Raise UserError if the folder has results of another project, or of this one with other settings."""
+    if not home.config_file.exists() or not home.holds_results:
+        return
+    old = load_config(home.config_file)
+    if (old.project, old.name) != (config.project, config.name):
+        raise UserError(
+            f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
+            "RFT_HOME at another folder, or move this one aside"
+        )
+    check_unchanged(old, config)
+    if not config.continue_from_checkpoint and home.rounds.is_dir():
+        raise UserError(
+            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it to "
+            "true to go on, or point RFT_HOME at another folder"
+        )

@@ -11,8 +11,7 @@ import dagster as dg
 
 from rft_platform.assets.common import numbers
 from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.judge import NOTE as JUDGE
+from rft_platform.rounds.notes import EVALUATION, JUDGE
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
 

@@ -10,14 +10,12 @@ from typing import Literal
 import rft_platform
 from rft_platform.experience.rounds import round_key
 from rft_platform.metrics.catalogue import Sample
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.judge import NOTE as JUDGE
+from rft_platform.rounds.curve import time_split
+from rft_platform.rounds.notes import EVALUATION, JUDGE, POLICY
 from rft_platform.rounds.observe import Launches, observe
 from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import NOTE as POLICY
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.state import Plan, ProjectState, RoundState
-from rft_platform.rounds.time_split import time_split
 
 PHASES: tuple[Literal["explore", "sync"], ...] = ("explore", "sync")
 PLAN_STATES = ("launching", "running", "waiting", "finished", "failed")

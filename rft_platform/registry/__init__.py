@@ -3,9 +3,9 @@
 MLflow holds one experiment per project and one registered model per policy. ``ModelRegistry`` registers every
 checkpoint as a version; the alias ``champion`` marks the promoted one. Read in this order:
 
-1. ``store`` (``open_client``: an SQLite file or a server), ``guard`` (MLflow errors as ``RegistryError``);
+1. ``store`` (``open_client``: an SQLite file or a server; MLflow errors become a ``RegistryError``);
 2. ``models`` (``ModelRegistry``, ``RegisteredModel``), ``reading`` (reads versions without importing MLflow);
 3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``tensorboard`` (``TensorBoardRun``);
-4. ``manifests`` (checkpoints and their parents), ``traces`` (result types), ``rows_read`` (files of a training);
+4. ``manifests`` (checkpoints and their parents), ``traces`` (result types);
 5. ``lineage`` (``trace_checkpoint``, ``trace_row``).
 """

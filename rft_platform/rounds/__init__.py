@@ -4,13 +4,13 @@
 ``evaluate_round``) writes a note to its round when it is complete.
 
 Read in this order:
-- State and plan: ``project``, ``state``, ``observe``, ``plan``, ``dynamic``.
-- Policies and code version: ``policy``, ``snapshots``, ``policies``, ``warm_start``, ``provenance``.
-- Exploration: ``explore``, ``workflows``, ``task_selection``, ``dynamic_sampling``, ``stored_rollouts``.
-- Judgement: ``judge``, ``judgements``, ``operators``.
-- Training: ``train``, ``run_training``, ``algorithm``, ``landing``, ``groups``, ``row_selection``, ``replay``.
-- Evaluation: ``evaluate``, ``measure``, ``measurement``, ``champion``, ``curve``, ``bench``, ``time_split``.
-- Offline training: ``offline``, ``offline_*``, ``demonstrations``.
-- Services: ``processes``, ``auxiliary``, ``register``, ``model_versions``, ``rebuild_registry``, ``monitor``.
-- Maintenance: ``mend``, ``verification``, ``maintenance``, ``thinning``, ``moved_home``.
+- Phases: ``round``, ``warm_start``, ``explore``, ``judge``, ``train``, ``register``, ``evaluate``, ``measure``.
+- State and plan: ``project``, ``notes``, ``state``, ``observe``, ``plan``, ``dynamic``.
+- Policies and code version: ``policy``, ``mend``, ``provenance``.
+- Settings turned into parts: ``algorithm``, ``workflows``, ``demonstrations``.
+- Selection of tasks and rows: ``task_selection``, ``stored_rollouts``, ``landing``, ``replay``, ``row_selection``.
+- Reports: ``curve``, ``champion``, ``bench``, ``monitor``.
+- Offline training: ``offline``, ``offline_data``.
+- Services: ``processes``, ``auxiliary``, ``model_versions``, ``rebuild_registry``.
+- Maintenance: ``verification``, ``maintenance``, ``thinning``, ``moved_home``.
 """

@@ -1,13 +1,42 @@
-"""Translate the configured algorithm into the trainer's AlgorithmSpec, and check that its parts fit together."""
+"""The configured algorithm as specifications: for the trainer, and for the pipeline of judged experiences.
 
+``algorithm_spec`` and the functions after it fill the parts of a train request; ``pipeline_of`` lists the operators.
+``check_algorithm`` and ``check_operators`` refuse parts that do not fit together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
+from rft_platform.algorithms.presets import Preset
 from rft_platform.config.algorithm_parts import RolloutCorrection
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema import RftConfig
+from rft_platform.config.trainer import Optimizer
 from rft_platform.errors import UserError
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
+from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
+from rft_platform.judging.operators.overlong_penalty import OVERLONG_PENALTY
+from rft_platform.judging.operators.reward_filter import REWARD_FILTER
+from rft_platform.judging.operators.std_filter import STD_FILTER
+from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.pipeline import Operator, Pipeline
+from rft_platform.judging.view import experiences_of
+from rft_platform.rounds.policy import required
+from rft_platform.rounds.processes import model_folder
+from rft_platform.rounds.project import Project
+from rft_platform.training.protocol import (
+    AlgorithmSpec,
+    CriticSpec,
+    KlPenaltySpec,
+    LoraSpec,
+    OptimizerSpec,
+)
 
 _PLAIN = RolloutCorrection()
+
+
+_CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
 
 
 def loaded_digest(config: RftConfig) -> str | None:
@@ -98,3 +127,111 @@ def check_algorithm(run: RunSettings) -> None:
         )
     if problems:
         raise UserError("\n".join(problems))
+
+
+def pipeline_of(run: RunSettings) -> Pipeline:
+    """The operators applied to a round's judged experiences before advantages are computed, in order.
+
+    A configured operator replaces the algorithm's operator of the same name. Raises UserError for unknown names and
+    options.
+    """
+    given = run.config.data_processor.experience_pipeline.operators
+    named = {entry.name for entry in given}
+    own = [entry for entry in _own_operators(run) if entry.name not in named]
+    pipeline = Pipeline.of([*own, *given])
+    if run.batches.max_batches == 1:
+        return pipeline
+    return Pipeline.of([*pipeline.operators, Operator(SURPLUS_GROUPS)])
+
+
+def check_operators(run: RunSettings) -> None:
+    """Raise UserError for operators that do not exist and for options that do not fit."""
+    nothing = experiences_of([], [])
+    pipeline = pipeline_of(run)
+    for entry, function in zip(pipeline.operators, pipeline.functions, strict=True):
+        if function.__module__.startswith("rft_platform."):  # checks for options that exclude each other
+            function(nothing, **entry.args)
+
+
+def _own_operators(run: RunSettings) -> Iterator[Operator]:
+    """The algorithm's operators: those of its preset, with the overrides of section ``filters``."""
+    config, chosen, overlong = run.config, run.algorithm, run.config.algorithm.filters.overlong
+    if chosen.drop_zero_variance:
+        yield Operator(DYNAMIC_SAMPLING, {"max_batches": chosen.max_batches})
+    if chosen.overlong_penalty:
+        longest = overlong.max_length or config.model.response_limit
+        cache = overlong.cache_length or max(1, longest // _CACHE_SHARE)
+        lengths = {"max_length": longest, "cache_length": cache}
+        yield Operator(OVERLONG_PENALTY, {**lengths, "weight": chosen.overlong_penalty})
+    if chosen.reward_threshold is not None:
+        yield Operator(REWARD_FILTER, {"threshold": chosen.reward_threshold})
+    threshold = _std_threshold(chosen)
+    if threshold is not None:
+        yield Operator(STD_FILTER, {"threshold": threshold})
+
+
+def _std_threshold(chosen: Preset) -> float | None:
+    """The standard deviation at or below which the advantage drops a group; None if it has no such option."""
+    option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
+    return chosen.advantage_args.get(option) if option else None
+
+
+def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
+    """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
+    always = project.settings.algorithm.reference == "always"
+    needed = always or algorithm.beta or algorithm.kl_penalty is not None
+    return required(project.store, 0, policy).folder if needed else None
+
+
+def teacher_folder(project: Project) -> str | None:
+    """The teacher's folder; None if the algorithm has no teacher. Raises UserError if none is configured."""
+    settings = project.config.algorithm
+    if not project.settings.algorithm.teacher:
+        return None
+    if settings.teacher_model_path is None:
+        raise UserError(f"algorithm.teacher_model_path is not set: {settings.algorithm_type} learns from a teacher")
+    return str(model_folder(project, settings.teacher_model_path, "algorithm.teacher_model_path"))
+
+
+def lora_spec(project: Project) -> LoraSpec | None:
+    """The adapter to train; None: the full weights."""
+    lora = project.config.model.lora_configs[0] if project.config.model.lora_configs else None
+    return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
+
+
+def spec_with_critic(project: Project) -> AlgorithmSpec:
+    """The configured algorithm, with its critic settings if it has a critic."""
+    spec = algorithm_spec(project.settings)
+    return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
+
+
+def critic_spec(project: Project) -> CriticSpec:
+    """The configured critic. Its schedule counts the critic's own updates, as many as the run has steps."""
+    settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
+    return CriticSpec(
+        folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
+        optimizer=optimizer_spec(settings, project.length.steps),
+        value_clip=settings.value_clip,
+        warmup_steps=settings.warmup_steps,
+    )
+
+
+def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
+    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
+
+    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
+    """
+    return OptimizerSpec(
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
+        lr_scheduler_type=settings.lr_scheduler_type,
+        lr_warmup_steps=settings.lr_warmup_steps,
+        total_steps=settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1),
+    )
+
+
+def _targets(modules: str | list[str]) -> str | tuple[str, ...]:
+    return modules if isinstance(modules, str) else tuple(modules)

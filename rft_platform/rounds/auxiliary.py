@@ -1,15 +1,22 @@
-"""Serve the project's auxiliary models while a phase needs them: engines of this project, or external endpoints."""
+"""Serve further models beside the first policy while a phase needs them.
+
+Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Further policies
+(``policies``) each have an engine, which serves the version that the phase names.
+"""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import EngineError, UserError
+from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec, handed_out
-from rft_platform.rounds.processes import engine_spec, model_folder
+from rft_platform.rounds.mend import repair_on_failure
+from rft_platform.rounds.policy import Policy, deploy
+from rft_platform.rounds.processes import connect_policies, engine_spec, model_folder
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:
@@ -86,7 +93,7 @@ def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[Auxil
         keys = tuple(client.api_key for client in by_name[entry.known_as])
         model = entry.model or ("" if entry.base_url else by_name[entry.known_as][0].status().model_path)
         specs.append(_spec(config, entry, urls[0], model, tuple(urls[1:]), keys))
-    with awake(clients):
+    with keep_awake(clients):
         yield specs
 
 
@@ -134,17 +141,17 @@ def _spec(
 
 
 @contextmanager
-def awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
+def keep_awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
     """Request the engines' status at intervals, so that none reaches its idle time-out within the block."""
     over = threading.Event()
 
-    def ask() -> None:
+    def request_status() -> None:
         while not over.wait(_AWAKE_S):
             for client in clients:
                 with suppress(EngineError):  # the next call of the model reports the error
                     client.status()
 
-    thread = threading.Thread(target=ask, name="auxiliaries", daemon=True)
+    thread = threading.Thread(target=request_status, name="auxiliaries", daemon=True)
     thread.start()
     try:
         yield
@@ -153,3 +160,21 @@ def awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
         thread.join()
         for client in clients:
             client.close()
+
+
+@contextmanager
+def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterator[dict[str, PolicyEngine]]:
+    """Yield engines that serve exactly these further policies, by name; an empty dict if there are none.
+
+    Running engines are reused; missing ones are started in parallel. After a weight change each engine is compared with
+    the trainer's log-probs. Raises the errors of ``deploy``, and EngineError if an engine does not start.
+    """
+    if not project.config.policies:
+        yield {}
+        return
+    clients = connect_policies(project)
+    with keep_awake(list(clients.values())):
+        for name, client in clients.items():
+            with repair_on_failure(project, policies[name]):
+                deploy(client, policies[name])
+        yield dict(clients)

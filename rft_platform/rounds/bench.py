@@ -10,10 +10,10 @@ from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.report import comparison_cell, table
 from rft_platform.evaluation.results import EvaluationResult, tasks_digest
 from rft_platform.files import write_json, write_text
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.measurement import measured_by
+from rft_platform.rounds.notes import EVALUATION
 from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.workflows import measured_by
 
 REPORT, DATA = "bench.md", "bench.json"
 HEADER = ("policy", "taskset", "sampled", "greedy", "reward", "from the start", "from the champion")

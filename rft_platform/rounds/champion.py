@@ -7,12 +7,8 @@ from rft_platform.evaluation.comparison import Comparison, comparisons
 from rft_platform.evaluation.gate import GateDecision, gate
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.registry.models import DIGEST_TAG
-from rft_platform.rounds.curve import (
-    EVALUATION,
-    evaluation_of,
-    evaluation_of_weights,
-    previous_evaluation,
-)
+from rft_platform.rounds.curve import evaluation_of, evaluation_of_weights, previous_evaluation
+from rft_platform.rounds.notes import EVALUATION
 from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
 

@@ -1,6 +1,5 @@
 """Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -12,16 +11,12 @@ from rft_platform.evaluation.report import data_uri, markdown_report, write_repo
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.champion import against_champion, compared
-from rft_platform.rounds.curve import (
-    EVALUATION,
-    curve_points,
-    evaluation_of,
-)
+from rft_platform.rounds.curve import curve_points, evaluation_of
 from rft_platform.rounds.landing import selection_note, through
 from rft_platform.rounds.measure import measure
-from rft_platform.rounds.mend import mending
-from rft_platform.rounds.monitor import monitor_round
-from rft_platform.rounds.policies import annotate_further
+from rft_platform.rounds.mend import repair_on_failure
+from rft_platform.rounds.monitor import record_evaluation, scores_of
+from rft_platform.rounds.notes import EVALUATION
 from rft_platform.rounds.policy import Policy, deploy, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.thinning import thin_checkpoints
@@ -57,7 +52,7 @@ def evaluate_round(
     """
     started = perf_counter()
     policy = required(project.store, round_number)
-    with mending(project, policy):
+    with repair_on_failure(project, policy):
         canary_delta = deploy(engine, policy)
     seconds = {"deploy_s": perf_counter() - started}
     cpu = process_time() + engine.status().cpu_seconds
@@ -136,25 +131,3 @@ def _evaluate(
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
     picture = written.with_name("learning_curve.png")
     return RoundEvaluation(decision.reason, promoted, results, page(data_uri(png)), picture, metrics, differences)
-
-
-def scores_of(result: EvaluationResult, differences: Sequence[Comparison]) -> dict[str, float]:
-    """The numbers of an evaluation that are plotted, by name."""
-    return {**result.summary(), **{name: value for each in differences for name, value in each.named().items()}}
-
-
-def record_evaluation(
-    project: Project, registry: "ModelRegistry", policy: Policy, scores: Mapping[str, float], gate: str
-) -> None:
-    """Record the numbers and the report in MLflow, TensorBoard and the model version."""
-    run = registry.training_run(project.config.name)
-    run.log_round(policy.round, scores, prefix="eval/")
-    monitor_round(project, policy.round, scores, prefix="eval/")
-    for name in ("report.md", "learning_curve.png"):
-        file = project.store.round_folder(policy.round) / name
-        if file.exists():
-            run.log_artifact(file, f"round-{policy.round:04d}")
-    if policy.model_version is not None:
-        passes = {name: scores.get(name) for name in ("sampled_pass", "greedy_pass")}
-        registry.annotate(int(policy.model_version), {"gate": gate, **passes})
-    annotate_further(project, registry, policy.round, scores)

@@ -1,27 +1,35 @@
-"""Exploration of a round: roll out its explore batches with one policy version and store the rows."""
+"""Explore phase of a round: choose the policy that explores, roll out its explore batches, and store the rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-from rft_platform.config.buffer import Taskset
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
-from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report, tell
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import nothing_whole, run_rollouts
-from rft_platform.rounds.auxiliary import serving_auxiliaries
-from rft_platform.rounds.dynamic_sampling import SignalCount
-from rft_platform.rounds.mend import mending
-from rft_platform.rounds.policies import explored_with, serving_policies
-from rft_platform.rounds.policy import Policy, deploy
+from rft_platform.rounds.auxiliary import serving_auxiliaries, serving_policies
+from rft_platform.rounds.dynamic import versions_ahead
+from rft_platform.rounds.mend import repair_on_failure
+from rft_platform.rounds.notes import EXPLORE, SNAPSHOT
+from rft_platform.rounds.observe import Launches, observe
+from rft_platform.rounds.policy import (
+    Policy,
+    deploy,
+    explored_with,
+    explorer_of,
+    is_published,
+    snapshot_of,
+    take_snapshot,
+)
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.stored_rollouts import NOTE, StoredRollouts
-from rft_platform.rounds.task_selection import TaskSelection
-from rft_platform.rounds.workflows import workflow_of
+from rft_platform.rounds.stored_rollouts import StoredRollouts
+from rft_platform.rounds.task_selection import SignalCount, TaskSelection
+from rft_platform.rounds.workflows import sampling_of, workflow_of
 from rft_platform.tasks.task import Task
 
 
@@ -32,7 +40,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
     the same rows with the same ids.
     """
     config = project.config
-    with mending(project, policy):
+    with repair_on_failure(project, policy):
         canary_delta = deploy(engine, policy)
     started, further = perf_counter(), explored_with(project, round_number)
     sampling: dict[str | None, Policy] = {None: policy}
@@ -65,7 +73,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         "task_selection": selection.as_dict(),
         **signal.as_dict(),
     }
-    project.store.write_note(round_number, NOTE, summary)
+    project.store.write_note(round_number, EXPLORE, summary)
     return summary
 
 
@@ -128,12 +136,33 @@ def _roll_out(
     )
 
 
-def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:
-    """Sampling parameters of a taskset: its own ``rollout_args``, then section ``model``."""
-    model, args = project.config.model, taskset.rollout_args
-    return SamplingParams(
-        max_tokens=args.max_tokens or model.response_limit,
-        temperature=model.temperature if args.temperature is None else args.temperature,
-        top_p=model.top_p if args.top_p is None else args.top_p,
-        top_k=model.top_k if args.top_k is None else args.top_k,
-    )
+def snapshot_for(project: Project, number: int) -> Policy:
+    """Record the policies that a round explores with, including those of section ``policies``; returns the first.
+
+    ``fixed``: the newest of round ``number - 1 - sync_offset`` or later. ``dynamic_by_trainer``: the newest.
+    ``dynamic_by_explorer``: the newest, chosen again after every ``sync_interval`` batches.
+    """
+    sync, store = project.config.synchronizer, project.store
+    for entry in project.config.policies:
+        take_snapshot(store, number, sync.offset_rounds, name=entry.name)
+    if not sync.dynamic:
+        return take_snapshot(store, number, sync.offset_rounds)
+    going_on = None
+    if sync.sync_style == "dynamic_by_explorer" and (number - 1) % sync.sync_interval:
+        going_on = _going_on(project, number)
+    return take_snapshot(store, number, number - 1, going_on)
+
+
+def _going_on(project: Project, number: int) -> Policy | None:
+    """The policy of the previous batch; None if it is gone, or if its rows would be too old for their training."""
+    store, limit = project.store, project.config.synchronizer.max_staleness
+    if not store.has_note(number - 1, SNAPSHOT):
+        return None
+    held = snapshot_of(store, number - 1)
+    if not is_published(store, held):
+        return None
+    if limit is not None:
+        behind = explorer_of(store, number, number - 1).policy_version - held.policy_version
+        if behind + versions_ahead(observe(project, Launches())) > limit:
+            return None
+    return held

@@ -1,15 +1,15 @@
-"""Judge phase of a round: rewards and advantages for its stored rollouts, by the configured judge or another one."""
+"""Judge phase of a round: rewards and advantages for its stored rollouts, by the configured judge or another one.
+
+Earlier judgements are kept: ``figures`` reads the active one, ``restore`` activates an earlier one again.
+"""
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from pydantic import ValidationError
-
-from rft_platform.config.buffer import Taskset, WeightedJudge
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
@@ -21,26 +21,32 @@ from rft_platform.experience.quality import (
 )
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
 from rft_platform.experience.rounds import round_key
-from rft_platform.judging.apply import WORKFLOW_REWARD, judge_rollouts
-from rft_platform.judging.compose import JudgeSpec, build_judge
-from rft_platform.judging.llm.endpoint import EndpointSettings
-from rft_platform.judging.session import JudgeState
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
+from rft_platform.rounds.algorithm import pipeline_of
 from rft_platform.rounds.auxiliary import auxiliaries_for_judge
 from rft_platform.rounds.mend import refuse_damaged_rows
-from rft_platform.rounds.operators import pipeline_of
+from rft_platform.rounds.notes import JUDGE
 from rft_platform.rounds.project import Project
-
-NOTE = "judge"
+from rft_platform.rounds.workflows import OtherJudge, judge_of
 
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class OtherJudge:
-    """A judge that replaces the configured one: a name with arguments, or a weighted list."""
+PASS_REWARD = 1.0
 
-    judge: str | Sequence[WeightedJudge]
-    args: Mapping[str, Any] = field(default_factory=dict)
+
+@dataclass(frozen=True, slots=True)
+class JudgementFigures:
+    """Figures of one judgement of a round."""
+
+    round: int
+    judge_version: str
+    runs: int  # with a reward
+    failed: int  # runs for which the judge failed
+    dropped_rows: int  # rows that an operator keeps from training
+    mean_reward: float | None
+    pass_rate: float | None  # fraction of rewarded runs with a reward of 1 or more
 
 
 def judge(project: Project, round_number: int, other: OtherJudge | None = None) -> dict[str, Any]:
@@ -71,7 +77,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         )
     version = WORKFLOW_REWARD if spec is None else spec.version
     replaced = _own_rewards(rows) if spec is not None else 0
-    if replaced and other is None and not (store.read_note(round_number - 1, NOTE) or {}).get("own_rewards_replaced"):
+    if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
             "%d runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
             "workflow's is meant",
@@ -94,55 +100,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
         "sound": sound,
         "seconds": perf_counter() - started,
     }
-    store.write_note(round_number, NOTE, summary)
+    store.write_note(round_number, JUDGE, summary)
     return summary
-
-
-def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[str, Any]]) -> OtherJudge | None:
-    """The judge given by a run's configuration; None if it names none. Raises UserError if it is invalid."""
-    if args and not judge:
-        raise UserError(f"judge_args {dict(args)!r} without a judge: name the judge that takes them")
-    if not judges:
-        return OtherJudge(judge, args) if judge else None
-    if judge:
-        raise UserError("give judge or judges, not both")
-    try:
-        return OtherJudge([WeightedJudge.model_validate(entry) for entry in judges])
-    except ValidationError as error:
-        raise UserError(f"judges: expected a list of {{judge, weight, args}}: {error.errors()[0]['msg']}") from error
-
-
-def judge_spec(
-    taskset: Taskset, other: OtherJudge | None = None, models: Mapping[str, str] | None = None
-) -> JudgeSpec | None:
-    """The judge of a taskset; None if its workflow gives the rewards. ``models`` maps aliases to models."""
-    chosen = other or (OtherJudge(taskset.judge, taskset.judge_args) if taskset.judge is not None else None)
-    if chosen is None:
-        return None
-    keys = taskset.format
-    return build_judge(
-        chosen.judge, chosen.args, answer_key=keys.response_key, prompt_key=keys.prompt_key, models=models
-    )
-
-
-def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
-    """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out."""
-    config = project.config
-    models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}
-    spec = judge_spec(taskset, other, models)
-    if spec is None:
-        return None
-    state = JudgeState.of(project.home, f"{config.project}/{config.name}")
-    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state)
-
-
-def check_judge(project: Project, taskset: Taskset) -> None:
-    """Raise UserError if the judge cannot be built, or if the API key of a judge model is not in the environment."""
-    spec = judge_of(project, taskset)
-    for part in spec.parts if spec else ():
-        model = getattr(part.function, "model", None)
-        if isinstance(model, EndpointSettings):
-            model.api_key()
 
 
 def quality(project: Project, round_number: int, judge_version: str) -> tuple[RolloutQuality, JudgedQuality]:
@@ -217,3 +176,56 @@ def _reward_summary(rows: Sequence[JudgedRow], has_advantage: bool) -> dict[str,
         "dropped_rows": sum(row.dropped_by is not None for row in rows),
         "rows_with_signal": sum(row.dropped_by is None and (row.advantage != 0.0 or not has_advantage) for row in rows),
     }
+
+
+def figures(store: ExperienceStore, round_number: int) -> JudgementFigures | None:
+    """Figures of the active judgement; None before the first."""
+    version = store.judge_version(round_number)
+    if version is None:
+        return None
+    table = store.read_judged(round_number, version, columns=["run_id", "reward", "dropped_by"]).to_pylist()
+    failed = {row["run_id"] for row in table if row["dropped_by"] == JUDGE_ERROR}
+    rewards = {row["run_id"]: row["reward"] for row in table if row["run_id"] not in failed}
+    found = [reward for reward in rewards.values() if reward is not None and math.isfinite(reward)]
+    return JudgementFigures(
+        round=round_number,
+        judge_version=version,
+        runs=len(found),
+        failed=len(failed),
+        dropped_rows=sum(row["dropped_by"] not in (None, JUDGE_ERROR) for row in table),
+        mean_reward=sum(found) / len(found) if found else None,
+        pass_rate=sum(reward >= PASS_REWARD - 1e-9 for reward in found) / len(found) if found else None,
+    )
+
+
+def restore(project: Project, round_number: int, version: str) -> dict[str, Any]:
+    """Make a stored judgement active again; returns the round's report.
+
+    Raises UserError if it is not stored or not sound.
+    """
+    started, store = perf_counter(), project.store
+    known = store.judge_versions(round_number)
+    if version not in known:
+        raise UserError(
+            f"{round_key(round_number)} has no judgement {version!r}; it has {', '.join(known) or 'none'}: give one of "
+            "them"
+        )
+    rollouts_found, judged_found = quality(project, round_number, version)
+    if not (rollouts_found.sound and judged_found.sound):
+        raise UserError(f"judgement {version} of {round_key(round_number)} is not sound: judge the round again")
+    by_row = {row.row_id: row for row in store.judged_rows(round_number, version)}
+    rows = store.rollout_rows(round_number)
+    judged = [by_row[row.row_id] for row in rows]
+    summary = {
+        "rows": len(judged),
+        "judge_version": version,
+        "judge_errors": len({row.run_id for row in judged if row.dropped_by == JUDGE_ERROR}),
+        **reward_figures(project, judged, rows, has_advantage=project.settings.algorithm.advantage is not None),
+        "operators": [],
+        "restored": True,
+        "sound": True,
+        "seconds": perf_counter() - started,
+    }
+    store.put_in_force(round_number, version)
+    store.write_note(round_number, JUDGE, summary)
+    return summary

@@ -6,26 +6,34 @@ by one training, or again by replay, whichever process is killed.
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rft_platform.experience.selections import selection_name
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.judge import NOTE as JUDGE
-from rft_platform.rounds.policy import NOTE as POLICY
+from rft_platform.rounds.notes import JUDGE, POLICY, ROW_SELECTION
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Landed
-
-#: Name of the note that lists the rows for a round's training of the first policy.
-NOTE = selection_name()
 
 
-def landed(project: Project, through: int) -> Landed:
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Dynamic styles: rows explored and judged but not taken by a training yet, and the newest settled training."""
+
+    rounds: int = 0  # explored batches with rows left
+    rows: int = 0  # their rows that no filter dropped
+    replayable: int = 0  # rows trained on before that may be used again (replay)
+    settled: int = 0  # the newest training whose rows are settled; 0: none
+    taken: tuple[int, ...] = ()  # batches with rows it uses for the first time, until its policy is published
+    training_steps: int = 0  # its optimiser steps, until its policy is published
+
+
+def pending_rows(project: Project, through: int) -> PendingRows:
     """Input of the plan in a dynamic style, without replay. ``through`` is the result of ``trained_through``."""
     store, number = project.store, newest(project.store)
     note = selection_note(store, number) or {}
-    left = untaken(store, note)
+    left = pending_rows_by_round(store, note)
     open_note = {} if number == 0 or store.has_note(number, POLICY) else note
-    return Landed(
+    return PendingRows(
         rounds=len(left),
         rows=sum(left.values()),
         settled=number,
@@ -34,7 +42,7 @@ def landed(project: Project, through: int) -> Landed:
     )
 
 
-def untaken(store: ExperienceStore, note: dict[str, Any]) -> dict[int, int]:
+def pending_rows_by_round(store: ExperienceStore, note: dict[str, Any]) -> dict[int, int]:
     """Rows per explored round that no training has taken, after the settled training that left ``note``."""
     left = {int(number): rows for number, rows in note.get("left", {}).items()}
     return left | {number: store.count_kept(number) for number in explored_after(store, note.get("landed", 0))}
@@ -53,7 +61,7 @@ def is_sound(store: ExperienceStore, number: int) -> bool:
 
 def newest(store: ExperienceStore) -> int:
     """The newest round whose training has settled its rows; 0 before the first."""
-    return next((number for number in reversed(store.rounds()) if store.has_note(number, NOTE)), 0)
+    return next((number for number in reversed(store.rounds()) if store.has_note(number, ROW_SELECTION)), 0)
 
 
 def trained_through(project: Project) -> int:

@@ -22,8 +22,7 @@ from rft_platform.experience.rewriting import (
 )
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.registry.manifests import chain
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.policy import NOTE as POLICY
+from rft_platform.rounds.notes import EVALUATION, POLICY
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:

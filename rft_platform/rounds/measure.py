@@ -9,13 +9,10 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
 from rft_platform.rollout.auxiliary import AuxiliaryModel
-from rft_platform.rounds.auxiliary import serving_auxiliaries
-from rft_platform.rounds.explore import sampling_of
-from rft_platform.rounds.judge import judge_of
-from rft_platform.rounds.measurement import measured_by
-from rft_platform.rounds.policies import ended_with, serving_policies
+from rft_platform.rounds.auxiliary import serving_auxiliaries, serving_policies
+from rft_platform.rounds.policy import ended_with
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.workflows import workflow_of
+from rft_platform.rounds.workflows import judge_of, measured_by, sampling_of, workflow_of
 from rft_platform.tasks.dataset import TaskDataset
 
 

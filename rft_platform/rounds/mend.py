@@ -15,15 +15,15 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import write_json
 from rft_platform.registry.manifests import CHECKPOINT_PREFIX, Manifest, read_manifest
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.policy import NOTE, Policy, note_of, published
+from rft_platform.rounds.notes import EVALUATION, POLICY, note_of
+from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
 
 LOG = logging.getLogger(__name__)
 ASIDE = "aside"
 #: Notes of a round that depend on its checkpoint, in the order of their withdrawal. After a crash at any point, the
 #: plan still sees that the round must be synced again.
-_NOTES = (NOTE, "train")
+_NOTES = (POLICY, "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +35,21 @@ class _Rounds:
 
 
 @contextmanager
-def mending(project: Project, policy: Policy) -> Iterator[None]:
+def repair_on_failure(project: Project, policy: Policy) -> Iterator[None]:
     """If the body fails on the weights of ``policy``, check its checkpoint for damage and repair it.
 
-    Raises the errors of ``mend``, or the body's own error if the checkpoint is intact. Before the body, raises
-    DamagedError if the policy's note contradicts an intact checkpoint.
+    Raises the errors of ``repair_checkpoint``, or the body's own error if the checkpoint is intact. Raises DamagedError
+    before the body if the policy's note contradicts an intact checkpoint.
     """
     refuse_contradiction(project, policy)
     try:
         yield
     except (StorageError, UserError, WeightMismatchError):
-        mend(project, policy)
+        repair_checkpoint(project, policy)
         raise
 
 
-def mend(project: Project, policy: Policy) -> None:
+def repair_checkpoint(project: Project, policy: Policy) -> None:
     """Quarantine the policy's checkpoint if it is damaged; do nothing if it is intact. Reads every byte of it.
 
     Raises DamageRepairedError after it moved a damaged checkpoint and withdrew the notes that depend on it, so that the
@@ -105,7 +105,7 @@ def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
     differing = [name for name in noted if noted[name] != made[name]]
     if not differing:
         return None
-    note = project.store.round_folder(policy.round) / f"{note_of(NOTE, policy.name)}.json"
+    note = project.store.round_folder(policy.round) / f"{note_of(POLICY, policy.name)}.json"
     if _describes(manifest, folder):
         said = ", ".join(f"{name} is {noted[name]}, expected {made[name]}" for name in differing)
         return DamagedFile(note, f"contradicts {folder / MANIFEST}: {said}; restore the note from a copy")

@@ -1,14 +1,16 @@
-"""The model versions named in the policy notes of a project, and the address of their registry."""
+"""The model versions named in the policy notes of a project: their registry, run names and tags."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rft_platform.config.home import Home
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.registry.models import NotedVersion, lost
+from rft_platform.registry.models import DIGEST_TAG, NotedVersion, lost
 from rft_platform.registry.reading import read_versions
-from rft_platform.rounds.policy import NOTE, Policy, note_of, published
+from rft_platform.rounds.notes import POLICY, note_of
+from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
 from rft_platform.sqlite_files import database_file
 
@@ -56,7 +58,7 @@ def _noted(store: ExperienceStore, name: str | None) -> Iterator[NotedVersion]:
     for number in reversed(store.rounds()):
         policy = published(store, number, name)
         if policy is not None and policy.model_version is not None:
-            note = store.round_folder(number) / f"{note_of(NOTE, name)}.json"
+            note = store.round_folder(number) / f"{note_of(POLICY, name)}.json"
             yield NotedVersion(int(policy.model_version), policy.weights_digest, note)
 
 
@@ -74,3 +76,16 @@ def check_registry(project: Project) -> None:
     versions = read_versions(uri, project.model_name)
     if versions is not None and all(version.version != noted.version for version in versions):
         raise lost(f"{file} does not know this version", noted, project.model_name)
+
+
+def run_name(project: Project, name: str | None) -> str:
+    """The name of the MLflow run of a policy's training; ``name`` None is the first policy."""
+    return project.config.name if name is None else f"{project.config.name}-{name}"
+
+
+def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:
+    """A model version's tags: the plain values of its training's lineage."""
+    return {
+        **{name: value for name, value in lineage.items() if not isinstance(value, dict)},
+        DIGEST_TAG: weights_digest,
+    }

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.rounds.bench import unmeasured
-from rft_platform.rounds.curve import EVALUATION
-from rft_platform.rounds.landing import is_sound, landed, rows_wanted, trained_through
-from rft_platform.rounds.policy import NOTE as POLICY
+from rft_platform.rounds.landing import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
+from rft_platform.rounds.notes import EVALUATION, POLICY
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.replay import replayable_rows
-from rft_platform.rounds.state import Landed, PhaseState, ProjectState, RoundState
+from rft_platform.rounds.state import PhaseState, ProjectState, RoundState
 
 _DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
 
@@ -78,7 +77,7 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
         rows_a_step=project.batches.train_batch_size,
         rows_wanted=rows_wanted(project),
         max_staleness=sync.max_staleness,
-        landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else Landed(),
+        landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
         warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         offline=project.settings.offline,
         mode=mode if mode in ("explore", "train", "bench") else "both",
@@ -88,9 +87,9 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
     )
 
 
-def _landed(project: Project, through: int) -> Landed:
+def _landed(project: Project, through: int) -> PendingRows:
     """The landed rows, with the replayable rows counted only if the fresh ones are not enough."""
-    found = landed(project, through)
+    found = pending_rows(project, through)
     if 0 < found.rows < rows_wanted(project):
         return replace(found, replayable=replayable_rows(project, found.settled + 1))
     return found

@@ -5,6 +5,7 @@ evaluation are stored in ``r0001`` in the same way as those of any round.
 """
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,17 +16,27 @@ from rft_platform.config.load import config_digest
 from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import UserError
 from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.algorithm import loaded_digest
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.algorithm import (
+    loaded_digest,
+    lora_spec,
+    optimizer_spec,
+    reference_folder,
+    spec_with_critic,
+    teacher_folder,
+)
+from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round, is_due
+from rft_platform.rounds.notes import EVALUATION
 from rft_platform.rounds.offline_data import DatasetFile, required_dataset
-from rft_platform.rounds.policy import Policy, publish, published
+from rft_platform.rounds.policy import Policy, publish, published, required
 from rft_platform.rounds.processes import base_model_folder, connect_registry, connect_trainer
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
-from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
-from rft_platform.rounds.train import lora_spec, optimizer_spec, reference_folder, spec_with_critic, teacher_folder
+from rft_platform.rounds.train import Training, refuse_with_successor, run_training
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 if TYPE_CHECKING:
+    from rft_platform.registry.models import ModelRegistry
     from rft_platform.training.group import TrainerClient
 
 ROUND = 1
@@ -178,3 +189,28 @@ def _encode(model: Path, texts: list[str]) -> list[list[int]]:
     from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 
     return PolicyTokenizer(model).encode(texts)
+
+
+def evaluate_offline(
+    project: Project,
+    connect_engine: Callable[[], PolicyEngine],
+    registry: "ModelRegistry",
+    round_number: int,
+    force: bool = False,
+    promote: bool = True,
+) -> RoundEvaluation:
+    """Evaluate the round's policy and, if not done before, the base model.
+
+    The base model comes first, so that the report can show the difference. Without held-out tasks nothing is evaluated
+    and no engine is started.
+    """
+    required(project.store, round_number)
+    if not project.eval_tasks:
+        outcome = RoundEvaluation("no held-out tasks: set buffer.explorer_input.eval_tasksets to have it measured")
+        note = {"results": [], "gate": outcome.gate, "promoted": False, "metrics": {}}
+        project.store.write_note(round_number, EVALUATION, note)
+        return outcome
+    engine = connect_engine()
+    if round_number and is_due(project, 0) and not project.store.has_note(0, EVALUATION):
+        evaluate_round(project, engine, registry, 0)
+    return evaluate_round(project, engine, registry, round_number, force=force, promote=promote)

@@ -1,4 +1,7 @@
-"""The dataset of an offline training as the single Parquet file that the trainer reads; each row has its source."""
+"""The dataset of an offline training as the single Parquet file that the trainer reads; each row has its source.
+
+``leaked_tasks`` finds held-out tasks whose prompts also occur in the dataset.
+"""
 
 import json
 import logging
@@ -12,14 +15,16 @@ from rft_platform.config.offline import OfflineKind
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.files import atomic_path, digest_file, digest_json
+from rft_platform.rounds.notes import DATASET
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project, stamps
+from rft_platform.tasks.leaks import normalise
 
 if TYPE_CHECKING:
     from rft_platform.tasks.offline import OfflineDataset
+    from rft_platform.tasks.task import Task
 
 LOG = logging.getLogger(__name__)
-NOTE = "dataset"
 FILES = {"sft": "sft_dataset.parquet", "dpo": "preference_pairs.parquet", "distill": "sft_dataset.parquet"}
 
 
@@ -81,13 +86,13 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
         source_files=dataset.files,
         report=json.loads(json.dumps(asdict(dataset.report))),  # in the types in which it is read back
     )
-    store.write_note(round_number, NOTE, asdict(written))
+    store.write_note(round_number, DATASET, asdict(written))
     return written
 
 
 def read_dataset(project: Project, round_number: int) -> DatasetFile | None:
     """The dataset that ``make_dataset`` wrote, with its current path; None before that."""
-    note = project.store.read_note(round_number, NOTE)
+    note = project.store.read_note(round_number, DATASET)
     return None if note is None else DatasetFile(**{**note, "path": str(_target(project, round_number))})
 
 
@@ -155,3 +160,17 @@ def _write(dataset: "OfflineDataset", target: Path) -> None:
 
 def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def leaked_tasks(project: Project, dataset: "OfflineDataset") -> "list[Task]":
+    """The held-out tasks whose whole prompt is a user message of the dataset."""
+    held_out = [task for _, tasks in project.eval_tasks for task in tasks.tasks]
+    if not held_out:
+        return []
+    prompts = {
+        normalise(str(message["content"]))
+        for row in dataset.rows
+        for message in row.get("messages") or row["prompt"]
+        if message["role"] == "user"
+    }
+    return [task for task in held_out if normalise(task.prompt) in prompts]

@@ -9,15 +9,8 @@ from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
 from rft_platform.inference.interface import PolicyEngine
-
-#: The note about the policy that a round published; round 0 holds the starting policy.
-NOTE = "policy"
-SNAPSHOT = "snapshot"
-
-
-def note_of(note: str, name: str | None) -> str:
-    """The name of a note about a policy; the notes of further policies end in the policy's name."""
-    return note if name is None else f"{note}-{name}"
+from rft_platform.rounds.notes import POLICY, SNAPSHOT, note_of
+from rft_platform.rounds.project import Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +34,12 @@ class Policy:
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
     """Record the policy that a round ended with; from now on later rounds may explore with it."""
-    store.write_note(policy.round, note_of(NOTE, policy.name), asdict(policy))
+    store.write_note(policy.round, note_of(POLICY, policy.name), asdict(policy))
 
 
 def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
     """The policy that a round published, or None. ``name`` selects a further policy; None is the first."""
-    note = store.read_note(round_number, note_of(NOTE, name))
+    note = store.read_note(round_number, note_of(POLICY, name))
     return None if note is None else Policy.from_note(note)
 
 
@@ -146,3 +139,13 @@ def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:
             + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
         )
     return policy
+
+
+def explored_with(project: Project, round_number: int) -> dict[str, Policy]:
+    """The further policies that a round explores with, by name."""
+    return {entry.name: snapshot_of(project.store, round_number, entry.name) for entry in project.config.policies}
+
+
+def ended_with(project: Project, round_number: int) -> dict[str, Policy]:
+    """The further policies that a round has published, by name."""
+    return {entry.name: required(project.store, round_number, entry.name) for entry in project.config.policies}

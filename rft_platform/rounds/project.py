@@ -50,6 +50,11 @@ class Project:
         return self.checkpoints if policy is None else self.checkpoints / policy
 
     @property
+    def warm_start_checkpoints(self) -> Path:
+        """Folder of the checkpoints that the warm start makes on its way to the starting policy."""
+        return self.checkpoints / "warm_start"
+
+    @property
     def model_name(self) -> str:
         """Name of the registered model."""
         return self.config.registry.model_name or f"{self.config.project}-{self.config.name}"

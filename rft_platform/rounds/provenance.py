@@ -23,7 +23,7 @@ def code_version() -> str:
 
 
 def _git(*words: str) -> str:
-    asked = subprocess.run(
+    result = subprocess.run(
         ["git", *words], cwd=_SOURCE.parent, capture_output=True, text=True, timeout=10, check=True
     )  # fmt: skip
-    return asked.stdout.strip()
+    return result.stdout.strip()

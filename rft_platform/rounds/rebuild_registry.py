@@ -14,13 +14,12 @@ from rft_platform.errors import StorageError
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.registry.manifests import Manifest, all_manifests
 from rft_platform.registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
-from rft_platform.rounds.curve import EVALUATION, evaluation_of
-from rft_platform.rounds.evaluate import record_evaluation, scores_of
-from rft_platform.rounds.model_versions import RegisteredPolicy, registered_policies
-from rft_platform.rounds.policy import note_of, publish, published
+from rft_platform.rounds.curve import evaluation_of
+from rft_platform.rounds.model_versions import RegisteredPolicy, registered_policies, run_name, version_tags
+from rft_platform.rounds.monitor import record_evaluation, scores_of
+from rft_platform.rounds.notes import EVALUATION, TRAIN, note_of
+from rft_platform.rounds.policy import publish, published
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.register import run_name, version_tags
-from rft_platform.rounds.run_training import NOTE as TRAIN
 from rft_platform.training.protocol import StepEvent
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.registry.models import DIGEST_TAG
+from rft_platform.rounds.model_versions import run_name, version_tags
 from rft_platform.rounds.monitor import monitor_round, monitor_steps
 from rft_platform.rounds.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project import Project
@@ -13,19 +13,6 @@ from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
     from rft_platform.registry.models import ModelRegistry
-
-
-def run_name(project: Project, name: str | None) -> str:
-    """The name of the MLflow run of a policy's training; ``name`` None is the first policy."""
-    return project.config.name if name is None else f"{project.config.name}-{name}"
-
-
-def version_tags(lineage: Mapping[str, Any], weights_digest: str) -> dict[str, Any]:
-    """A model version's tags: the plain values of its training's lineage."""
-    return {
-        **{name: value for name, value in lineage.items() if not isinstance(value, dict)},
-        DIGEST_TAG: weights_digest,
-    }
 
 
 def register(

@@ -1,18 +1,20 @@
-"""Replay: which groups may be trained on again, and their order of priority.
+"""The groups of a round as units of training, and replay: which groups may be trained on again, and in which order.
 
-The use count of a group follows from the row selections of past trainings, so no second store has to stay in sync.
+A group holds the runs of one task that are compared, with the policy version that sampled them. The use count of a
+group follows from the row selections of past trainings, so no second store has to stay in sync.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rft_platform.config.buffer import ReplayBuffer
-from rft_platform.errors import UserError
+from rft_platform.errors import StorageError, UserError
+from rft_platform.experience.rounds import round_key
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.rounds.groups import Group, groups_of, split_stale
+from rft_platform.experience.store import ExperienceStore
 from rft_platform.rounds.landing import newest, selection_note
 from rft_platform.rounds.policy import published
 from rft_platform.rounds.project import Project
@@ -20,6 +22,32 @@ from rft_platform.user_code import load_object
 
 #: Arguments: the policy version that sampled a group, its number of uses, and ``priority_fn_args.decay``.
 Priority = Callable[..., float]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are compared with each other and are therefore trained on together."""
+
+    round: int
+    group_id: str
+    judge_version: str
+    policy_version: int
+    kept: tuple[str, ...]  # ids of rows that no filter dropped
+    filtered: tuple[str, ...]
+    uses: int = 0  # number of trainings that used it
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Unique key of the group within the project."""
+        return self.round, self.group_id
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRows:
+    """Selects the rows of one policy, if several policies train on their own rows."""
+
+    name: str | None  # None: the first policy
+    explored_with: int  # policy version
 
 
 def linear_decay(model_version: int, use_count: int, decay: float) -> float:
@@ -43,7 +71,7 @@ def priority_of(settings: ReplayBuffer) -> Callable[[Group], float]:
     return lambda group: float(function(model_version=group.policy_version, use_count=group.uses, decay=decay))
 
 
-def in_order(groups: list[Group], priority: Callable[[Group], float]) -> list[Group]:
+def by_priority(groups: list[Group], priority: Callable[[Group], float]) -> list[Group]:
     """Sort by descending priority; ties by fewest uses, then by oldest round."""
     return sorted(groups, key=lambda group: (-priority(group), group.uses, group.round))
 
@@ -92,3 +120,40 @@ def _trainings(project: Project, before: int) -> Iterator[tuple[int, float]]:
         note = selection_note(project.store, number)
         if note is not None:
             yield number, note["settled_at"]
+
+
+def groups_of(store: ExperienceStore, number: int, policy: PolicyRows | None = None) -> list[Group]:
+    """The groups of a round by its active judgement, in row order; ``policy`` restricts them to one policy's rows.
+
+    Raises StorageError if the round is not explored and judged.
+    """
+    explored, judge_version = store.read_note(number, "explore"), store.judge_version(number)
+    if explored is None or judge_version is None:
+        key = round_key(number)
+        raise StorageError(f"{key} has no judged experiences to train on: launch explore_job for {key}")
+    rows = store.read_judged(number, judge_version, columns=["row_id", "group_id", "dropped_by"]).to_pylist()
+    version = explored["policy_version"]
+    if policy is not None:
+        version, called = policy.explored_with, store.read_rollouts(number, columns=["row_id", "policy"]).to_pylist()
+        own = {row["row_id"] for row in called if row["policy"] == policy.name}
+        rows = [row for row in rows if row["row_id"] in own]
+    kept: dict[str, list[str]] = {}
+    filtered: dict[str, list[str]] = {}
+    for row in rows:
+        kept.setdefault(row["group_id"], [])
+        (kept if row["dropped_by"] is None else filtered).setdefault(row["group_id"], []).append(row["row_id"])
+    return [
+        Group(number, name, judge_version, version, tuple(ids), tuple(filtered.get(name, ())))
+        for name, ids in kept.items()
+    ]
+
+
+def split_stale(groups: list[Group], version: int, limit: int | None) -> tuple[list[Group], list[Group]]:
+    """Split groups into those recent enough for a training that starts from policy ``version``, and those too old.
+
+    ``limit`` is the largest allowed age in policy versions; None allows any age.
+    """
+    if limit is None:
+        return groups, []
+    oldest = version - limit
+    return [g for g in groups if g.policy_version >= oldest], [g for g in groups if g.policy_version < oldest]

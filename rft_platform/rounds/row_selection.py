@@ -17,11 +17,10 @@ from rft_platform.experience.selections import (
     write_selection,
 )
 from rft_platform.files import digest_file
-from rft_platform.rounds.groups import Group, OfPolicy, groups_of, split_stale
-from rft_platform.rounds.landing import rows_wanted, selection_note, untaken
+from rft_platform.rounds.landing import pending_rows_by_round, rows_wanted, selection_note
 from rft_platform.rounds.policy import Policy, published, snapshot_of
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.replay import in_order, priority_of, used_groups
+from rft_platform.rounds.replay import Group, PolicyRows, by_priority, groups_of, priority_of, split_stale, used_groups
 
 
 @dataclass(slots=True)
@@ -47,7 +46,7 @@ class Choice:
                     yield group, FILTERED, group.filtered
 
 
-def settle(project: Project, number: int, parent: Policy) -> dict[str, Any]:
+def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]:
     """Select the rows for a round's training of ``parent``; returns the note. An earlier selection is kept.
 
     Rows are selected anew only if the selection file or the rows to reuse are gone and the round is not trained yet.
@@ -92,7 +91,7 @@ def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     chosen = Choice(fresh=[group for group in current if group.key not in later_keys], stale=stale)
     room = max(1, math.ceil(chosen.rows / step)) * step if all_at_once else rows_wanted(project)
     again = used_groups(project, number) if replay.enable and chosen.rows < room else []
-    for group in in_order([*later, *split_stale(again, parent.policy_version, limit)[0]], priority_of(replay)):
+    for group in by_priority([*later, *split_stale(again, parent.policy_version, limit)[0]], priority_of(replay)):
         if chosen.rows + len(group.kept) <= room or not chosen.rows:
             (chosen.replay if group.uses else chosen.fresh).append(group)
         elif not group.uses:
@@ -109,10 +108,10 @@ def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], 
     """Groups that no training before ``number`` took, in order, and the last round considered."""
     if not project.config.synchronizer.dynamic:
         several, store = bool(project.config.policies), project.store
-        own = OfPolicy(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
+        own = PolicyRows(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
         return groups_of(store, number, own), number
     store, before = project.store, selection_note(project.store, number - 1) or {}
-    left = untaken(store, before)
+    left = pending_rows_by_round(store, before)
     taken = _taken(project, number, {int(n) for n in before.get("left", ())})
     groups = [group for n in sorted(left) for group in groups_of(store, n) if group.key not in taken]
     return groups, max([before.get("landed", 0), *left])

@@ -1,10 +1,11 @@
 """Input and output of ``plan_next``: what a project's rounds have reached, and what may run next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.rounds import round_key
+from rft_platform.rounds.landing import PendingRows
 
 ActionKind = Literal["warm_start", "explore", "sync", "evaluate"] | OfflineKind
 SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"]
@@ -37,18 +38,6 @@ class RoundState:
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """Dynamic styles: rows explored and judged but not taken by a training yet, and the newest settled training."""
-
-    rounds: int = 0  # explored batches with rows left
-    rows: int = 0  # their rows that no filter dropped
-    replayable: int = 0  # rows trained on before that may be used again (replay)
-    settled: int = 0  # the newest training whose rows are settled; 0: none
-    taken: tuple[int, ...] = ()  # batches with rows it uses for the first time, until its policy is published
-    training_steps: int = 0  # its optimiser steps, until its policy is published
-
-
-@dataclass(frozen=True, slots=True)
 class ProjectState:
     """All rounds begun so far, in order from 1, and the settings that decide what comes next."""
 
@@ -60,7 +49,7 @@ class ProjectState:
     rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
     rows_wanted: int = 1  # dynamic styles: experiences that let a training start
     max_staleness: int | None = None  # dynamic styles: largest age of a row at the start of its training, in versions
-    landed: Landed = Landed()
+    landed: PendingRows = field(default_factory=PendingRows)
     warm_start: PhaseState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train", "bench"] = "both"
     unmeasured: tuple[tuple[int, PhaseState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet

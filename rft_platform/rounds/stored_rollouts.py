@@ -10,12 +10,10 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.rollout.identity import group_id
 from rft_platform.rollout.report import RolloutBatch, RolloutReport, row_counts
-from rft_platform.rounds.judge import NOTE as JUDGED
+from rft_platform.rounds.notes import EXPLORE, JUDGE
 from rft_platform.rounds.policy import Policy
 from rft_platform.rounds.project import Project
 from rft_platform.tasks.task import Task
-
-NOTE = "explore"
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +30,7 @@ class StoredRollouts:
         self._project, self._round = project, round_number
         self._versions = {name: policy.policy_version for name, policy in policies.items()}
         store = project.store
-        self._note = None if store.has_note(round_number, JUDGED) else store.read_note(round_number, NOTE)
+        self._note = None if store.has_note(round_number, JUDGE) else store.read_note(round_number, EXPLORE)
         self._anew = False
         self._groups: dict[str, list[RolloutRow]] = {}
         for row in _rows_of_unfinished(project, round_number):
@@ -79,7 +77,7 @@ class StoredRollouts:
 
 def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]:
     """Rows of a round that lacks a note; none if they cannot be read, so that all are sampled again."""
-    if project.store.has_note(round_number, NOTE) and project.store.has_note(round_number, JUDGED):
+    if project.store.has_note(round_number, EXPLORE) and project.store.has_note(round_number, JUDGE):
         return []
     try:
         return project.store.rollout_rows(round_number)

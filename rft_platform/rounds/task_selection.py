@@ -1,11 +1,24 @@
-"""Select the tasks of a round, one batch after the other, with the taskset's selector."""
+"""Select the tasks of a round, one batch after the other, and decide how many batches it takes.
 
+``TaskSelection`` uses the taskset's selector. ``SignalCount`` implements dynamic sampling: further task batches until
+enough groups carry a signal (DAPO, arXiv 2503.14476).
+"""
+
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.rounds.policy import SNAPSHOT
+from rft_platform.judging.apply import judge_runs
+from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.judging.pipeline import Pipeline
+from rft_platform.judging.view import experiences_of
+from rft_platform.rounds.algorithm import pipeline_of
+from rft_platform.rounds.auxiliary import auxiliaries_for_judge
+from rft_platform.rounds.notes import SNAPSHOT
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.workflows import judge_of
 from rft_platform.tasks.selectors.history import Outcomes
 from rft_platform.tasks.selectors.registry import Moment, find_selector, select
 from rft_platform.tasks.task import Task
@@ -87,11 +100,11 @@ class _StoredHistory:
 
     def __init__(self, project: Project, round_number: int, first: int, policy_round: int) -> None:
         self._project, self._round, self._first, self._policy_round = project, round_number, first, policy_round
-        self._asked = lru_cache(maxsize=None)(self._ask)
+        self._cached_outcomes = lru_cache(maxsize=None)(self._read_outcomes)
 
     def outcomes(self, step: int, pass_reward: float) -> Outcomes:
         """See ``History``."""
-        return self._asked(self._known_at(step), pass_reward)
+        return self._cached_outcomes(self._known_at(step), pass_reward)
 
     def _known_at(self, step: int) -> int:
         """The newest round that counted when batch ``step`` was selected."""
@@ -102,7 +115,7 @@ class _StoredHistory:
             number -= 1
         return min(_explored_with(self._project.store, number), number - 1)
 
-    def _ask(self, newest: int, pass_reward: float) -> Outcomes:
+    def _read_outcomes(self, newest: int, pass_reward: float) -> Outcomes:
         from rft_platform.experience.queries import task_outcomes  # DuckDB is slow to import
 
         rounds = [number for number in self._project.store.rounds() if 1 <= number <= newest]
@@ -114,3 +127,55 @@ def _explored_with(store: ExperienceStore, round_number: int) -> int:
     """The round of the policy that a round explored with."""
     snapshot = store.read_note(round_number, SNAPSHOT)
     return round_number - 1 if snapshot is None else int(snapshot["round"])
+
+
+class SignalCount:
+    """Counts the groups of a round that the experience pipeline would train on, one task batch after the other.
+
+    The configured judge judges them for this count only; the judgement used for training is made in the judge phase.
+    Without dynamic sampling nothing is judged, and one task batch is always enough.
+    """
+
+    def __init__(self, project: Project) -> None:
+        whole = pipeline_of(project.settings)
+        self.max_batches = project.batches.max_batches
+        self._project = project
+        self._judge = judge_of(project, project.taskset) if self.max_batches > 1 else None
+        self._pipeline = Pipeline.of([entry for entry in whole.operators if entry.name != SURPLUS_GROUPS])
+        self._wanted = self._found = self._sampled = 0
+
+    def begin(self) -> None:
+        """Start another explore batch: raise the number of wanted groups by its number of tasks."""
+        self._wanted += self._project.batches.batch_size
+
+    def enough(self, rows: Sequence[RolloutRow]) -> bool:
+        """Count the groups of a task batch; returns whether the round has enough groups now.
+
+        The surplus of an earlier explore batch of the round counts too. Raises the same errors as ``judge_runs``.
+        """
+        self._sampled += len({row.group_id for row in rows})
+        if self.max_batches == 1:
+            return True
+        judge, tasks = self._judge, {task.task_id: task for task in self._project.tasks.tasks}
+        needs_reward = self._project.settings.algorithm.needs_reward
+        with auxiliaries_for_judge(self._project, judge if judge and judge.asks_models else None) as auxiliaries:
+            runs = judge_runs(
+                rows,
+                tasks,
+                judge,
+                needs_reward=needs_reward,
+                max_abs_reward=self._project.taskset.max_abs_reward,
+                auxiliary_models=auxiliaries,
+            )
+        sound = {run.run_id: run for run in runs if run.error is None}
+        judged = [row for row in rows if row.run_id in sound]
+        self._found += self._pipeline.apply(experiences_of(judged, list(sound.values()))).trained_groups
+        return self._found >= self._wanted
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the note: groups wanted, groups sampled, groups with signal; empty without dynamic sampling."""
+        if self.max_batches == 1:
+            return {}
+        found = {"groups_wanted": self._wanted, "groups_sampled": self._sampled, "groups_with_signal": self._found}
+        spent = self._judge.state.usage.to_note() if self._judge and self._judge.state else {}
+        return {**found, "groups_surplus": max(0, self._found - self._wanted), **spent}

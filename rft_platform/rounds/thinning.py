@@ -15,7 +15,8 @@ from rft_platform.checkpoint_files import MANIFEST, THINNED
 from rft_platform.files import write_json
 from rft_platform.registry.models import PREVIOUS_TAG
 from rft_platform.rounds.landing import trained_through
-from rft_platform.rounds.policy import SNAPSHOT, note_of, published, snapshot_of
+from rft_platform.rounds.notes import SNAPSHOT, note_of
+from rft_platform.rounds.policy import published, snapshot_of
 from rft_platform.rounds.project import Project
 
 if TYPE_CHECKING:

@@ -1,35 +1,45 @@
-"""Training of a round: from its judged experiences to a published checkpoint."""
+"""Train phase of a round: from its judged experiences to a published checkpoint.
 
+``train`` selects the rows and builds the request; ``run_training`` has the trainer run it, stores the canary and the
+note, and publishes the policy. An offline training uses ``run_training`` too.
+"""
+
+import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.config.load import config_digest
-from rft_platform.config.trainer import Optimizer
 from rft_platform.errors import StorageError, UserError
 from rft_platform.experience.rounds import round_key
 from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
-from rft_platform.rounds.algorithm import algorithm_spec, loaded_digest
+from rft_platform.inference.canary import Canary
+from rft_platform.progress import report, tell
+from rft_platform.rounds.algorithm import (
+    loaded_digest,
+    lora_spec,
+    optimizer_spec,
+    reference_folder,
+    spec_with_critic,
+    teacher_folder,
+)
 from rft_platform.rounds.demonstrations import write_demonstrations
-from rft_platform.rounds.judge import NOTE as JUDGED
 from rft_platform.rounds.landing import selection_note
-from rft_platform.rounds.mend import refuse_damaged_rows
-from rft_platform.rounds.policy import Policy, parent_of, required
-from rft_platform.rounds.processes import model_folder
+from rft_platform.rounds.mend import refuse_damaged_rows, repair_on_failure
+from rft_platform.rounds.notes import JUDGE, TRAIN, note_of
+from rft_platform.rounds.policy import Policy, parent_of, publish, published, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
-from rft_platform.rounds.row_selection import rounds_of, settle
-from rft_platform.rounds.run_training import Training, refuse_with_successor, run_training
+from rft_platform.rounds.row_selection import rounds_of, select_rows
 from rft_platform.training.protocol import (
     AlgorithmSpec,
-    CriticSpec,
-    LoraSpec,
-    OptimizerSpec,
     StepEvent,
     TrainRequest,
     TrainResult,
@@ -39,6 +49,24 @@ if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
 _CANARY_ROWS = 8
+
+
+LOG = logging.getLogger(__name__)
+#: Metrics shown in the progress line.
+_WATCHED = ("loss", "grad_norm", "entropy")
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A training request with what the control plane knows about it."""
+
+    request: TrainRequest
+    parent: Policy
+    round: int
+    total_steps: int  # expected optimiser steps, for the progress line
+    reads: tuple[Policy, ...]  # policies whose weights the trainer reads; damaged ones are repaired on failure
+    canary_sequences: Callable[[], list[list[int]]]  # token ids on which the new weights are compared
+    selection: Mapping[str, Any] | None = None  # the settled row selection, if rows are selected one by one
 
 
 def train(
@@ -52,7 +80,7 @@ def train(
     store = project.store
     refuse_with_successor(store, round_number)
     parent = parent_of(store, round_number, policy)
-    selection = settle(project, round_number, parent) if project.config.selects_rows else None
+    selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
         refuse_damaged_rows(project, number, rests_on="judge")
     request = train_request(project, parent, round_number, run_id)
@@ -117,23 +145,6 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
     return judged
 
 
-def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
-    """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
-    always = project.settings.algorithm.reference == "always"
-    needed = always or algorithm.beta or algorithm.kl_penalty is not None
-    return required(project.store, 0, policy).folder if needed else None
-
-
-def teacher_folder(project: Project) -> str | None:
-    """The teacher's folder; None if the algorithm has no teacher. Raises UserError if none is configured."""
-    settings = project.config.algorithm
-    if not project.settings.algorithm.teacher:
-        return None
-    if settings.teacher_model_path is None:
-        raise UserError(f"algorithm.teacher_model_path is not set: {settings.algorithm_type} learns from a teacher")
-    return str(model_folder(project, settings.teacher_model_path, "algorithm.teacher_model_path"))
-
-
 def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
     """The file of demonstrations mixed into the rollouts; None if the algorithm uses none.
 
@@ -145,12 +156,6 @@ def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
     target = project.store.round_folder(0) / "experts.parquet"
     write_demonstrations(experts, target, key="algorithm.experts.path")
     return str(target)
-
-
-def lora_spec(project: Project) -> LoraSpec | None:
-    """The adapter to train; None: the full weights."""
-    lora = project.config.model.lora_configs[0] if project.config.model.lora_configs else None
-    return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
 
 
 def lineage(project: Project, round_number: int, run_id: str, policy: str | None = None) -> dict[str, Any]:
@@ -201,43 +206,9 @@ def _operators(store: ExperienceStore, round_number: int) -> dict[str, str]:
     return {"operators_version": version} if version else {}
 
 
-def spec_with_critic(project: Project) -> AlgorithmSpec:
-    """The configured algorithm, with its critic settings if it has a critic."""
-    spec = algorithm_spec(project.settings)
-    return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
-
-
-def critic_spec(project: Project) -> CriticSpec:
-    """The configured critic. Its schedule counts the critic's own updates, as many as the run has steps."""
-    settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
-    return CriticSpec(
-        folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
-        optimizer=optimizer_spec(settings, project.length.steps),
-        value_clip=settings.value_clip,
-        warmup_steps=settings.warmup_steps,
-    )
-
-
-def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
-    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
-
-    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
-    """
-    return OptimizerSpec(
-        lr=settings.lr,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-        eps=settings.eps,
-        clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
-        lr_scheduler_type=settings.lr_scheduler_type,
-        lr_warmup_steps=settings.lr_warmup_steps,
-        total_steps=settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1),
-    )
-
-
 def steps_expected(project: Project, round_number: int) -> int:
     """Expected optimiser steps for a round's rows; rows without a gradient are still counted."""
-    judged = project.store.read_note(round_number, JUDGED) or {}
+    judged = project.store.read_note(round_number, JUDGE) or {}
     rows = judged.get("rows", 0) - judged.get("dropped_rows", 0) if not project.config.policies else 0
     return math.ceil((rows or project.batches.experiences_a_round) / project.batches.train_batch_size)
 
@@ -249,5 +220,66 @@ def _canary_sequences(project: Project, round_number: int, policy: str | None = 
     return [[*row["prompt_ids"], *row["response_ids"]] for row in rows.take(called).to_pylist()]
 
 
-def _targets(modules: str | list[str]) -> str | tuple[str, ...]:
-    return modules if isinstance(modules, str) else tuple(modules)
+def run_training(project: Project, trainer: "TrainerClient", training: Training) -> tuple[TrainResult, list[StepEvent]]:
+    """Run the optimiser steps and publish the resulting policy; the parent's weights if no row has a gradient."""
+    store, parent = project.store, training.parent
+    key = round_key(training.round) if parent.name is None else f"{round_key(training.round)} {parent.name}"
+    steps: list[StepEvent] = []
+
+    def on_step(event: StepEvent) -> None:
+        if steps and steps[-1].told_again and not event.told_again:
+            tell(f"{key} training: going on after step {steps[-1].step}")
+        steps.append(event)
+        done = event.step - parent.policy_version
+        watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
+        report(f"{key} training", done, max(training.total_steps, done), **watched)
+
+    report(f"{key} training", 0, max(training.total_steps, 1))
+    with ExitStack() as weights:
+        for policy in training.reads:
+            weights.enter_context(repair_on_failure(project, policy))
+        result = trainer.train(training.request, on_step)
+    started, steps = perf_counter(), [replace(event, told_again=False) for event in steps]
+    if too_long := int(result.metrics.get("rows_too_long", 0)):
+        LOG.warning("%s: %d rows longer than max_model_len left out of the training", key, too_long)
+    policy = Policy(
+        folder=result.checkpoint,
+        policy_version=result.policy_version,
+        weights_digest=result.weights_digest,
+        round=training.round,
+        canary=parent.canary if result.steps == 0 else _canary(trainer, training.canary_sequences()),
+        name=parent.name,
+    )
+    result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
+    events = [asdict(event) for event in steps]
+    note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    if (judge_version := training.request.lineage.get("judge_version")) is not None:
+        note["judge_version"] = judge_version
+    if training.selection is not None:
+        note["row_selection"] = dict(training.selection)
+    store.write_note(training.round, note_of(TRAIN, parent.name), note)
+    publish(store, policy)
+    return result, steps
+
+
+def refuse_with_successor(store: ExperienceStore, round_number: int) -> None:
+    """Raise UserError if the next round was trained from this round's weights."""
+    if published(store, round_number + 1) is not None:
+        raise UserError(
+            f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
+            "change what those came from; judge it anew to compare, or start a project of another name"
+        )
+
+
+def engine_mismatch(steps: Sequence[StepEvent]) -> float | None:
+    """Mean |delta log-prob| in nats between the sampling engine and the trainer, for exactly the same weights.
+
+    Only the first step shows it, and only if the round explored with its parent; later steps have changed the policy.
+    """
+    first = steps[0].metrics if steps else {}
+    return first.get("mismatch_abs") if first.get("staleness_max") == 0 else None
+
+
+def _canary(trainer: "TrainerClient", sequences: list[list[int]]) -> Canary | None:
+    """Log-probs of the weights that the trainer now holds; None without sequences."""
+    return Canary(sequences, trainer.score(sequences)) if sequences else None

@@ -12,11 +12,10 @@ from rft_platform.experience.ledger import RetiredFile
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_file, is_sealed
 from rft_platform.registry.manifests import CHECKPOINT_PREFIX
-from rft_platform.rounds.judge import NOTE as JUDGED
 from rft_platform.rounds.mend import contradiction
+from rft_platform.rounds.notes import JUDGE
 from rft_platform.rounds.policy import Policy, published
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.warm_start import LEGS
 
 
 @dataclass(slots=True)
@@ -62,17 +61,17 @@ def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFil
     """Faults of the file that names the round's active judgement."""
     path = store.current_file(number)
     try:
-        version, note = store.judge_version(number), store.read_note(number, JUDGED) or {}
+        version, note = store.judge_version(number), store.read_note(number, JUDGE) or {}
         if version is not None:
             store.judged_file(number)
     except StorageError as error:
-        if str(error).startswith(str(store.round_folder(number) / f"{JUDGED}.json")):
+        if str(error).startswith(str(store.round_folder(number) / f"{JUDGE}.json")):
             return  # the note's own damage
         yield DamagedFile(path, f"{error}: judge the round again (`rft judge`)")
         return
     if note.get("sound") and note.get("judge_version") != version:
         named = "is missing" if version is None else f"puts judgement {version} in force"
-        yield DamagedFile(path, f"{named}, but {JUDGED}.json names {note.get('judge_version')}: judge the round again")
+        yield DamagedFile(path, f"{named}, but {JUDGE}.json names {note.get('judge_version')}: judge the round again")
 
 
 def check_judgements(store: ExperienceStore) -> None:
@@ -99,7 +98,8 @@ def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> 
     policies = list(_policies(project))
     named = {Path(policy.folder) for policy in policies if project.checkpoints in Path(policy.folder).parents}
     for folder in sorted({*_checkpoint_folders(project), *named}):
-        why = _checkpoint_fault(folder, digest, optional=folder not in named)
+        superseded = folder not in named and folder.parent == project.warm_start_checkpoints
+        why = _checkpoint_fault(folder, digest, superseded)
         found.checkpoints += 1
         found.bytes += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         if why is not None:
@@ -107,16 +107,15 @@ def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> 
     found.damaged += dict.fromkeys(fault for policy in policies if (fault := contradiction(project, policy)))
 
 
-def _checkpoint_fault(folder: Path, digest: bool, optional: bool) -> str | None:
-    thinned, legs = (folder / THINNED).exists(), folder.parent.name == LEGS
-    if (thinned or (optional and legs)) and not list(folder.glob("*.safetensors")):
+def _checkpoint_fault(folder: Path, digest: bool, superseded: bool) -> str | None:
+    if ((folder / THINNED).exists() or superseded) and not list(folder.glob("*.safetensors")):
         return None if (folder / MANIFEST).is_file() else f"{MANIFEST} is missing"  # reduced to its manifest on purpose
     return checkpoint_damage(folder, digest_file if digest else None)
 
 
 def _checkpoint_folders(project: Project) -> Iterator[Path]:
     policies = [None, *(entry.name for entry in project.config.policies)]
-    for folder in [*map(project.checkpoints_of, policies), project.checkpoints / LEGS]:
+    for folder in [*map(project.checkpoints_of, policies), project.warm_start_checkpoints]:
         yield from folder.glob(f"{CHECKPOINT_PREFIX}*")
 
 

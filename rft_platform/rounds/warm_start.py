@@ -13,14 +13,14 @@ from rft_platform.config.trainer import WarmStart
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.progress import report
+from rft_platform.rounds.algorithm import optimizer_spec
 from rft_platform.rounds.demonstrations import write_demonstrations
 from rft_platform.rounds.measure import sampled_pass
-from rft_platform.rounds.policies import publish_starts
+from rft_platform.rounds.notes import WARM_START
 from rft_platform.rounds.policy import Policy, publish, published
-from rft_platform.rounds.processes import base_model_folder, start_all
+from rft_platform.rounds.processes import base_model_folder, start_all, start_folder
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.provenance import code_version
-from rft_platform.rounds.train import optimizer_spec
 from rft_platform.training.manifest import MANIFEST
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rft_platform.training.group import TrainerClient
 
 LOG = logging.getLogger(__name__)
-NOTE = LEGS = "warm_start"
 _CANARY_TASKS = 8
 
 
@@ -73,7 +72,7 @@ class WarmStartCourse:
 
     def run(self) -> Policy:
         """Train from the base model; returns the resulting policy as version 0."""
-        settings, legs = self.settings, self.project.checkpoints / LEGS
+        settings, legs = self.settings, self.project.warm_start_checkpoints
         if legs.exists():  # left by an interrupted run; starting over gives the same weights
             shutil.rmtree(legs)
         self.folder = str(base_model_folder(self.project))
@@ -91,7 +90,7 @@ class WarmStartCourse:
             self._leg(demonstrations, digest, settings.cooldown_steps, falling)
         reached = {name: value for name, value in self.curve[-1].items() if name != "step"}
         report("warm start", self.step, self.step, **reached)
-        self.project.store.write_note(0, NOTE, {"steps": self.step, "curve": self.curve, "data_digest": digest})
+        self.project.store.write_note(0, WARM_START, {"steps": self.step, "curve": self.curve, "data_digest": digest})
         canary = self._canary()
         return Policy(self.folder, 0, digest_weights(Path(self.folder)), round=0, canary=canary)
 
@@ -135,7 +134,7 @@ class WarmStartCourse:
         return TrainRequest(
             parent=self.folder,
             parent_version=self.step,
-            output=str(self.project.checkpoints / LEGS),
+            output=str(self.project.warm_start_checkpoints),
             algorithm=AlgorithmSpec(policy_loss="sft", loss_agg_mode="token-mean"),
             optimizer=optimizer,
             demonstrations=str(demonstrations),
@@ -170,3 +169,11 @@ def _keep_manifest_only(checkpoint: Path) -> None:
             shutil.rmtree(item)
         elif item.name != MANIFEST:
             item.unlink()
+
+
+def publish_starts(project: Project) -> None:
+    """Publish version 0 of each further policy, its base model; keep what is already published."""
+    for entry in project.config.policies:
+        if published(project.store, 0, entry.name) is None:
+            folder = start_folder(project, entry)
+            publish(project.store, Policy(str(folder), 0, digest_weights(folder), round=0, name=entry.name))

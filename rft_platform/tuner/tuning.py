@@ -100,9 +100,9 @@ def _run_without_event_loop(
 
 def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.config.home import private_files
-    from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes
     from rft_platform.driving.drive import drive_project, use_home
+    from rft_platform.driving.starting import begin
     from rft_platform.rounds.project import Project
 
     console = notes()

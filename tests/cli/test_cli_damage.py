@@ -16,7 +16,6 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.driving.ledger import drive_costs, recorded_cost
-from rft_platform.driving.starting import put_in_force
 from rft_platform.errors import UserError
 from rft_platform.files import write_text
 from rft_platform.jobs.instance import open_instance
@@ -46,7 +45,7 @@ def project(made: Path, home: Home, write_config: Callable[..., Path], with_mlfl
     """A project with all of its databases."""
     shutil.copytree(made, home.root)
     with_mlflow(home.root)
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
     return home
 
 

@@ -9,7 +9,6 @@ from typer.testing import Result
 from rft_platform.cli.commands.demo import demo_config, move_aside
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving.starting import put_in_force
 from rft_platform.errors import UserError
 from rft_platform.files import write_text
 
@@ -45,7 +44,7 @@ def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rf
 
 
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh` moves it aside"):
         demo_config(home, seed=None)

@@ -12,7 +12,7 @@ from typer.testing import Result
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driving import preflight
-from rft_platform.driving.starting import check_may_start, put_in_force
+from rft_platform.driving.preflight import check_may_start
 from rft_platform.errors import UserError
 from rft_platform.files import write_json, write_text
 
@@ -95,7 +95,7 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:
-    put_in_force(home, load_config(write_config(name="first")))
+    write_config(home, load_config(write_config(name="first")))
 
     check_may_start(home, load_config(write_config(name="second", seed=7)))
     write_json(home.rounds / "r0000" / "policy.json", {})

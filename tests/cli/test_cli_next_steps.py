@@ -12,7 +12,6 @@ from rich.console import Console
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driving.next_steps import print_next_steps, rft_command
-from rft_platform.driving.starting import put_in_force
 from rft_platform.rounds.project import Project
 
 
@@ -41,7 +40,7 @@ def test_it_is_short_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_weights_are_named_with_how_to_use_them(home: Home, write_config) -> None:
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
     console = Console(file=io.StringIO(), width=80)
 
     print_next_steps(Project.open(home), console, "models:/sums-one/2", "/data/global_step_8")

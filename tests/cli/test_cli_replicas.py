@@ -9,7 +9,6 @@ from typer.testing import Result
 from rft_platform.cli.health import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving.starting import put_in_force
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool import EnginePool
 from rft_platform.rounds.processes import connect_engine
@@ -29,7 +28,7 @@ def project(home: Home, write_config: Callable[..., Path], tiny_model: Path) -> 
             "engine": {"device": "cpu", "kind": "transformers"},
             "explorer": {"rollout_model": {"engine_num": replicas}},
         }
-        put_in_force(home, load_config(write_config(**sections)))
+        write_config(home, load_config(write_config(**sections)))
         return Project.open(home)
 
     return opened

@@ -18,9 +18,7 @@ from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
 from rft_platform.driving.ledger import recorded_cost
 from rft_platform.driving.preflight import is_finished
-from rft_platform.driving.round_lines import EQUAL, nothing_trained, round_lines
-from rft_platform.driving.round_news import RoundNews, describe_round
-from rft_platform.driving.starting import put_in_force
+from rft_platform.driving.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import selection_name
 from rft_platform.files import write_json
@@ -35,7 +33,7 @@ from rft_platform.training.protocol import StepEvent
 @pytest.fixture
 def project(home: Home, write_config: Callable[..., Path]) -> Project:
     """Two rounds of two are done: the second was not promoted."""
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
     project = Project.open(home)
     store = project.store
     with recorded_cost(home) as cost:
@@ -97,7 +95,7 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
 def test_a_project_that_has_not_begun_says_what_comes_first(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
 
     assert rft("rounds").stdout.splitlines()[-1] == "next: warm start"
 
@@ -154,7 +152,7 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     dynamic = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "sync_offset": 1}
-    put_in_force(home, load_config(write_config(synchronizer=dynamic)))
+    write_config(home, load_config(write_config(synchronizer=dynamic)))
     store = Project.open(home).store
     for number in (1, 2, 3):
         store.write_note(number, "explore", {"rows": 32})
@@ -198,7 +196,7 @@ def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -
 def test_a_launch_whose_driver_died_is_called_interrupted(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
     dead = {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time() - 3600}"}
     with open_instance(home) as instance:
         job = defs.resolve_job_def("warm_start_job")

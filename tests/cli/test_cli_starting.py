@@ -11,21 +11,22 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
-from rft_platform.driving.starting import check_may_start, put_in_force, with_rounds
+from rft_platform.driving.preflight import check_may_start
+from rft_platform.driving.starting import with_rounds, write_config
 from rft_platform.errors import UserError
 from rft_platform.files import write_json
 
 
 def begin(home: Home, config: RftConfig) -> None:
     """A project that a phase has left something of."""
-    put_in_force(home, config)
+    write_config(home, config)
     write_json(home.rounds / "r0000" / "policy.json", {})
 
 
 def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config())
 
-    put_in_force(home, config)
+    write_config(home, config)
 
     assert load_config(home.config_file) == config
     check_may_start(home, config)
@@ -51,7 +52,7 @@ def test_changed_settings_are_named(home: Home, write_config: Callable[..., Path
 
 def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config(synchronizer={"sync_interval": 3}))
-    put_in_force(home, config)
+    write_config(home, config)
 
     longer = with_rounds(config, 5)
 
@@ -64,7 +65,7 @@ def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[...,
 
 def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config(continue_from_checkpoint=False))
-    put_in_force(home, config)
+    write_config(home, config)
     check_may_start(home, config)
     begin(home, config)
 
@@ -75,7 +76,7 @@ def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Call
 def test_an_existing_home_is_made_private_at_the_next_command(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    put_in_force(home, load_config(write_config()))
+    write_config(home, load_config(write_config()))
     (home.root / "rounds").mkdir()
     for path in (home.root, home.root / "rounds"):
         path.chmod(0o755)

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving.starting import put_in_force
+from rft_platform.driving.starting import write_config
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_file, read_json, write_sealed_json
 from rft_platform.inference.client import EngineClient
@@ -182,7 +182,7 @@ def faulty(make_project, disk: SmallDisk) -> Faulty:
     config["warm_start"] = {"path": tasks["path"], "batch_size": 8, "steps": 20, "eval_every": 10}
     config["checkpoint_root_dir"] = str(disk.folder)
     project.config.write_text(yaml.safe_dump(config))
-    put_in_force(Home(project.home), load_config(project.config))
+    write_config(Home(project.home), load_config(project.config))
     return Faulty(project, disk.folder / "small" / "e2e")
 
 

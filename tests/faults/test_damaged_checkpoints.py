@@ -9,7 +9,7 @@ from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage, digest_on
 from rft_platform.errors import DamageRepairedError, StorageError, WeightMismatchError
 from rft_platform.files import digest_file
 from rft_platform.registry.manifests import all_manifests
-from rft_platform.rounds.mend import mend, mending
+from rft_platform.rounds.mend import repair_checkpoint, repair_on_failure
 from rft_platform.rounds.observe import Launches, observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.policy import Policy, publish, published
@@ -73,11 +73,11 @@ def trained(project: Project, make_checkpoint: Callable[[int], Path]) -> Callabl
 def test_a_damaged_checkpoint_is_set_aside_and_its_round_trained_again(project: Project, trained, harm, why):
     trained(0, 0)
     policy = trained(1, 2)
-    mend(project, policy)  # whole: nothing happens
+    repair_checkpoint(project, policy)  # whole: nothing happens
     harm(Path(policy.folder))
 
     with pytest.raises(DamageRepairedError, match=why) as told:
-        mend(project, policy)
+        repair_checkpoint(project, policy)
     assert policy.folder in str(told.value)
     assert "the training of r0001 is repeated" in str(told.value)
     assert not Path(policy.folder).exists()
@@ -96,7 +96,7 @@ def test_rounds_without_a_step_share_the_checkpoint_and_are_repeated_with_it(pro
     policy = trained(2, 2)  # a round whose rewards were all equal
     flip_a_byte(Path(policy.folder))
     with pytest.raises(DamageRepairedError, match="the training of r0001 is repeated"):
-        mend(project, policy)
+        repair_checkpoint(project, policy)
     assert published(project.store, 1) is published(project.store, 2) is None
 
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_others_descend_from_is_named_and_left(project: Projec
     trained(2, 4)
     flip_a_byte(Path(policy.folder))
     with pytest.raises(StorageError, match=r"Round r0002 descend.*restore the folder") as told:
-        mend(project, policy)
+        repair_checkpoint(project, policy)
     assert not told.value.retryable
     assert Path(policy.folder).exists()
     assert published(project.store, 1) == policy
@@ -117,7 +117,7 @@ def test_a_base_model_that_changed_is_for_a_person(project: Project, trained):
     flip = Path(policy.folder) / "model.safetensors"
     flip.write_bytes(b"changed")
     with pytest.raises(StorageError, match="not those that the project was started with") as told:
-        mend(project, policy)
+        repair_checkpoint(project, policy)
     assert not told.value.retryable
     assert flip.exists()
 
@@ -128,14 +128,14 @@ def test_a_checkpoint_of_another_project_is_never_touched(project: Project, make
     publish(project.store, policy)
     flip_a_byte(folder)
     with pytest.raises(StorageError, match=r"holds other bytes than were written .*: bring back"):
-        mend(project, policy)
+        repair_checkpoint(project, policy)
     assert folder.exists()
     assert published(project.store, 0) == policy
 
 
 def test_a_refusal_over_whole_weights_stays_what_it_is(project: Project, trained):
     policy = trained(0, 0)
-    with pytest.raises(WeightMismatchError), mending(project, policy):
+    with pytest.raises(WeightMismatchError), repair_on_failure(project, policy):
         raise WeightMismatchError("the engine computes something else")
 
 

@@ -15,7 +15,7 @@ from rft_platform.cli.main import app
 from rft_platform.errors import DamagedError
 from rft_platform.experience.record import JudgedRow
 from rft_platform.files import SEAL, read_json, write_json, write_sealed_json
-from rft_platform.rounds.mend import mending
+from rft_platform.rounds.mend import repair_on_failure
 from rft_platform.rounds.policy import Policy, publish, required
 from rft_platform.rounds.project import Project
 from rft_platform.rounds.verification import check_judgements, verify
@@ -209,7 +209,7 @@ def test_a_note_that_contradicts_its_checkpoint_is_refused_before_the_weights_ar
     change(note, seal=False, **values)
     with (
         pytest.raises(DamagedError, match=rf"{note}: contradicts .*restore the note"),
-        mending(trained, required(trained.store, 2)),
+        repair_on_failure(trained, required(trained.store, 2)),
     ):
         pytest.fail("the weights were used")
 

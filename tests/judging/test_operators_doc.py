@@ -16,7 +16,7 @@ from rft_platform.config.resolve import resolve
 from rft_platform.judging.operators.experiences import Experiences
 from rft_platform.judging.operators.registry import OPERATORS
 from rft_platform.judging.pipeline import Operator, Pipeline
-from rft_platform.rounds.operators import check_operators
+from rft_platform.rounds.algorithm import check_operators
 from rft_platform.tasks.selectors.registry import SELECTORS, find_selector
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

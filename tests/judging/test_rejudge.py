@@ -16,14 +16,16 @@ from rft_platform.config.buffer import Taskset
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, dump_config
 from rft_platform.config.schema import RftConfig
-from rft_platform.driving.starting import check_may_start, put_in_force
+from rft_platform.driving.preflight import check_may_start
+from rft_platform.driving.starting import write_config
 from rft_platform.errors import UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.files import write_text
 from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.llm.answers import BudgetSpentError
-from rft_platform.rounds.judge import OtherJudge, check_judge, judge, judge_spec, other_judge
+from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project import Project
+from rft_platform.rounds.workflows import OtherJudge, check_judge, judge_spec, other_judge
 
 from .conftest import JudgeServer, a_row
 
@@ -185,7 +187,7 @@ def test_a_budget_that_is_used_up_is_raised_and_the_project_goes_on(project: Pro
         judge(Project.open(project.home), 1)
     raised = asked_within(50)
     check_may_start(project.home, raised)
-    put_in_force(project.home, raised)
+    write_config(project.home, raised)
     note = judge(Project.open(project.home), 1)
     assert note["sound"]
     assert (note["judge_cached"], note["judge_calls"], endpoint.calls) == (3, note["rows"] - 3, note["rows"])

@@ -10,11 +10,11 @@ from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import read_selection
 from rft_platform.files import write_text
+from rft_platform.rounds.explore import snapshot_for
 from rft_platform.rounds.observe import Launches, observe
 from rft_platform.rounds.policy import Policy, parent_of, publish, published
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.row_selection import settle
-from rft_platform.rounds.snapshots import snapshot_for
+from rft_platform.rounds.row_selection import select_rows
 from rft_platform.rounds.state import ProjectState
 
 REPEAT = 2
@@ -74,7 +74,7 @@ class Simulated:
 
     def settle(self, number: int) -> dict[str, Any]:
         """First half of a training."""
-        return settle(self.project, number, parent_of(self.store, number))
+        return select_rows(self.project, number, parent_of(self.store, number))
 
     def train(self, number: int) -> dict[str, Any]:
         """A whole training, with its evaluation; what it had settled."""

@@ -15,8 +15,7 @@ from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import algorithm_spec, check_algorithm
-from rft_platform.rounds.operators import check_operators, pipeline_of
+from rft_platform.rounds.algorithm import algorithm_spec, check_algorithm, check_operators, pipeline_of
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 Configure = Callable[..., RftConfig]

@@ -21,12 +21,11 @@ from rft_platform.registry.models import RegisteredModel
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
 from rft_platform.rounds.bench import bench_lines, unmeasured, write_bench
 from rft_platform.rounds.champion import against_champion, compared, promoted_last
-from rft_platform.rounds.measurement import measured_by
 from rft_platform.rounds.observe import Failures, Launches, observe
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.policy import Policy, publish, required
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.workflows import workflow_of
+from rft_platform.rounds.workflows import measured_by, workflow_of
 
 
 class Registry:

@@ -196,7 +196,7 @@ def test_a_judge_that_is_out_costs_no_rollouts(
             sampled.append(1)
             return policy_engine.generate(*args, **options)
 
-    monkeypatch.setattr("rft_platform.rounds.dynamic_sampling.judge_runs", out)
+    monkeypatch.setattr("rft_platform.rounds.task_selection.judge_runs", out)
     with pytest.raises(JudgeUnavailableError):
         explore(interrupted, Counting(), policy, 1)
     assert len(sampled) == 2 and len(interrupted.store.rollout_rows(1)) == 32

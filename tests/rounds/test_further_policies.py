@@ -1,4 +1,4 @@
-"""Notes, snapshots, mending and thinning of policies beside the first."""
+"""Notes, snapshots, repair_on_failure and thinning of policies beside the first."""
 
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.config.home import Home
 from rft_platform.errors import DamageRepairedError
 from rft_platform.files import write_json, write_text
-from rft_platform.rounds.mend import mend
-from rft_platform.rounds.policies import explored_with, train_further
-from rft_platform.rounds.policy import Policy, is_published, publish, published
+from rft_platform.rounds.explore import snapshot_for
+from rft_platform.rounds.mend import repair_checkpoint
+from rft_platform.rounds.policy import Policy, explored_with, is_published, publish, published
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.snapshots import snapshot_for
+from rft_platform.rounds.round import train_further
 from rft_platform.rounds.thinning import thin_checkpoints
 
 NAMES = (None, "rival", "guard")
@@ -79,7 +79,7 @@ def test_a_damaged_checkpoint_withdraws_the_notes_of_its_policy_alone(project: P
     assert damaged is not None
     (Path(damaged.folder) / MANIFEST).unlink()
     with pytest.raises(DamageRepairedError, match=r"rival/global_step_2 is damaged.*set aside"):
-        mend(project, damaged)
+        repair_checkpoint(project, damaged)
     there = {
         note for note in ("policy", "train", "policy-rival", "train-rival", "evaluation") if store.has_note(2, note)
     }

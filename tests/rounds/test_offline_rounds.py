@@ -15,10 +15,15 @@ from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.registry.lineage import trace_checkpoint
 from rft_platform.registry.traces import RowFile
 from rft_platform.rounds.observe import Launches, observe
-from rft_platform.rounds.offline import check_kind, offline_lineage, offline_request, offline_steps, starting_policy
-from rft_platform.rounds.offline_data import load_dataset, make_dataset, required_dataset
-from rft_platform.rounds.offline_evaluation import evaluate_offline
-from rft_platform.rounds.offline_leaks import leaked_tasks
+from rft_platform.rounds.offline import (
+    check_kind,
+    evaluate_offline,
+    offline_lineage,
+    offline_request,
+    offline_steps,
+    starting_policy,
+)
+from rft_platform.rounds.offline_data import leaked_tasks, load_dataset, make_dataset, required_dataset
 from rft_platform.rounds.plan import plan_next
 from rft_platform.rounds.policy import Policy, publish, published
 from rft_platform.rounds.project import Project

@@ -8,9 +8,8 @@ from simulated import ROWS, simulated
 
 from rft_platform.config.buffer import ReplayBuffer
 from rft_platform.errors import UserError
-from rft_platform.rounds.groups import Group
 from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.replay import in_order, linear_decay, priority_of, replayable_rows, used_groups
+from rft_platform.rounds.replay import Group, by_priority, linear_decay, priority_of, replayable_rows, used_groups
 
 
 def group(version: int, uses: int, round_number: int = 1) -> Group:
@@ -19,7 +18,7 @@ def group(version: int, uses: int, round_number: int = 1) -> Group:
 
 def test_version_4_unused_goes_before_version_5_used_once() -> None:
     assert (linear_decay(5, 1, 2.0), linear_decay(4, 0, 2.0)) == (3.0, 4.0)
-    served = in_order([group(5, 1), group(4, 0), group(5, 0), group(9, 2)], priority_of(ReplayBuffer()))
+    served = by_priority([group(5, 1), group(4, 0), group(5, 0), group(9, 2)], priority_of(ReplayBuffer()))
     assert [(one.policy_version, one.uses) for one in served] == [(5, 0), (9, 2), (4, 0), (5, 1)]
 
 
@@ -27,7 +26,7 @@ def test_a_priority_of_ones_own(tmp_path: Path) -> None:
     code = tmp_path / "mine.py"
     code.write_text("def oldest_first(model_version, use_count, decay):\n    return -model_version - use_count\n")
     mine = priority_of(ReplayBuffer(priority_fn=f"{code}:oldest_first"))
-    assert [one.policy_version for one in in_order([group(5, 0), group(4, 0)], mine)] == [4, 5]
+    assert [one.policy_version for one in by_priority([group(5, 0), group(4, 0)], mine)] == [4, 5]
     with pytest.raises(UserError, match="expected one of linear_decay"):
         priority_of(ReplayBuffer(priority_fn="newest"))
 

@@ -8,9 +8,10 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
+from rft_platform.rounds.notes import TRAIN
 from rft_platform.rounds.policy import Policy
 from rft_platform.rounds.project import Project
-from rft_platform.rounds.run_training import NOTE, Training, run_training
+from rft_platform.rounds.train import Training, run_training
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
 
 
@@ -33,4 +34,4 @@ def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogC
     ]
     assert "r0001: 3 rows longer than max_model_len left out" in caplog.text
     assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)
-    assert [event["step"] for event in (project.store.read_note(1, NOTE) or {})["step_events"]] == [1, 2, 3, 4]
+    assert [event["step"] for event in (project.store.read_note(1, TRAIN) or {})["step_events"]] == [1, 2, 3, 4]

@@ -35,7 +35,7 @@ def demo(
     from rft_platform.driving.drive import drive_project, use_home
     from rft_platform.driving.next_steps import print_next_steps, rft_command
     from rft_platform.driving.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
-    from rft_platform.driving.starting import put_in_force, with_rounds
+    from rft_platform.driving.starting import with_rounds, write_config
     from rft_platform.rounds.project import Project
 
     home, console = Home.from_environment(), notes()
@@ -49,7 +49,7 @@ def demo(
         console.print(f"the earlier project is now in {moved}", markup=False, soft_wrap=True)
     config = with_rounds(with_engine(demo_config(home, seed), engine), rounds)
     check_run(home, config)
-    put_in_force(home, config)
+    write_config(home, config)
     project = Project.open(home)
     if is_finished(project):
         console.print(f"This demo is complete. `{rft} demo --fresh` moves it aside and starts afresh.", markup=False)

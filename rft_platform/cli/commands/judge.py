@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rft_platform.rounds.judgements import JudgementFigures
+    from rft_platform.rounds.judge import JudgementFigures
     from rft_platform.rounds.project import Project
 
 
@@ -42,7 +42,7 @@ def judge(
         from dataclasses import asdict
 
         from rft_platform.jobs.driver_lock import refuse_second_driver
-        from rft_platform.rounds.judge import judge_of, other_judge
+        from rft_platform.rounds.workflows import judge_of, other_judge
 
         judge_args = arguments(args)
         if restore:
@@ -55,7 +55,7 @@ def judge(
         from rft_platform.driving.live import showing_progress
         from rft_platform.jobs.rejudge import rejudge
         from rft_platform.processes.signals import terminable
-        from rft_platform.rounds.judgements import figures
+        from rft_platform.rounds.judge import figures
 
         before = [figures(project.store, number) for number in numbers]
         with terminable(), started_processes_end(project.home, notes()), showing_progress(notes()):
@@ -119,7 +119,7 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
     """Print each round's judgement before and now, which one is active, and the command to go back."""
     from rft_platform.driving.console import output
     from rft_platform.experience.rounds import round_key
-    from rft_platform.rounds.judgements import figures
+    from rft_platform.rounds.judge import figures
 
     console, now = output(), [figures(project.store, note["round"]) for note in notes]
     console.print(_judgements_table(before, now))

@@ -20,13 +20,12 @@ def run(
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
     from rft_platform.config.plan import render_plan
-    from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes, output
     from rft_platform.driving.drive import drive_project, use_home
     from rft_platform.driving.next_steps import model_uri, print_next_steps, rft_command
     from rft_platform.driving.preflight import check_run
     from rft_platform.driving.round_lines import round_lines
-    from rft_platform.driving.starting import with_rounds
+    from rft_platform.driving.starting import begin, with_rounds
 
     home, console = Home.from_environment(), notes()
     use_home(home)

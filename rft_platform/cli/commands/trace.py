@@ -105,9 +105,9 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 def without_steps(project: "Project", number: int) -> str | None:
     """The text about a round that trained nothing; None for any other round."""
     from rft_platform.driving.round_lines import nothing_trained
-    from rft_platform.rounds.run_training import NOTE
+    from rft_platform.rounds.notes import TRAIN
 
-    why = nothing_trained(project.store.read_note(number, NOTE) or {})
+    why = nothing_trained(project.store.read_note(number, TRAIN) or {})
     return None if why is None else f"{why}; the round ended with its parent's weights"
 
 

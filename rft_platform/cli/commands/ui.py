@@ -29,10 +29,10 @@ def ui(
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is restarted."""
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
-    from rft_platform.driving.beginning import begin
     from rft_platform.driving.console import notes
     from rft_platform.driving.drive import use_home
     from rft_platform.driving.preflight import check_writable
+    from rft_platform.driving.starting import begin
     from rft_platform.errors import UserError
     from rft_platform.jobs.sole import singleton_lock
     from rft_platform.jobs.timing import sensor_interval_s
