@@ -45,7 +45,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
 from rft_platform.judging.apply import judge_rollouts
 from rft_platform.judging.compose import build_judge
-from rft_platform.rollout.env_state import state_hash
+from rft_platform.rollout.model_handle import state_hash
 from rft_platform.rounds.algorithm import algorithm_spec, optimizer_spec, pipeline_of
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest

@@ -15,7 +15,7 @@ from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import JudgeSpec
 from rft_platform.judging.run_judgement import RunJudgement
-from rft_platform.rollout.auxiliary import handed_out
+from rft_platform.rollout.chat_models import framework_models
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import Workflow
@@ -118,7 +118,7 @@ class _Policy:
             {task.task_id: task for task in tasks},
             self.judge,
             max_abs_reward=self.max_abs_reward,
-            auxiliary_models=handed_out(self.auxiliary_models),
+            auxiliary_models=framework_models(self.auxiliary_models),
         )
         return _judged(mode, rollouts, {task.task_id: task for task in tasks}, self.judge, runs)
 

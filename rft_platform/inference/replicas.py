@@ -64,6 +64,13 @@ class Replicas:
         with self._lock:
             return [self._serving[number] for number in sorted(self._serving)]
 
+    def reset(self, serving: Iterable[Replica]) -> None:
+        """Replace the table's contents by these replicas, all of them active."""
+        with self._lock:
+            self._serving = {replica.number: replica for replica in serving}
+            self._down = {}
+            self.count = len(self._serving)
+
     def down(self) -> dict[int, str]:
         """The reason why each other replica is down, by number."""
         with self._lock:

@@ -10,15 +10,15 @@ from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.row_checks import check_storable
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 from rft_platform.rollout.attempt import Connection
-from rft_platform.rollout.calling import LOGGER, end_other_tasks
+from rft_platform.rollout.calling import LOGGER, end_other_tasks, run_event_loop
 from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.report import Tally
 from rft_platform.rollout.run import Run, RunResult, rows_of_run
-from rft_platform.rollout.straggling import Deadlines, Enough
+from rft_platform.rollout.straggling import Deadlines, TaskQuorum
 from rft_platform.threads import DaemonThreads
 
 
-class Place(Protocol):
+class Slot(Protocol):
     """A slot that makes one attempt at a time."""
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
@@ -29,7 +29,7 @@ class Place(Protocol):
 class Executor(Protocol):
     """Provides the slots in which attempts are made: in this process or in worker processes."""
 
-    def place(self) -> AbstractAsyncContextManager[Place]:
+    def slot(self) -> AbstractAsyncContextManager[Slot]:
         """Wait for a free slot and hold it while the context lasts. An error raised here ends the batch."""
         ...
 
@@ -65,7 +65,7 @@ class AgentRunner:
         ``executor`` is entered in a new event loop. ``on_progress`` is called with the number of runs that have
         succeeded and the number of all runs.
         """
-        return asyncio.run(self._execute(runs, executor, on_progress))
+        return run_event_loop(self._execute(runs, executor, on_progress))
 
     async def _execute(
         self,
@@ -76,8 +76,8 @@ class AgentRunner:
         asyncio.get_running_loop().set_default_executor(DaemonThreads("rollout"))
         done: dict[str, list[RolloutRow]] = {}
         try:
-            async with executor as places, asyncio.timeout(None) as grace:
-                await self._passes(runs, places, grace, done, on_progress)
+            async with executor as entered, asyncio.timeout(None) as grace:
+                await self._passes(runs, entered, grace, done, on_progress)
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         except TimeoutError:
@@ -93,21 +93,25 @@ class AgentRunner:
     async def _passes(
         self,
         runs: Sequence[Run],
-        places: Executor,
+        executor: Executor,
         grace: asyncio.Timeout,
         done: dict[str, list[RolloutRow]],
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
-        limits, slots, enough = self._limits, asyncio.Semaphore(self._limits.concurrency), Enough(runs, self._limits)
+        limits, concurrent, quorum = (
+            self._limits,
+            asyncio.Semaphore(self._limits.concurrency),
+            TaskQuorum(runs, self._limits),
+        )
 
-        async def one(run: Run, first_attempt: int) -> None:
-            async with slots:
-                rows = await self._run(run, places, first_attempt)
+        async def run_once(run: Run, first_attempt: int) -> None:
+            async with concurrent:
+                rows = await self._run(run, executor, first_attempt)
             if rows is None:
                 self._given_up.add(run.run_id)
                 return
             done[run.run_id] = rows
-            if enough.add(run):
+            if quorum.add(run):
                 grace.reschedule(asyncio.get_running_loop().time() + limits.patience.wait_after_min_s)
             if on_progress is not None:
                 on_progress(len(done), len(runs))
@@ -118,31 +122,31 @@ class AgentRunner:
             async with asyncio.TaskGroup() as group:
                 for run in runs:
                     if run.run_id not in done:
-                        group.create_task(one(run, number * (limits.max_retries + 1)))
+                        group.create_task(run_once(run, number * (limits.max_retries + 1)))
 
-    async def _run(self, run: Run, places: Executor, first_attempt: int) -> list[RolloutRow] | None:
+    async def _run(self, run: Run, executor: Executor, first_attempt: int) -> list[RolloutRow] | None:
         """Return the rows of a run, or ``None`` if all its attempts failed."""
         for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
             self.tally.retried += attempt > 0
-            async with places.place() as place:
-                rows = await self._attempt(run, place, attempt)
+            async with executor.slot() as slot:
+                rows = await self._attempt(run, slot, attempt)
             if rows is not None:
                 return rows
         return None
 
-    async def _attempt(self, run: Run, place: Place, attempt: int) -> list[RolloutRow] | None:
+    async def _attempt(self, run: Run, slot: Slot, attempt: int) -> list[RolloutRow] | None:
         connection, clock = Connection(), asyncio.get_running_loop().time
         began = clock()
         try:
             async with asyncio.timeout(None) as deadline:
                 with self._deadlines.attempt(deadline):
-                    result = await place.attempt(run, run.seed(self._seed, attempt), connection)
+                    result = await slot.attempt(run, run.seed(self._seed, attempt), connection)
             self._deadlines.succeeded(clock() - began)
             rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
             check_storable(rows)
             return rows
         except (Exception, SystemExit) as error:  # an agent that exits must not end the other runs
-            self.tally.add_failure(run, attempt, self._deadlines.late() if deadline.expired() else error)
+            self.tally.add_failure(run, attempt, self._deadlines.timeout_error() if deadline.expired() else error)
         finally:
             self.tally.client_retries += connection.client_retries
         if connection.lost:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.errors import UserCodeError
 from rft_platform.experience.record import UNFINISHED_METRIC
-from rft_platform.rollout.calling import call_workflow, contained
+from rft_platform.rollout.calling import await_user_code, call_workflow
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.run import RunResult
@@ -22,6 +23,14 @@ class Connection:
 
     client_retries: int = 0  # HTTP requests that a client retried
     lost: bool = False  # the engine could not be reached at least once
+
+
+class RemoteFailure(UserCodeError):
+    """An attempt failed in a worker process; the message begins with the kind of the original error."""
+
+    def __init__(self, message: str, location: str | None = None) -> None:
+        super().__init__(message)
+        self.location = location  # ``file:line`` of the user's code
 
 
 async def make_attempt(
@@ -41,7 +50,7 @@ async def make_attempt(
     """
     model = ModelHandle(clients, history)
     try:
-        returned = await contained(call_workflow(workflow, task, model, auxiliary_models))
+        returned = await await_user_code(call_workflow(workflow, task, model, auxiliary_models))
         result = RunResult.of(returned, history.calls(), history.policies)
     except Exception:
         calls = history.calls()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.errors import UserError
 from rft_platform.inference.http_contract import NO_KEY
 from rft_platform.redaction import hide
-from rft_platform.rollout.one_chat import one_chat
+from rft_platform.rollout.model_handle import chat_once
 
 if TYPE_CHECKING:
     import openai
@@ -69,7 +69,7 @@ class AuxiliaryModel:
         self.spec = spec
         self.name = spec.name
         self._key = spec.api_key()
-        self._making = threading.Lock()  # else each concurrent first caller would get its own client and slots
+        self._creating = threading.Lock()  # else each concurrent first caller would get its own client and slots
         self._async: openai.AsyncOpenAI | None = None
         self._sync: openai.OpenAI | None = None
 
@@ -84,14 +84,14 @@ class AuxiliaryModel:
     @property
     def identity(self) -> str:
         """Distinguishes its answers from those of another model, or of the same model with other defaults."""
-        asked = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
-        return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{asked}"
+        defaults = f" {json.dumps(self.spec.defaults, sort_keys=True)}" if self.spec.defaults else ""
+        return self.spec.identity or f"{self.spec.model} at {self.spec.base_url}{defaults}"
 
     def get_openai_async_client(self) -> "openai.AsyncOpenAI":
         """Return an ``openai.AsyncOpenAI`` with its usual retries; the same object until it is closed."""
         from rft_platform.rollout.auxiliary_clients import async_client
 
-        with self._making:
+        with self._creating:
             if self._async is None or self._async.is_closed():
                 self._async = async_client(self.spec, self._key)
             return self._async
@@ -100,7 +100,7 @@ class AuxiliaryModel:
         """Return the blocking ``openai.OpenAI``; use it from a thread. The same object until it is closed."""
         from rft_platform.rollout.auxiliary_clients import sync_client
 
-        with self._making:
+        with self._creating:
             if self._sync is None or self._sync.is_closed():
                 self._sync = sync_client(self.spec, self._key)
             return self._sync
@@ -109,7 +109,7 @@ class AuxiliaryModel:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Return the assistant message that continues ``messages``, in wire format; raises what ``openai`` raises."""
-        return await one_chat(self, messages, tools, arguments)
+        return await chat_once(self, messages, tools, arguments)
 
     async def aclose(self) -> None:
         """Close the clients; a later call creates new ones."""
@@ -121,15 +121,3 @@ class AuxiliaryModel:
         """Close the blocking client alone; connections of the async client never outlive their request."""
         if self._sync is not None:
             self._sync.close()
-
-
-def handed_out(models: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the ``auxiliary_models`` of user functions: AgentScope chat models where AgentScope is installed.
-
-    Values that are not an ``AuxiliaryModel`` are passed on unchanged. Empty if there are no models.
-    """
-    from rft_platform.rollout.chat_models import framework_model
-
-    wrap: Any = framework_model  # accepts any object with clients and a model name
-    given = dict(models or {})
-    return {name: wrap(model) if isinstance(model, AuxiliaryModel) else model for name, model in given.items()}

@@ -8,27 +8,29 @@ import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import openai
 
-from rft_platform.rollout.auxiliary import AuxiliarySpec
 from rft_platform.rollout.wire import wire
+
+if TYPE_CHECKING:
+    from rft_platform.rollout.auxiliary import AuxiliarySpec
 
 _CHAT_PATH = "/chat/completions"
 #: No connection outlives its request: it belongs to one event loop, and each batch has a new loop.
 _LIMITS = {"max_keepalive_connections": 0, "max_connections": None}
 
 
-def async_client(spec: AuxiliarySpec, key: str) -> openai.AsyncOpenAI:
+def async_client(spec: "AuxiliarySpec", key: str) -> openai.AsyncOpenAI:
     """Create a client for any event loop, also for several in turn."""
     transport: Any = BoundedAsyncTransport(spec)
     http = openai.DefaultAsyncHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
     return openai.AsyncOpenAI(base_url=spec.base_url, api_key=key, http_client=http, timeout=spec.timeout_s)
 
 
-def sync_client(spec: AuxiliarySpec, key: str) -> openai.OpenAI:
+def sync_client(spec: "AuxiliarySpec", key: str) -> openai.OpenAI:
     """Create the blocking client, for threads."""
     transport: Any = BoundedTransport(spec)
     http = openai.DefaultHttpxClient(transport=transport, trust_env=False, timeout=spec.timeout_s)
@@ -38,7 +40,7 @@ def sync_client(spec: AuxiliarySpec, key: str) -> openai.OpenAI:
 class BoundedAsyncTransport(wire.AsyncBaseTransport):
     """Sends at most ``max_concurrency`` requests at once per event loop; waiting is not part of the time-out."""
 
-    def __init__(self, spec: AuxiliarySpec) -> None:
+    def __init__(self, spec: "AuxiliarySpec") -> None:
         self._inner: Any = wire.AsyncHTTPTransport(limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._count = spec.max_concurrency
@@ -50,11 +52,11 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
         await request.aread()
         await slots.acquire()
         try:
-            response = await self._inner.handle_async_request(self._requests.prepared(request))
+            response = await self._inner.handle_async_request(self._requests.prepare(request))
         except BaseException:
             slots.release()
             raise
-        return _with_stream(response, _AsyncHolding(response.stream, slots))
+        return _with_stream(response, _AsyncSlotStream(response.stream, slots))
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -64,7 +66,7 @@ class BoundedAsyncTransport(wire.AsyncBaseTransport):
 class BoundedTransport(wire.BaseTransport):
     """Blocking counterpart of ``BoundedAsyncTransport``; the limit holds over all threads."""
 
-    def __init__(self, spec: AuxiliarySpec) -> None:
+    def __init__(self, spec: "AuxiliarySpec") -> None:
         self._inner: Any = wire.HTTPTransport(limits=wire.Limits(**_LIMITS))
         self._requests = _Requests(spec)
         self._slots = threading.Semaphore(spec.max_concurrency)
@@ -74,11 +76,11 @@ class BoundedTransport(wire.BaseTransport):
         request.read()
         self._slots.acquire()
         try:
-            response = self._inner.handle_request(self._requests.prepared(request))
+            response = self._inner.handle_request(self._requests.prepare(request))
         except BaseException:
             self._slots.release()
             raise
-        return _with_stream(response, _Holding(response.stream, self._slots))
+        return _with_stream(response, _SlotStream(response.stream, self._slots))
 
     def close(self) -> None:
         """Close the connections."""
@@ -88,13 +90,13 @@ class BoundedTransport(wire.BaseTransport):
 class _Requests:
     """Prepares requests: addresses the next replica, and adds defaults for fields that the caller omits."""
 
-    def __init__(self, spec: AuxiliarySpec) -> None:
+    def __init__(self, spec: "AuxiliarySpec") -> None:
         self._defaults = spec.defaults
         self._origins = [wire.URL(url) for url in (spec.base_url, *spec.other_urls)]
         self._keys = spec.engine_keys
         self._turn = itertools.count()
 
-    def prepared(self, request: Any) -> Any:
+    def prepare(self, request: Any) -> Any:
         url, headers, content = request.url, request.headers.copy(), request.content
         if len(self._origins) > 1:
             turn = next(self._turn) % len(self._origins)
@@ -104,11 +106,11 @@ class _Requests:
             url = url.copy_with(scheme=origin.scheme, host=origin.host, port=origin.port)
             headers["host"] = origin.netloc.decode()
         if self._defaults and url.path.endswith(_CHAT_PATH):
-            given = {name: value for name, value in json.loads(content).items() if value is not None}
+            body = {name: value for name, value in json.loads(content).items() if value is not None}
             defaults = dict(self._defaults)
-            if "max_completion_tokens" in given:
+            if "max_completion_tokens" in body:
                 defaults.pop("max_tokens", None)
-            content = json.dumps({**defaults, **given}).encode()
+            content = json.dumps({**defaults, **body}).encode()
             headers.pop("content-length", None)
         return wire.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
 
@@ -117,7 +119,7 @@ def _with_stream(response: Any, stream: Any) -> Any:
     return wire.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
 
 
-class _AsyncHolding(wire.AsyncByteStream):
+class _AsyncSlotStream(wire.AsyncByteStream):
     """Response body that releases the slot when it is closed."""
 
     def __init__(self, inner: Any, slots: asyncio.Semaphore) -> None:
@@ -137,8 +139,8 @@ class _AsyncHolding(wire.AsyncByteStream):
                 slots.release()
 
 
-class _Holding(wire.SyncByteStream):
-    """Blocking counterpart of ``_AsyncHolding``."""
+class _SlotStream(wire.SyncByteStream):
+    """Blocking counterpart of ``_AsyncSlotStream``."""
 
     def __init__(self, inner: Any, slots: threading.Semaphore) -> None:
         self._inner = inner

@@ -2,16 +2,15 @@
 
 import asyncio
 import copy
-import ctypes
 import inspect
 import logging
 import os
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from rft_platform.rollout.auxiliary import handed_out
-from rft_platform.rollout.chat_models import framework_model
+from rft_platform.rollout.chat_models import framework_model, framework_models
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
 from rft_platform.signature import accepted_arguments
@@ -20,7 +19,9 @@ from rft_platform.threads import call_in_thread, end_forked_child
 
 LOGGER = logging.getLogger("rft_platform.rollout")
 
-#: Seconds in which a cancelled workflow must end (its ``finally`` blocks); after that it is abandoned.
+T = TypeVar("T")
+
+#: Seconds in which a cancelled workflow must end (its ``finally`` blocks).
 STOP_S = 2.0
 
 
@@ -30,14 +31,14 @@ async def call_workflow(
     """Return what ``workflow`` returns for a copy of ``task``; a function that is not async runs in a thread."""
     task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task; other runs must not see it
     if isinstance(workflow, AgentWorkflow):
-        return await workflow.run(task, model, handed_out(auxiliary_models))
+        return await workflow.run(task, model, framework_models(auxiliary_models))
     if isinstance(workflow, SingleTurnWorkflow):
         answer = await model.chat(workflow.messages(task))
         return WorkflowOutput(response=answer.get("content"))
     offered = {
         "task": task.raw,
         "model": framework_model(model),
-        "auxiliary_models": handed_out(auxiliary_models),
+        "auxiliary_models": framework_models(auxiliary_models),
         "logger": LOGGER,
     }
     function: Callable[..., Any] = workflow
@@ -48,8 +49,8 @@ async def call_workflow(
     return await returned if inspect.isawaitable(returned) else returned
 
 
-async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Await user code; when this is cancelled, give the code ``STOP_S`` seconds to end, then abandon it.
+async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await user code in a task of its own; when this is cancelled, give that task ``STOP_S`` seconds to end.
 
     Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself: neither may end the
     event loop, which other runs share.
@@ -60,8 +61,6 @@ async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait([task], timeout=STOP_S)
-        if not task.done():
-            _leave_behind(task)
         raise
     if task.cancelled():
         raise RuntimeError("the workflow was cancelled by itself, not by the platform")
@@ -71,19 +70,44 @@ async def contained(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return returned
 
 
-async def end_other_tasks() -> None:
-    """Cancel all other tasks of this event loop; abandon those that are still running after ``STOP_S`` seconds.
-
-    The loop would otherwise wait for them forever when it closes.
-    """
-    own = {asyncio.current_task()}
-    if left := asyncio.all_tasks() - own:
-        for task in left:
+async def end_other_tasks() -> bool:
+    """Cancel all other tasks of this event loop; return whether they ended within ``STOP_S`` seconds."""
+    loop, own, cancelled = asyncio.get_running_loop(), asyncio.current_task(), set[asyncio.Task[Any]]()
+    deadline = loop.time() + STOP_S
+    while (running := asyncio.all_tasks() - {own}) and loop.time() < deadline:
+        for task in running - cancelled:  # once each: a second cancellation would interrupt a ``finally`` block
             task.cancel()
-        await asyncio.wait(left, timeout=STOP_S)
-    for task in asyncio.all_tasks() - own:
-        task.cancel()  # some were started in the meantime
-        _leave_behind(task)
+        cancelled |= running
+        await asyncio.wait(running, timeout=deadline - loop.time())
+    if running:
+        LOGGER.warning(
+            "%d tasks of workflows ignore their cancellation (an 'except' that is too wide) and cannot be stopped in "
+            "this process; with explorer.workers: {kind: process} a run that does not end is killed",
+            len(running),
+        )
+    return not running
+
+
+def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run`` for ``main``, which ends with ``end_other_tasks``; does not wait for tasks that remain.
+
+    The event loop of such tasks is stopped, not closed, and kept with them until the process ends: in code that
+    suppresses every exception, also the one that frees a coroutine, freeing a task would not return.
+    """
+    runner = asyncio.Runner()
+    try:
+        return runner.run(main)
+    finally:
+        if remaining := asyncio.all_tasks(runner.get_loop()):
+            asyncio.set_event_loop(None)
+            threading.Thread(target=_hold, args=(runner, remaining), name="abandoned-loop", daemon=True).start()
+        else:
+            runner.close()
+
+
+def _hold(*objects: object) -> None:
+    """Keep ``objects`` alive: the frame of a daemon thread is not freed, not even when the process ends."""
+    threading.Event().wait()
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
@@ -94,15 +118,3 @@ async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseExcept
         raised = error
     end_forked_child(owner, raised)
     return returned, raised
-
-
-def _leave_behind(task: "asyncio.Task[Any]") -> None:
-    """Abandon a task that refuses to end, so that the event loop does not wait for it when it closes.
-
-    Its coroutine is never freed: freeing it would raise GeneratorExit in it, and code that suppresses that too would
-    then run endlessly in the thread that collects it.
-    """
-    LOGGER.warning("a workflow that was stopped goes on: it hides its cancellation (an 'except' that is too wide)")
-    task._log_destroy_pending = False  # type: ignore[attr-defined]  # the warning above reports it
-    asyncio._unregister_task(task)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

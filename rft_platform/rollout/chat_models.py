@@ -1,9 +1,12 @@
-"""Wrap a model as the chat model of an agent framework, for workflow and judge functions."""
+"""Wrap models as chat models of an agent framework, for workflow and judge functions."""
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+
+from rft_platform.rollout.auxiliary import AuxiliaryModel
 
 
 def framework_model(handle: Any) -> Any:
@@ -14,9 +17,20 @@ def framework_model(handle: Any) -> Any:
     """
     if not agentscope_has_chat_models():
         return handle
-    from rft_platform.rollout.agentscope_model import RecordedChatModel
+    from rft_platform.rollout.agentscope import RecordedChatModel
 
     return RecordedChatModel(handle)
+
+
+def framework_models(models: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the ``auxiliary_models`` of user functions: each ``AuxiliaryModel`` as ``framework_model`` returns it.
+
+    Other values are passed on unchanged. Empty if there are no models.
+    """
+    return {
+        name: framework_model(model) if isinstance(model, AuxiliaryModel) else model
+        for name, model in (models or {}).items()
+    }
 
 
 @lru_cache(maxsize=1)

@@ -4,13 +4,13 @@ import math
 import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from rft_platform.errors import EngineError, UserCodeError
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.call_places import CallPlaces, Sending
 from rft_platform.rollout.identity import derive_seed
-from rft_platform.rollout.policies import PolicyRoad
+from rft_platform.rollout.policies import PolicyRoute
 
 
 @dataclass(slots=True)
@@ -54,6 +54,77 @@ class RunEndedError(EngineError):
     """A model call was made after its run had ended."""
 
 
+@dataclass(slots=True, eq=False)
+class CallSlot:
+    """A call's position in its run; a client that sends its request again keeps it."""
+
+    order: int
+    times: int = 1  # how often it was sent
+    under_way: bool = True  # the last send, the one that counts, has not ended
+    answered: bool = False  # its answer is recorded
+    refused: bool = False  # by the engine or by the recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The ``time``-th send of a call."""
+
+    slot: CallSlot
+    time: int
+
+    @property
+    def order(self) -> int:
+        """Position of the call in its run, by the time of its first send."""
+        return self.slot.order
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is the latest send of the call."""
+        return self.time == self.slot.times
+
+
+class CallSlots:
+    """All call positions of a run. Not thread-safe: the owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._order = count()
+        self._by_request: dict[Hashable, list[CallSlot]] = {}
+
+    def take(self, request_key: Hashable, sent_before: int, named: bool) -> Sending:
+        """Return the slot of the call that ``request_key`` identifies, after ``sent_before`` earlier sends of it.
+
+        ``named``: the key is the client's own name for the call, so an equal key is the same call.
+        """
+        slots = self._by_request.setdefault(request_key, [])
+        slot = slots[-1] if named and slots else _retried_slot(slots, sent_before) if sent_before else None
+        if slot is None:
+            slot = CallSlot(next(self._order))
+            slots.append(slot)
+        else:
+            slot.times += 1
+            slot.under_way, slot.refused = True, False
+        return Sending(slot, slot.times)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of calls without an answer or a refusal."""
+        slots = (slot for slots in self._by_request.values() for slot in slots)
+        return sum(not (slot.answered or slot.refused) for slot in slots)
+
+
+def _retried_slot(slots: list[CallSlot], sent_before: int) -> CallSlot | None:
+    """Find the call that is being retried: one that has ended without an answer.
+
+    The answer may also have been lost after it was recorded; then the call must be unambiguous. A call under way has a
+    client that waits for it, so an equal request is another call.
+    """
+    ended = [slot for slot in slots if not slot.under_way and slot.times <= sent_before]
+    unanswered = [slot for slot in ended if not slot.answered]
+    if unanswered:
+        return unanswered[-1]
+    return ended[0] if ended and len(slots) == 1 else None
+
+
 class RunHistory:
     """Records one run's calls of the policy. The recorder fills it from any thread; read it after the run has ended."""
 
@@ -63,7 +134,7 @@ class RunHistory:
         sampling: SamplingParams,
         seed: int,
         key: str = "",
-        policies: Mapping[str, PolicyRoad] | None = None,
+        policies: Mapping[str, PolicyRoute] | None = None,
     ) -> None:
         """``model``: the policy's name at the engine; ``sampling`` and ``seed`` apply to calls that set none.
 
@@ -82,13 +153,13 @@ class RunHistory:
         self._calls: list[RecordedCall] = []
         self._extracted = 0
         self._closed = False
-        self._places = CallPlaces()
+        self._slots = CallSlots()
         self._lock = threading.Lock()
 
-    def begin_call(self, asked: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
+    def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
         """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
-        ``asked`` identifies the request. If its client has sent it ``sent_before`` times already, or has ``named`` it
+        ``request_key`` identifies it. If its client has sent it ``sent_before`` times already, or has ``named`` it
         like an earlier one, it is a retry of that call: it keeps its position and seed, and its answer replaces a lost
         one. ``end_call`` must follow.
         """
@@ -96,26 +167,26 @@ class RunHistory:
             if self._closed:
                 raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
             self.context_exceeded = False  # set by an earlier call; the workflow continued
-            return self._places.take(asked, sent_before, named)
+            return self._slots.take(request_key, sent_before, named)
 
     def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
         """Mark the call as refused; ``too_long``: by the engine, because the conversation exceeds the context."""
         with self._lock:
             if sending.counts:
-                sending.place.refused = True
+                sending.slot.refused = True
                 self.context_exceeded = self.context_exceeded or too_long
 
     def end_call(self, sending: Sending) -> None:
         """Mark this send as ended."""
         with self._lock:
             if sending.counts:
-                sending.place.under_way = False
+                sending.slot.under_way = False
 
     @property
     def unfinished_calls(self) -> int:
         """Number of calls with neither a recorded answer nor a refusal: cancelled by the agent, or still under way."""
         with self._lock:
-            return self._places.unfinished
+            return self._slots.unfinished
 
     def call_seed(self, order: int) -> int:
         """Sampling seed of a call that sets none."""
@@ -129,7 +200,7 @@ class RunHistory:
         with self._lock:
             if self._closed or not sending.counts:
                 return
-            sending.place.answered = True
+            sending.slot.answered = True
             if sending.time > 1:
                 earlier = sum(call.order == sending.order for call in self._calls[: self._extracted])
                 self._calls = [call for call in self._calls if call.order != sending.order]

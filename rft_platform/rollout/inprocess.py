@@ -15,7 +15,7 @@ from rft_platform.rollout.run import Run, RunResult
 from rft_platform.rollout.workflow import LocalWorkflow
 
 
-class InProcess:
+class InProcessExecutor:
     """Makes attempts in this process, as many at once as requested."""
 
     def __init__(
@@ -35,16 +35,16 @@ class InProcess:
         self._sampling = sampling
         self._truncated_reward = limits.truncated_reward
         self._auxiliary_models = auxiliary_models
-        self._policies = further.roads
+        self._policies = further.routes
 
-    async def __aenter__(self) -> "InProcess":
+    async def __aenter__(self) -> "InProcessExecutor":
         return self
 
     async def __aexit__(self, *failure: object) -> None:
         self._clients.close()
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator["InProcess"]:
+    async def slot(self) -> AsyncIterator["InProcessExecutor"]:
         """In-process execution has no slot limit."""
         yield self
 

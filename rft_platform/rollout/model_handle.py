@@ -1,11 +1,11 @@
 """``ModelHandle``, the ``model`` argument of a workflow: calls the policy and records every call of the run."""
 
-from typing import TYPE_CHECKING, Any
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rft_platform.errors import UserCodeError
-from rft_platform.rollout.env_state import state_hash
 from rft_platform.rollout.history import RecordedCall, RunHistory
-from rft_platform.rollout.one_chat import one_chat
 
 if TYPE_CHECKING:
     import openai
@@ -36,12 +36,12 @@ class ModelHandle:
 
         Its calls are recorded into this run, in any order. Raises UserCodeError for an unknown name.
         """
-        road = self._history.policies.get(name)
-        if road is None:
+        route = self._history.policies.get(name)
+        if route is None:
             known = ", ".join(self._history.policies) or "none"
             raise UserCodeError(f"model.policy({name!r}): no such policy; further policies of this run are: {known}")
         handle = ModelHandle(self._clients, self._history, self._first or self)
-        handle._policy, handle.model_path = name, road.model
+        handle._policy, handle.model_path = name, route.model
         return handle
 
     @property
@@ -77,7 +77,7 @@ class ModelHandle:
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Return the assistant message that continues ``messages``, in wire format, ready to be appended to them."""
-        return await one_chat(self, messages, tools, arguments)
+        return await chat_once(self, messages, tools, arguments)
 
     def set_env_state(self, state: Any) -> None:
         """Set the environment state that the next calls of this run respond to: text, bytes or a JSON value.
@@ -105,3 +105,44 @@ class ModelHandle:
             await self._async.close()
         if self._sync is not None:
             self._sync.close()
+
+
+class HasClients(Protocol):
+    """A model that is called through OpenAI clients."""
+
+    @property
+    def model_name(self) -> str:
+        """Value of ``model`` in a request."""
+        ...
+
+    def get_openai_async_client(self) -> Any:
+        """Return an ``openai.AsyncOpenAI``."""
+        ...
+
+
+async def chat_once(
+    model: HasClients, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """Make one chat completion and return the assistant message, in wire format; raises what ``openai`` raises."""
+    options = {**arguments, "tools": tools} if tools else arguments
+    client = model.get_openai_async_client()
+    answer = await client.chat.completions.create(model=model.model_name, messages=messages, **options)
+    message: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
+    return message
+
+
+def state_hash(state: Any) -> str | None:
+    """Return a digest of text, bytes or a JSON value, the same for equal states; None (unknown state) stays None.
+
+    Raises UserCodeError for other types: their text does not determine whether they are equal.
+    """
+    if state is None:
+        return None
+    if not isinstance(state, bytes):
+        try:
+            state = json.dumps(state, sort_keys=True, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            raise UserCodeError(
+                f"set_env_state was given {type(state).__name__}: {error}; give text, bytes or a JSON value"
+            ) from error
+    return hashlib.sha256(state).hexdigest()[:32]

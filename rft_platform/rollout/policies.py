@@ -8,7 +8,7 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRoad:
+class PolicyRoute:
     """Route of the calls to a further policy."""
 
     model: str  # name of the policy at its engine
@@ -30,10 +30,10 @@ class FurtherPolicies:
         return cls(engines, {name: engine.status() for name, engine in engines.items()})
 
     @property
-    def roads(self) -> dict[str, PolicyRoad]:
+    def routes(self) -> dict[str, PolicyRoute]:
         """Routes by the name that a call gives as its model."""
         return {
-            name: PolicyRoad(self.statuses[name].model_path, engine.base_url, engine.api_key)
+            name: PolicyRoute(self.statuses[name].model_path, engine.base_url, engine.api_key)
             for name, engine in self.engines.items()
         }
 

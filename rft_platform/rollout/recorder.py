@@ -71,10 +71,10 @@ class ModelCall:
         history = self._history
         seed = history.call_seed(self._sending.order)
         asked = body.get("model")
-        road = history.policies.get(asked) if isinstance(asked, str) else None
-        self._policy = None if road is None else asked
-        self.road = road  # None: the first policy, also for any other name
-        model = history.model if road is None else road.model
+        route = history.policies.get(asked) if isinstance(asked, str) else None
+        self._policy = None if route is None else asked
+        self.route = route  # None: the first policy, also for any other name
+        model = history.model if route is None else route.model
         self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
         self.engine_path = self._form.engine_path
         self.content = json_codec.dump(self._form.sent)

@@ -199,10 +199,10 @@ def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     if call.engine_path != endpoint:
         url = url.copy_with(path=url.path.removesuffix(endpoint) + call.engine_path)
     extensions = {**request.extensions, TOKENS: call.tokens}
-    if call.road is not None:  # a further policy, with its own engine
-        url = wire.URL(call.road.base_url + call.engine_path)
+    if call.route is not None:  # a further policy, with its own engine
+        url = wire.URL(call.route.base_url + call.engine_path)
         headers["host"] = url.netloc.decode()
-        headers["authorization"] = f"Bearer {call.road.api_key}"
+        headers["authorization"] = f"Bearer {call.route.api_key}"
         extensions[ELSEWHERE] = True
     stream = wire.ByteStream(call.content)
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)

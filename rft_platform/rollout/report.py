@@ -5,15 +5,21 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from typing import Any
 
-from rft_platform.errors import UserCodeError
+import numpy as np
+import numpy.typing as npt
+
 from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow, valid_text
 from rft_platform.faults import described
-from rft_platform.rollout.prefixes import shared_prefix_tokens
+from rft_platform.rollout.attempt import RemoteFailure
 from rft_platform.rollout.run import Run
 
 _log = logging.getLogger("rft_platform.rollout")
+_PREVIOUS_CALLS = 8  # compared: sub-agents take turns, so a call may continue another than the previous one
+
+Ids = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Tally:
 
     def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
         """Count a failed attempt. The first of each kind of error is logged as a warning, with its run and task."""
-        message = said(error)[:_ERROR_CHARACTERS]
+        message = error_text(error)[:_ERROR_CHARACTERS]
         level = logging.DEBUG if message in self.errors else logging.WARNING
         self.errors[message] += 1
         self.last_error = error
@@ -111,15 +117,7 @@ class Tally:
         }
 
 
-class RemoteFailure(UserCodeError):
-    """An attempt failed in a worker process; the message begins with the kind of the original error."""
-
-    def __init__(self, message: str, place: str | None = None) -> None:
-        super().__init__(message)
-        self.place = place  # ``file:line`` of the user's code
-
-
-def said(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Text of an attempt's error, local or from a worker, that notes and logs can hold."""
     return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
 
@@ -149,3 +147,37 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
         "unfinished_calls": int(sum(filter(math.isfinite, (row.metrics.get(UNFINISHED_METRIC, 0) for row in kept)))),
         "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
     }
+
+
+def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
+    """Return (prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
+
+    A packer and a prefix cache compute the shared tokens once. A call continues another as far as its prompt begins with
+    the other's prompt and answer, token for token: an agent
+    that appends to its history shares nearly all, one that rewrites it (or whose template does) shares little. The rows
+    of a run must be adjacent, as the runner returns them. A call with several choices counts once.
+    """
+    shared = total = 0
+    for _, run in groupby(rows, key=lambda row: row.run_id):
+        earlier: list[Ids] = []
+        for step, call in groupby(run, key=lambda row: row.step):
+            choices = list(call)
+            prompt = np.asarray(choices[0].prompt_ids, np.int32)
+            if step > 0:
+                total += len(prompt)
+                shared += _longest(prompt, earlier)
+            earlier += [np.asarray([*row.prompt_ids, *row.response_ids], np.int32) for row in choices]
+            del earlier[:-_PREVIOUS_CALLS]
+    return shared, total
+
+
+def _longest(prompt: Ids, earlier: Sequence[Ids]) -> int:
+    """Length of the longest prefix that ``prompt`` shares with any of the ``earlier`` sequences."""
+    longest = 0
+    for other in reversed(earlier):
+        size = min(len(prompt), len(other))
+        differ = np.flatnonzero(prompt[:size] != other[:size])
+        longest = max(longest, int(differ[0]) if len(differ) else size)
+        if longest == size:
+            break
+    return longest

@@ -12,8 +12,9 @@ from rft_platform.errors import NAMED, EngineError, RftError, UserCodeError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.rollout.attempt import RemoteFailure
 from rft_platform.rollout.policies import FurtherPolicies
-from rft_platform.rollout.report import RemoteFailure, RolloutBatch, RolloutReport, Tally, row_counts, said
+from rft_platform.rollout.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts
 from rft_platform.rollout.run import ExploreBatch
 from rft_platform.rollout.single_turn import run_single_turn
 from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
@@ -82,15 +83,15 @@ def _run_counts(
     batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
 ) -> dict[str, Any]:
     """Return the report fields about runs, and about groups that are not whole."""
-    asked = len(batch.tasks) * batch.repeat_times
+    requested = len(batch.tasks) * batch.repeat_times
     runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
     lost = {run.group_id for run in batch.runs()} - runs.keys()
     stopped_runs = set(tally.stopped_runs)
     stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs})
     reasons = {"stopped": stopped, "failed": len(lost) - stopped}
     return {
-        "runs": asked,
-        "failed": asked - len({row.run_id for row in rows}) - len(stopped_runs),
+        "runs": requested,
+        "failed": requested - len({row.run_id for row in rows}) - len(stopped_runs),
         "dropped_groups": len(lost),
         "partial_groups": sum(count < batch.repeat_times for count in runs.values()),
         "dropped_for": {reason: count for reason, count in reasons.items() if count},
@@ -109,21 +110,21 @@ def _run_all(
 ) -> tuple[list[RolloutRow], Tally]:
     """Return the rows of all runs that succeeded, in run order, and the failures of the others."""
     if isinstance(workflow, SingleTurnWorkflow):
-        tally, asked = Tally(), len(batch.tasks) * batch.repeat_times
+        tally, requested = Tally(), len(batch.tasks) * batch.repeat_times
         rows = _storable(run_single_turn(engine, status, workflow, batch), batch, tally)
         if on_progress is not None:
-            on_progress(asked, asked)
+            on_progress(requested, requested)
         return rows, tally
     from rft_platform.rollout.agents import AgentRunner
-    from rft_platform.rollout.inprocess import InProcess  # imports openai
-    from rft_platform.rollout.workers import WorkerPool
+    from rft_platform.rollout.inprocess import InProcessExecutor  # imports openai
+    from rft_platform.rollout.workers import WorkerExecutor
 
     runner, runs = AgentRunner(engine, status, batch.seed, limits, further), batch.runs()
     executor: Any
     if isinstance(workflow, WorkerWorkflow):
-        executor = WorkerPool(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
+        executor = WorkerExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
     else:
-        executor = InProcess(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
+        executor = InProcessExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
     done = runner.execute(runs, executor, on_progress)
     return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
 
@@ -152,12 +153,12 @@ def nothing_whole(
     settings.
     """
     errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
-    told = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"
-    wanted = "a whole group of" if policy != "partial" else "any of"
+    errors_text = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"
+    needed = "a whole group of" if policy != "partial" else "any of"
     what = (
-        f"{where}: no task has {wanted} {repeat_times} runs (algorithm.repeat_times): all {report.dropped_groups} "
+        f"{where}: no task has {needed} {repeat_times} runs (algorithm.repeat_times): all {report.dropped_groups} "
         f"groups were dropped (explorer.group_policy {policy}) for {report.failed} failed and {report.stopped} stopped "
-        f"runs of {report.runs}. Failed attempts: {told}"
+        f"runs of {report.runs}. Failed attempts: {errors_text}"
     )
     if isinstance(last_error, EngineError) or (last_error is None and not report.stopped):
         return EngineError(what)
@@ -170,7 +171,7 @@ def nothing_whole(
 
 
 def _hint(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) or "TimeoutError" in said(error):
+    if isinstance(error, TimeoutError) or "TimeoutError" in error_text(error):
         return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
     return "; correct the workflow and run the same command again"
 
@@ -180,7 +181,7 @@ def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
     what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
     if error is None or isinstance(error, EngineError):
         return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
-    place = f" ({error.place})" if isinstance(error, RemoteFailure) and error.place else ""
-    failure = UserCodeError(f"{what}, the last with {said(error)}{place}{_hint(error)}")
+    location = f" ({error.location})" if isinstance(error, RemoteFailure) and error.location else ""
+    failure = UserCodeError(f"{what}, the last with {error_text(error)}{location}{_hint(error)}")
     failure.__cause__ = error
     return failure

@@ -37,7 +37,7 @@ class Deadlines:
             return self._timeout_s
         return min(self._timeout_s, max(SHORTEST_S, self._ratio * self._seconds / self._ended))
 
-    def late(self) -> TimeoutError:
+    def timeout_error(self) -> TimeoutError:
         """Error for an attempt that took too long; its text does not depend on the current mean."""
         if self.limit_s == self._timeout_s:
             return TimeoutError(f"no result within {self._timeout_s:g} s")
@@ -50,7 +50,7 @@ class Deadlines:
         running = _Running(now(), deadline)
         self._running.add(running)
         try:
-            self._move(running)
+            self._reschedule(running)
             yield
         finally:
             self._running.discard(running)
@@ -60,27 +60,27 @@ class Deadlines:
         self._ended, self._seconds = self._ended + 1, self._seconds + seconds
         if self._ratio is not None and self._ended >= ENOUGH_ATTEMPTS:
             for running in self._running:
-                self._move(running)
+                self._reschedule(running)
 
-    def _move(self, running: _Running) -> None:
+    def _reschedule(self, running: _Running) -> None:
         if not running.deadline.expired():
             running.deadline.reschedule(running.started + self.limit_s)
 
 
-class Enough:
+class TaskQuorum:
     """Counts tasks whose runs have all succeeded, and tells when the batch may finish without the others."""
 
     def __init__(self, runs: Sequence[Run], limits: RolloutLimits) -> None:
         self._missing = Counter(run.group_id for run in runs)
-        self._whole = 0
+        self._complete = 0
         tasks = len(self._missing)
         over = limits.patience.over_ratio
         self._needed = max(1, math.ceil(tasks * (1.0 - over) - 1e-9)) if over > 0 else math.inf
 
     def add(self, run: Run) -> bool:
-        """Count a successful run; return True when it makes enough tasks whole for the first time."""
+        """Count a successful run; return True when it makes enough tasks complete for the first time."""
         self._missing[run.group_id] -= 1
         if self._missing[run.group_id]:
             return False
-        self._whole += 1
-        return self._whole == self._needed
+        self._complete += 1
+        return self._complete == self._needed

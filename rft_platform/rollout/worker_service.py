@@ -19,7 +19,7 @@ from rft_platform.rollout.attempt import Connection, make_attempt
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.calling import end_other_tasks
 from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.policies import PolicyRoad
+from rft_platform.rollout.policies import PolicyRoute
 from rft_platform.rollout.run import RunResult
 from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
 from rft_platform.tasks.task import Task
@@ -67,10 +67,7 @@ class WorkerReplicas(Replicas):
 
     def set(self, addresses: Iterable[tuple[int, str, str]]) -> None:
         """Make these replicas active."""
-        with self._lock:
-            self._serving = {number: Replica(number, cast(Any, _Address(url, key))) for number, url, key in addresses}
-            self._down = {}
-            self.count = len(self._serving)
+        self.reset([Replica(number, cast(Any, _Address(url, key))) for number, url, key in addresses])
 
     def mark_down(self, replica: Replica, why: str) -> None:
         """Mark a replica that does not answer as down, and report it to the parent, which restarts it."""
@@ -113,37 +110,45 @@ class Worker:
         self._auxiliary = {
             name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
         }
-        self._policies = {name: PolicyRoad(**road) for name, road in setup["policies"].items()}
+        self._policies = {name: PolicyRoute(**route) for name, route in setup["policies"].items()}
         self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
         self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
         self._sampling = worker_wire.sampling_from_json(setup["sampling"])
+        self._tasks_left = False  # tasks that cannot be stopped: the parent replaces this process
         self._loop = asyncio.Runner()  # one loop for all attempts: clients that libraries cache are bound to it
 
-    def attempt(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make an attempt and return the message for the parent."""
         connection = Connection()
         if self._replicas is not None:
-            self._replicas.set(tuple(address) for address in asked["replicas"])
+            self._replicas.set(tuple(address) for address in request["replicas"])
         try:
-            result = self._loop.run(self._attempt(asked, connection))
+            result = self._loop.run(self._attempt(request, connection))
             outcome = {"result": worker_wire.result_to_json(result)}
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             outcome = _failed(error)
-        return {**outcome, "client_retries": connection.client_retries, "connection_lost": connection.lost}
+        return {
+            **outcome,
+            "client_retries": connection.client_retries,
+            "connection_lost": connection.lost,
+            "tasks_left": self._tasks_left,
+        }
 
-    async def _attempt(self, asked: Mapping[str, Any], connection: Connection) -> RunResult:
+    async def _attempt(self, request: Mapping[str, Any], connection: Connection) -> RunResult:
         asyncio.get_running_loop().set_default_executor(DaemonThreads("workflow"))
-        task = Task(**asked["task"])
-        history = RunHistory(self._model, self._sampling, asked["seed"], asked["key"], self._policies)
+        task = Task(**request["task"])
+        history = RunHistory(self._model, self._sampling, request["seed"], request["key"], self._policies)
         try:
             return await make_attempt(
                 self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection
             )
         finally:
-            await end_other_tasks()
+            self._tasks_left = not await end_other_tasks()
 
 
 def _failed(error: BaseException) -> dict[str, Any]:
-    return {"failed": {"said": described(error), "place": user_place(error), "engine": isinstance(error, EngineError)}}
+    return {
+        "failed": {"error": described(error), "location": user_place(error), "engine": isinstance(error, EngineError)}
+    }

@@ -2,7 +2,7 @@
 
 Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
 ``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}``, then one message with
-``result`` or ``failed``, both with the connection statistics.
+``result`` or ``failed``, both with the connection statistics and ``tasks_left``, whether the process must be replaced.
 """
 
 import json

@@ -18,10 +18,9 @@ from rft_platform.inference.interface import EngineStatus, PolicyEngine, Samplin
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout import worker_wire
-from rft_platform.rollout.attempt import Connection
+from rft_platform.rollout.attempt import Connection, RemoteFailure
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.policies import NONE, FurtherPolicies
-from rft_platform.rollout.report import RemoteFailure
 from rft_platform.rollout.run import Run, RunResult
 from rft_platform.rollout.worker_process import WorkerProcess, worker_environment
 from rft_platform.rollout.workflow import WorkerWorkflow
@@ -31,7 +30,7 @@ _START_S = 300.0  # to import the workflow and what it needs
 _LOG_LINES = 12
 
 
-class WorkerPool:
+class WorkerExecutor:
     """Up to ``count`` worker processes, started on demand. None is left running when the context ends."""
 
     def __init__(
@@ -56,7 +55,7 @@ class WorkerPool:
             "workflow": worker_wire.workflow_to_json(workflow),
             "sys_path": user_folders(),
             "auxiliary_models": _specs(auxiliary_models),
-            "policies": {name: asdict(road) for name, road in further.roads.items()},
+            "policies": {name: asdict(route) for name, route in further.routes.items()},
             "base_url": engine.base_url,
             "api_key": engine.api_key,
             "replicated": self.replicas is not None,
@@ -67,7 +66,7 @@ class WorkerPool:
         }
         self._setup = worker_wire.line({"setup": setup}, f"workflow_args of workflow {workflow.name!r}")
 
-    async def __aenter__(self) -> "WorkerPool":
+    async def __aenter__(self) -> "WorkerExecutor":
         self._folder = tempfile.TemporaryDirectory(prefix="rft-workers-", ignore_cleanup_errors=True)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         return self
@@ -84,15 +83,15 @@ class WorkerPool:
         return (self._log_folder or Path(self._folder.name)) / LOG_NAME
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator["WorkerPlace"]:
+    async def slot(self) -> AsyncIterator["WorkerSlot"]:
         """Yield a worker that is ready; kill it afterwards if it did not finish its attempt."""
         async with self._slots:
             worker = next((worker for worker in self._workers if worker.idle), None) or await self._start()
             try:
                 worker.idle = False
-                place = WorkerPlace(self, worker)
-                yield place
-                worker.idle = place.answered
+                slot = WorkerSlot(self, worker)
+                yield slot
+                worker.idle = slot.reusable
             finally:
                 if not worker.idle:
                     self._drop(worker)
@@ -133,16 +132,16 @@ class WorkerPool:
         return f" It printed:\n{lines}" if lines else ""
 
 
-class WorkerPlace:
+class WorkerSlot:
     """A worker for one attempt."""
 
-    def __init__(self, pool: WorkerPool, worker: WorkerProcess) -> None:
-        self.answered = True  # no request yet
+    def __init__(self, pool: WorkerExecutor, worker: WorkerProcess) -> None:
+        self.reusable = True  # no attempt under way, and none has left tasks behind
         self._pool = pool
         self._worker = worker
 
     async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
-        """Make an attempt in the worker. If cancelled, the worker is killed when the place is released."""
+        """Make an attempt in the worker. If cancelled, the worker is killed when the slot is released."""
         replicas, home = self._pool.replicas, None
         if replicas is not None:
             try:
@@ -151,14 +150,14 @@ class WorkerPlace:
                 connection.lost = True
                 raise
         try:
-            asked = {
+            request = {
                 "task": worker_wire.task_to_json(run.task),
                 "seed": seed,
                 "key": run.record_key,
                 "replicas": _addresses(replicas, home),
             }
-            message = worker_wire.line({"attempt": asked}, f"task {run.task.task_id}")
-            self.answered = False
+            message = worker_wire.line({"attempt": request}, f"task {run.task.task_id}")
+            self.reusable = False
             await self._worker.send(message)
             return self._result(await self._answer(), connection)
         finally:
@@ -168,7 +167,7 @@ class WorkerPlace:
     async def _answer(self) -> dict[str, Any]:
         while (message := await self._worker.receive()) is not None:
             if "down" not in message:
-                self.answered = True
+                self.reusable = not message["tasks_left"]
                 return message
             _mark_down(self._pool.replicas, *message["down"])
         raise RemoteFailure(f"WorkerDied: the worker process {await self._worker.how_it_ended()} during the run")
@@ -179,8 +178,8 @@ class WorkerPlace:
         if failed is None:
             return worker_wire.result_from_json(message["result"])
         if failed["engine"]:
-            raise EngineError(failed["said"].partition(": ")[2])
-        raise RemoteFailure(failed["said"], failed["place"])
+            raise EngineError(failed["error"].partition(": ")[2])
+        raise RemoteFailure(failed["error"], failed["location"])
 
 
 def user_folders() -> list[str]:

@@ -77,7 +77,7 @@ Workflow = LocalWorkflow | WorkerWorkflow
 BUILT_IN = {
     "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
     "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
-    "agentscope_react": "rft_platform.rollout.agentscope_react:AgentScopeReActWorkflow",
+    "agentscope_react": "rft_platform.rollout.agentscope:AgentScopeReActWorkflow",
     "dialogue": "rft_platform.rollout.dialogue:DialogueWorkflow",
 }
 

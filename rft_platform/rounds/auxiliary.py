@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.errors import EngineError, UserError
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec, handed_out
+from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.chat_models import framework_models
 from rft_platform.rounds.mend import repair_on_failure
 from rft_platform.rounds.policy import Policy, deploy
 from rft_platform.rounds.processes import connect_policies, engine_spec, model_folder
@@ -57,7 +58,7 @@ def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[di
         yield {}
         return
     with serving_auxiliaries(project) as models:
-        yield handed_out(models)
+        yield framework_models(models)
 
 
 def check_keys(config: "RftConfig") -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from rft_platform.errors import UserError
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec, handed_out
+from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.chat_models import framework_models
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.runner import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
@@ -198,5 +199,5 @@ def test_a_workflow_gets_them_by_name_and_its_rows_hold_the_policy_alone(
 
 
 def test_user_functions_get_an_empty_dict_without_any_and_other_objects_as_they_are() -> None:
-    assert handed_out(None) == {}
-    assert handed_out({"x": "anything"}) == {"x": "anything"}
+    assert framework_models(None) == {}
+    assert framework_models({"x": "anything"}) == {"x": "anything"}

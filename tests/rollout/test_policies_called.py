@@ -14,7 +14,7 @@ from rft_platform.inference.replicas import Replica, Replicas
 from rft_platform.rollout.class_style import Experience, Workflow
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.policies import PolicyRoad
+from rft_platform.rollout.policies import PolicyRoute
 from rft_platform.rollout.recording import RecordingClients
 from rft_platform.rollout.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, WorkflowOutput
@@ -121,7 +121,7 @@ async def test_a_further_policy_is_none_of_the_firsts_replicas(
 ) -> None:
     replicas = Replicas([Replica(0, EngineClient(engine.base_url))], {})
     clients = RecordingClients("http://127.0.0.1:1/v1", 30, replicas)
-    road = PolicyRoad("fake-model", rival.base_url)
+    road = PolicyRoute("fake-model", rival.base_url)
     history = RunHistory("fake-model", SamplingParams(64), seed=1, policies={"rival": road})
     if blocking:
         with clients.sync_client(history) as sync:

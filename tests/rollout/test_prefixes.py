@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from rft_platform.experience.record import RolloutRow
-from rft_platform.rollout.prefixes import shared_prefix_tokens
-from rft_platform.rollout.report import row_counts
+from rft_platform.rollout.report import row_counts, shared_prefix_tokens
 
 Step = tuple[list[int], list[int]]  # prompt, answer
 

@@ -162,7 +162,9 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
     assert (report.rows, report.failed) == (2, 7)
 
 
-def test_a_task_that_an_agent_left_holds_nothing_up(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_an_agent_left_holds_nothing_up(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(calling, "STOP_S", 0.2)
     left: list[asyncio.Task[None]] = []
 
@@ -180,6 +182,7 @@ def test_a_task_that_an_agent_left_holds_nothing_up(engine: FakeEngine, monkeypa
     began = time.monotonic()
     assert explore(engine, workflow, tasks(2)).report.rows == 2
     assert time.monotonic() - began < 5 and not any(task.done() for task in left)
+    assert caplog.text.count("explorer.workers: {kind: process}") == 1 and "2 tasks of workflows" in caplog.text
 
 
 def test_a_workflow_that_cancels_itself_has_failed(engine: FakeEngine) -> None:

@@ -16,3 +16,12 @@ def test_attempts_share_a_loop_but_no_tasks(engine: FakeEngine) -> None:
         engine, tasks(3), workflow, round=1, batch=0, repeat_times=1, sampling=SamplingParams(max_tokens=16)
     )
     assert [(row.metrics["loops"], row.metrics["alive"]) for row in batch.rows] == [(1.0, 0.0)] * 3
+
+
+def test_a_worker_with_a_task_that_cannot_be_stopped_is_replaced(engine: FakeEngine) -> None:
+    workflow = WorkerWorkflow(f"{Path(__file__).with_name('loop_agent.py')}:leave_a_stubborn_task", count=1)
+    batch = run_rollouts(
+        engine, tasks(2), workflow, round=1, batch=0, repeat_times=1, sampling=SamplingParams(max_tokens=16)
+    )
+    first, second = (row.metrics["pid"] for row in batch.rows)
+    assert first != second

@@ -1,12 +1,15 @@
-"""The built-in workflow ``agentscope_react``: AgentScope's ReAct agent. Importing this imports AgentScope (1.0.x).
+"""AgentScope 1.0.x: a chat model that wraps a model handle, and the built-in workflow ``agentscope_react``.
 
-``workflow_args`` (all optional): ``toolkit``, a reference to a ``Toolkit`` or to a function that returns one;
-``max_iters``, ``agent_name``, ``generate_kwargs`` (sent with each model call), ``enable_meta_tool``.
+Importing this module imports AgentScope and ``openai``. ``workflow_args`` of the workflow (all optional): ``toolkit``,
+a reference to a ``Toolkit`` or to a function that returns one; ``max_iters``, ``agent_name``, ``generate_kwargs`` (sent
+with each model call), ``enable_meta_tool``.
 """
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
+import openai
 from agentscope.agent import ReActAgent
 from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg
@@ -18,11 +21,43 @@ from rft_platform.rollout.class_style import ModelWrapper, Task, Workflow
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.user_code import load_object
 
-if TYPE_CHECKING:
-    import openai
-
 SYSTEM_PROMPT = "You are a helpful assistant. Solve the task step by step and use the tools you have."
+_HANDLE = "_handle"
 _ARGUMENTS = ("toolkit", "max_iters", "agent_name", "generate_kwargs", "enable_meta_tool")
+
+
+class RecordedChatModel(OpenAIChatModel):
+    """An ``OpenAIChatModel`` that uses the handle's client and delegates all other attributes to the handle.
+
+    The handle is a run's ``ModelHandle``, whose calls are recorded, or an ``AuxiliaryModel``, whose calls are not. A
+    call without sampling parameters gets those of the taskset or of the model's configuration.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        """``handle`` has ``model_name`` and ``get_openai_async_client()``."""
+        super().__init__(
+            model_name=handle.model_name,
+            api_key="EMPTY",
+            stream=False,
+            client_kwargs={"http_client": _unused_connections()},
+        )
+        self._handle = handle
+        self.client = handle.get_openai_async_client()
+
+    def policy(self, name: str) -> "RecordedChatModel":
+        """Return the chat model of another trainable policy of the run."""
+        return RecordedChatModel(self._handle.policy(name))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _HANDLE:  # looked up before it is set: there is no handle yet
+            raise AttributeError(name)
+        return getattr(self._handle, name)
+
+
+@lru_cache(maxsize=1)
+def _unused_connections() -> Any:
+    """Shared HTTP client for the client that AgentScope creates and we replace: reading certificates takes 30 ms."""
+    return openai.DefaultAsyncHttpxClient()
 
 
 class AgentScopeReActAgent:
@@ -30,7 +65,7 @@ class AgentScopeReActAgent:
 
     def __init__(
         self,
-        openai_client: "openai.AsyncOpenAI",
+        openai_client: openai.AsyncOpenAI,
         model_name: str,
         *,
         system_prompt: str = SYSTEM_PROMPT,
@@ -67,8 +102,8 @@ class AgentScopeReActWorkflow(Workflow):
     def __init__(self, *, task: Task, model: ModelWrapper, auxiliary_models: list[Any] | None = None) -> None:
         """Raises UserError for unknown workflow_args and for a task without a prompt."""
         super().__init__(task=task, model=model, auxiliary_models=auxiliary_models)
-        given = dict(task.workflow_args)
-        unknown = sorted(set(given) - set(_ARGUMENTS))
+        arguments = dict(task.workflow_args)
+        unknown = sorted(set(arguments) - set(_ARGUMENTS))
         if unknown:
             raise UserError(f"workflow agentscope_react: workflow_args {unknown}; expected {', '.join(_ARGUMENTS)}")
         if task.task_desc is None:
@@ -79,8 +114,8 @@ class AgentScopeReActWorkflow(Workflow):
             model.get_openai_async_client(),
             model.model_name,
             system_prompt=task.format_args.system_prompt or SYSTEM_PROMPT,
-            toolkit=load_toolkit(given.pop("toolkit", None)),
-            **given,
+            toolkit=load_toolkit(arguments.pop("toolkit", None)),
+            **arguments,
         )
 
     async def run_async(self) -> WorkflowOutput:  # type: ignore[override]  # the runner accepts both types
@@ -98,9 +133,9 @@ def load_toolkit(reference: str | None) -> Toolkit | None:
     if reference is None:
         return None
     found = load_object(reference, "toolkit")
-    made = found() if inspect.isfunction(found) else found
-    if not isinstance(made, Toolkit):
+    toolkit = found() if inspect.isfunction(found) else found
+    if not isinstance(toolkit, Toolkit):
         raise UserError(
-            f"toolkit {reference!r}: is {type(made).__name__}, expected a Toolkit or a function that makes one"
+            f"toolkit {reference!r}: is {type(toolkit).__name__}, expected a Toolkit or a function that makes one"
         )
-    return made
+    return toolkit
