@@ -93,7 +93,7 @@ def find_or_start_engine(
         engine |= {"device": spec.device, "max_batch_tokens": spec.max_batch_tokens}
     stem = replica_name(replica, name)
     lease, log = home_leases / f"{stem}.json", home_logs / f"{stem}.log"
-    start = _Start(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
+    start = _Launch(package, python, model_path.absolute(), lease, log, spec.idle_timeout_s, engine, gpus)
     with locked(start.lease, LOCK_TIMEOUT_S + start_timeout_s):  # another caller may be starting it
         client = _find(start) or _start(start, start_timeout_s)
     client.heartbeat_timeout_s = spec.heartbeat_timeout_s
@@ -146,7 +146,7 @@ def replica_name(replica: int, name: str = ENGINE) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class _Launch:
     """The requested engine process."""
 
     package: str
@@ -198,18 +198,18 @@ def check_model_folder(folder: Path) -> None:
         )
 
 
-def _find(wanted: _Start) -> EngineClient | None:
-    """The engine that the lease names if it matches ``wanted`` and is healthy; any other is ended."""
-    lease = read_lease(wanted.lease)
+def _find(launch: _Launch) -> EngineClient | None:
+    """The engine that the lease names if it matches ``launch`` and is healthy; any other is ended."""
+    lease = read_lease(launch.lease)
     if lease is None:
         return None
     if is_alive(lease):
         client = EngineClient(lease)
-        if lease.model_digest == wanted.digest() and _answers(client):
+        if lease.model_digest == launch.digest() and _answers(client):
             return client
         client.close()
         stop_holder(lease, STOP_TIMEOUT_S)
-    remove_lease(wanted.lease, lease.pid)
+    remove_lease(launch.lease, lease.pid)
     return None
 
 
@@ -221,29 +221,29 @@ def _answers(client: EngineClient) -> bool:
     return True
 
 
-def _start(wanted: _Start, timeout_s: float) -> EngineClient:
-    threads = str(wanted.engine["threads"])
+def _start(launch: _Launch, timeout_s: float) -> EngineClient:
+    threads = str(launch.engine["threads"])
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "RAYON_NUM_THREADS": threads,
         "TOKENIZERS_PARALLELISM": "false",
-        **lease_environment(wanted.lease),
+        **lease_environment(launch.lease),
     }
-    if wanted.package == VLLM_PACKAGE:
-        environment["PYTHONPATH"] = _path_of_package(wanted.log.parent)
-    if wanted.gpus is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = wanted.gpus
-    end_strays(wanted.lease, STOP_TIMEOUT_S)  # left by a starter that was killed before the lease was written
+    if launch.package == VLLM_PACKAGE:
+        environment["PYTHONPATH"] = _path_of_package(launch.log.parent)
+    if launch.gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = launch.gpus
+    end_strays(launch.lease, STOP_TIMEOUT_S)  # left by a starter that was killed before the lease was written
     # -P: modules in the caller's working folder must not shadow those of the engine
-    command = [wanted.python, "-P", "-m", wanted.package, wanted.arguments()]
-    process = start_detached(command, wanted.log, environment)
+    command = [launch.python, "-P", "-m", launch.package, launch.arguments()]
+    process = start_detached(command, launch.log, environment)
     try:
-        return EngineClient(wait_for_lease(wanted.lease, process, timeout_s, wanted.log))
+        return EngineClient(wait_for_lease(launch.lease, process, timeout_s, launch.log))
     except StartError as error:
         if error.exit_code == EXIT_USER_ERROR:
-            raise UserError(_last_line(wanted.log)) from error
+            raise UserError(_last_line(launch.log)) from error
         stop_process(process.pid, process.create_time() if process.is_running() else 0.0, STOP_TIMEOUT_S)
         raise EngineError(f"the policy engine does not start: {error}") from error
 

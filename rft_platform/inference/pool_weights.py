@@ -49,17 +49,17 @@ class PoolWeights:
         if not _is_adapter(folder):
             self._full = folder
 
-    def restore(self, client: EngineClient, wanted: EngineStatus) -> None:
-        """Load the weights of ``wanted`` into one replica; raises WeightMismatchError if their digest has changed."""
-        folder = Path(wanted.weights_path)
+    def restore(self, client: EngineClient, target: EngineStatus) -> None:
+        """Load the weights of ``target`` into one replica; raises WeightMismatchError if their digest has changed."""
+        folder = Path(target.weights_path)
         if _is_adapter(folder) and self._full is not None:
-            client.update_weights(self._full, wanted.policy_version)
-        client.update_weights(folder, wanted.policy_version)
+            client.update_weights(self._full, target.policy_version)
+        client.update_weights(folder, target.policy_version)
         served = client.status()
-        if served.weights_digest != wanted.weights_digest:
+        if served.weights_digest != target.weights_digest:
             raise WeightMismatchError(
                 f"the weights in {folder} have changed: their digest is {served.weights_digest[:12]}, and that of "
-                f"policy version {wanted.policy_version} was {wanted.weights_digest[:12]}"
+                f"policy version {target.policy_version} was {target.weights_digest[:12]}"
             )
 
     def bring_up(self, client: EngineClient, serving: Sequence[EngineClient]) -> None:
@@ -70,20 +70,20 @@ class PoolWeights:
         """
         if not serving and (self._served is None or self._scored is None):
             raise EngineError(f"the engine at {client.url} runs, but nothing is known that it could be compared with")
-        wanted, scored = self._served, self._scored
+        target, scored = self._served, self._scored
         if serving:
-            wanted = serving[0].status()
-            if _identity(wanted) != _identity(self._served) or scored is None:
+            target = serving[0].status()
+            if _identity(target) != _identity(self._served) or scored is None:
                 scored = _probe(serving[0])
-        assert wanted is not None and scored is not None
+        assert target is not None and scored is not None
         client.pause("wait")  # an interrupted attempt leaves it paused; ``deploy`` sees that and repeats the check
-        if _identity(client.status()) != _identity(wanted):
-            self.restore(client, wanted)
+        if _identity(client.status()) != _identity(target):
+            self.restore(client, target)
         difference = mean_difference(client.score(scored[0]), scored[1])
-        tolerance = TOLERANCE[wanted.dtype]
+        tolerance = TOLERANCE[target.dtype]
         if not difference <= tolerance:
             raise WeightMismatchError(
-                f"the engine at {client.url} came back with policy version {wanted.policy_version}, but its log-probs "
+                f"the engine at {client.url} came back with policy version {target.policy_version}, but its log-probs "
                 f"differ from those of its pool by {difference:.3g} nats on average (at most {tolerance:g})"
             )
         client.resume()

@@ -25,12 +25,12 @@ def partition(costs: Sequence[int], rows: int, loads: Sequence[int]) -> list[Sha
     share the prompt's computation.
     """
     useful = max(1, min(len(loads), len(costs), len(costs) * rows // ROWS_A_SHARE))
-    wanted = level(sum(costs), loads[:useful])
+    targets = level(sum(costs), loads[:useful])
     ends = list(accumulate(costs, initial=0))
     shares, start, due = [], 0, 0.0
-    for number, amount in enumerate(wanted):
+    for number, amount in enumerate(targets):
         due += amount
-        stop = len(costs) if number == len(wanted) - 1 else _cut(ends, due, start)
+        stop = len(costs) if number == len(targets) - 1 else _cut(ends, due, start)
         if stop > start:
             shares.append(Share(start, stop, ends[stop] - ends[start]))
             start = stop

@@ -4,7 +4,7 @@ Read in this order:
 
 - ``runner``: ``run_rollouts``, the entry point; ``report``: ``RolloutReport`` and ``Tally``.
 - ``workflow``, ``class_style``: workflow types, ``resolve_workflow``; built in: ``single_turn``, ``calculator``,
-  ``dialogue``, ``agentscope_react``.
+  ``dialogue``, ``agentscope``.
 - ``run``, ``identity``: ``Run``, ``RunResult``, and the rows, ids and seeds of a run.
 - ``agents``: ``AgentRunner`` makes attempts concurrently (``attempt``, ``calling``, ``straggling``), in this process
   (``inprocess``) or in worker processes (``workers``, ``worker_process``, ``worker_wire``, ``worker``,

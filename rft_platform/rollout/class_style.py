@@ -90,20 +90,20 @@ class ClassWorkflow:
         self, task: PlatformTask, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> Any:
         """Create the object and await its ``run_async``; without one, create it and call ``run``, both in a thread."""
-        seen = Task(
+        own_task = Task(
             copy.deepcopy(task.raw),
             task.task_id,
             self.format_args,
             copy.deepcopy(dict(self.arguments)),
             copy.deepcopy(dict(self.reward_fn_args)),
         )
-        given: dict[str, Any] = {"task": seen, "model": model}
+        arguments: dict[str, Any] = {"task": own_task, "model": model}
         parameters = inspect.signature(self.kind).parameters
         if "auxiliary_models" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            given["auxiliary_models"] = list((auxiliary_models or {}).values())
+            arguments["auxiliary_models"] = list((auxiliary_models or {}).values())
         if _overrides_async(self.kind):
-            return await self.kind(**given).run_async()
-        return await call_in_thread(lambda: self.kind(**given).run(), {})
+            return await self.kind(**arguments).run_async()
+        return await call_in_thread(lambda: self.kind(**arguments).run(), {})
 
 
 def _overrides_async(kind: type) -> bool:

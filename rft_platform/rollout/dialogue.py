@@ -58,21 +58,21 @@ class DialogueWorkflow:
         self, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None = None
     ) -> WorkflowOutput:
         """Return the conversation, a list of messages, as the response. Metrics: rounds, user_stopped (1 or 0)."""
-        speaker = self._speaker(task, model, dict(auxiliary_models or {}))
+        next_message = self._speaker(task, model, dict(auxiliary_models or {}))
         system: Messages = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        said: Messages = []
-        words: str | None = task.prompt if self.opening == "task" else await speaker(said)
+        conversation: Messages = []
+        text: str | None = task.prompt if self.opening == "task" else await next_message(conversation)
         rounds = 0
-        while words is not None:
-            said.append({"role": "user", "content": words})
-            answer = await model.chat([*system, *said])
-            said.append({"role": "assistant", "content": answer.get("content") or ""})
+        while text is not None:
+            conversation.append({"role": "user", "content": text})
+            answer = await model.chat([*system, *conversation])
+            conversation.append({"role": "assistant", "content": answer.get("content") or ""})
             rounds += 1
             if rounds == self.max_rounds:
                 break
-            words = await speaker(said)
-        metrics = {"rounds": float(rounds), "user_stopped": float(words is None)}
-        return WorkflowOutput(response=said, metrics=metrics)
+            text = await next_message(conversation)
+        metrics = {"rounds": float(rounds), "user_stopped": float(text is None)}
+        return WorkflowOutput(response=conversation, metrics=metrics)
 
     def _speaker(self, task: Task, model: ModelHandle, auxiliary: dict[str, Any]) -> Callable[[Messages], Any]:
         """Return an async function that gives the user's next message in a conversation, None to stop."""
@@ -84,22 +84,22 @@ class DialogueWorkflow:
                 "explorer.auxiliary_models, or a function as package.module:function"
             )
 
-        async def speak(said: Messages) -> str | None:
+        async def answer_as_user(conversation: Messages) -> str | None:
             if function is not None:
-                offered = {"messages": [dict(message) for message in said], "task": task.raw, "model": model}
-                words = function(**accepted_arguments(function, offered))
-                words = await words if inspect.isawaitable(words) else words
+                offered = {"messages": [dict(message) for message in conversation], "task": task.raw, "model": model}
+                text = function(**accepted_arguments(function, offered))
+                text = await text if inspect.isawaitable(text) else text
             else:
-                words = (await auxiliary[self.user].chat(self._seen_by_user(task, said))).get("content")
-            return None if not words or self.stop_phrase in words else str(words)
+                text = (await auxiliary[self.user].chat(self._seen_by_user(task, conversation))).get("content")
+            return None if not text or self.stop_phrase in text else str(text)
 
-        return speak
+        return answer_as_user
 
-    def _seen_by_user(self, task: Task, said: Messages) -> Messages:
+    def _seen_by_user(self, task: Task, conversation: Messages) -> Messages:
         """Return the conversation with roles swapped, for the model that plays the user: it speaks as the assistant."""
         prompt = self.user_prompt.format(prompt=task.prompt, answer=task.answer or "", stop_phrase=self.stop_phrase)
         turned = {"user": "assistant", "assistant": "user"}
         begin = [{"role": "system", "content": prompt}]
-        if not said:
+        if not conversation:
             begin.append({"role": "user", "content": "Hello! How can I help you?"})
-        return [*begin, *({"role": turned[message["role"]], "content": message["content"]} for message in said)]
+        return [*begin, *({"role": turned[message["role"]], "content": message["content"]} for message in conversation)]

@@ -192,18 +192,18 @@ class GatewayApp:
             await answer.refuse(error)
             return
         work = asyncio.ensure_future(self._answer(record, request, answer))
-        gone = asyncio.ensure_future(_gone(receive))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         record.requests.add(work)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             work.cancel()
             record.requests.discard(work)
         try:
             await work
         except asyncio.CancelledError:
-            if not gone.done() or gone.cancelled():
+            if not disconnected.done() or disconnected.cancelled():
                 await answer.refuse(_ended())
 
     def _record(self, key: str) -> RunRecord:
@@ -222,8 +222,8 @@ class GatewayApp:
         url = self._urls.get((method, path))
         if url is None:
             raise ApiError(404, f"{method} {path}: no such route; served are {_SERVED}", "not_found")
-        kept = [(name, headers[name]) for name in _FORWARDED if name in headers]
-        return wire.Request(method, url, headers=kept, content=content, extensions=self._extensions)
+        forwarded = [(name, headers[name]) for name in _FORWARDED if name in headers]
+        return wire.Request(method, url, headers=forwarded, content=content, extensions=self._extensions)
 
     async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
         try:
@@ -284,6 +284,6 @@ def _ended() -> ApiError:
     return ApiError(401, "this run has ended: a model call made after its workflow returned is not served", "run_ended")
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -152,10 +152,10 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
 def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
     """Return (prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
 
-    A packer and a prefix cache compute the shared tokens once. A call continues another as far as its prompt begins with
-    the other's prompt and answer, token for token: an agent
-    that appends to its history shares nearly all, one that rewrites it (or whose template does) shares little. The rows
-    of a run must be adjacent, as the runner returns them. A call with several choices counts once.
+    A packer and a prefix cache compute the shared tokens once. A call continues another as far as its prompt begins
+    with the other's prompt and answer, token for token: an agent that appends to its history shares nearly all, one
+    that rewrites it (or whose template does) shares little. The rows of a run must be adjacent, as the runner returns
+    them. A call with several choices counts once.
     """
     shared = total = 0
     for _, run in groupby(rows, key=lambda row: row.run_id):

@@ -67,8 +67,8 @@ class ApiGuard:
             return
         await self._app(scope, replayed(body, receive), send)
 
-    def _check_key(self, given: str | None, control: bool) -> None:
-        if tokens_match(given, self._token) or (not control and tokens_match(given, self._api_key)):
+    def _check_key(self, key: str | None, control: bool) -> None:
+        if tokens_match(key, self._token) or (not control and tokens_match(key, self._api_key)):
             return
         if control:
             raise ApiError(401, "the control plane needs the bearer token of the engine's lease", "invalid_api_key")

@@ -32,13 +32,13 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES, drained: int 
 
 def replayed(body: bytes, receive: Receive) -> Receive:
     """A ``receive`` that returns ``body`` first, then the messages that follow it, such as a disconnect."""
-    given = False
+    sent = False
 
     async def replay() -> Message:
-        nonlocal given
-        if given:
+        nonlocal sent
+        if sent:
             return await receive()
-        given = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay

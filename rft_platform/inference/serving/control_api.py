@@ -78,10 +78,12 @@ class ServedEngine(Protocol):
 
 def install(app: FastAPI, engine: ServedEngine, stop: Callable[[], None]) -> None:
     """Add the routes to ``app``, which ``ApiGuard`` must wrap; ``stop`` ends the server."""
-    planes = ControlPlane(engine, stop)
+    control_plane = ControlPlane(engine, stop)
     router = APIRouter(prefix="/engine")
     for name in ROUTES:
-        router.add_api_route(f"/{name}", _route(getattr(planes, name)), methods=["POST"], include_in_schema=False)
+        router.add_api_route(
+            f"/{name}", _route(getattr(control_plane, name)), methods=["POST"], include_in_schema=False
+        )
     app.include_router(router)
 
 
@@ -170,14 +172,14 @@ class ControlPlane:
 async def while_connected(work: Coroutine[Any, Any, T], http: HttpRequest) -> T:
     """The result of ``work``, which is cancelled when the caller disconnects."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(http))
+    disconnected = asyncio.ensure_future(_disconnected(http))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
         return await task
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _disconnected(http: HttpRequest) -> None:

@@ -51,11 +51,11 @@ class ServerLifecycle:
 
     async def stop_when_idle(self, busy: Callable[[], bool], stop: Callable[[], None]) -> None:
         """Call ``stop`` once the engine is not ``busy`` and was not used for ``idle_timeout_s``."""
-        left = self.idle_timeout_s
-        while left > 0:
-            await asyncio.sleep(left)
+        remaining = self.idle_timeout_s
+        while remaining > 0:
+            await asyncio.sleep(remaining)
             if busy():
                 self.touch()
-            left = self.idle_timeout_s - (time.monotonic() - self.last_use)
+            remaining = self.idle_timeout_s - (time.monotonic() - self.last_use)
         LOG.info("no request for %g s: the engine ends", self.idle_timeout_s)
         stop()

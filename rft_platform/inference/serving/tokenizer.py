@@ -47,6 +47,6 @@ class PolicyTokenizer:
 def end_ids(folder: Path, eos_token_id: int | None) -> list[int]:
     """Ids that end a completion: those of ``generation_config.json`` (one or several) and ``eos_token_id``."""
     config = folder / "generation_config.json"
-    given = read_json(config).get("eos_token_id") if config.exists() else None
-    ids = set(given if isinstance(given, list) else [given]) | {eos_token_id}
+    eos_ids = read_json(config).get("eos_token_id") if config.exists() else None
+    ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids]) | {eos_token_id}
     return sorted(token for token in ids if token is not None)

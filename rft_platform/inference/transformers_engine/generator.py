@@ -124,10 +124,10 @@ class Generator:
         for batch in self.model.read_prompts(prompts):
             if request.abandoned:
                 return
-            self.cache.reserve(slots, longest + 1, len(self.rows), batch.kept)
-            held = {place: position for position, place in enumerate(batch.indices)}
-            members = [row for row in rows if place_of[row] in held]
-            source = torch.tensor([held[place_of[row]] for row in members], device=self.model.device)
+            self.cache.reserve(slots, longest + 1, len(self.rows), batch.prompt_pass)
+            position_in_batch = {place: position for position, place in enumerate(batch.indices)}
+            members = [row for row in rows if place_of[row] in position_in_batch]
+            source = torch.tensor([position_in_batch[place_of[row]] for row in members], device=self.model.device)
             self._join(request, members, batch, source)
 
     @torch.inference_mode()
@@ -176,7 +176,7 @@ class Generator:
         self.rows += [Row(request, row, StopWatch(stops, self.decode) if stops else None) for row in members]
         state = self._new_state(request, members)
         self.state = state if self.state is None else self.state.joined(state)
-        self.cache.store(batch.kept, source, first)
+        self.cache.store(batch.prompt_pass, source, first)
         self._sample(batch.last_hidden[source], first)
 
     def _new_state(self, request: Request, members: list[int]) -> RowState:
@@ -264,20 +264,20 @@ class Generator:
             row.request.finish(row.index, Completion(ids[:count], values[:count], reason), row.tops)
         self._close_gaps(reasons)
 
-    def _close_gaps(self, gone: dict[int, FinishReason]) -> None:
+    def _close_gaps(self, finished: dict[int, FinishReason]) -> None:
         """Move the last rows into the slots ``gone``, so that the remaining rows are contiguous."""
         assert self.state is not None
-        left = len(self.rows) - len(gone)
-        holes = [slot for slot in gone if slot < left]
-        movers = [slot for slot in range(left, len(self.rows)) if slot not in gone]
+        remaining = len(self.rows) - len(finished)
+        holes = [slot for slot in finished if slot < remaining]
+        movers = [slot for slot in range(remaining, len(self.rows)) if slot not in finished]
         for hole, mover in zip(holes, movers, strict=True):
             self.rows[hole] = self.rows[mover]
         if holes:
             source, target = (torch.tensor(slots, device=self.model.device) for slots in (movers, holes))
             self.cache.move(source, target)
             self.state.move(source, target)
-        self.rows = self.rows[:left]
-        self.state = self.state[slice(0, left)] if left else None
+        self.rows = self.rows[:remaining]
+        self.state = self.state[slice(0, remaining)] if remaining else None
 
 
 def _distinct(prompts: Sequence[list[int]]) -> tuple[list[list[int]], list[int]]:

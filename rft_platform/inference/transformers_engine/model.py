@@ -30,7 +30,7 @@ class PromptBatch:
 
     indices: list[int]
     last_hidden: torch.Tensor  # [rows, hidden]: hidden state at each prompt's last token
-    kept: PromptPass
+    prompt_pass: PromptPass
 
 
 class PolicyModel:
@@ -112,10 +112,10 @@ class PolicyModel:
         lengths = torch.tensor([len(sequences[i]) for i in indices], device=self.device)
         longest = max(len(sequences[i]) for i in indices)
         ids = torch.tensor([sequences[i] + [0] * (longest - len(sequences[i])) for i in indices], device=self.device)
-        kept = PromptPass(keep)
-        hidden = self._forward(ids, torch.arange(longest, device=self.device)[None], kept)
+        prompt_pass = PromptPass(keep)
+        hidden = self._forward(ids, torch.arange(longest, device=self.device)[None], prompt_pass)
         last = hidden[torch.arange(len(indices), device=self.device), lengths - 1]
-        return PromptBatch(indices, last, kept), hidden, ids
+        return PromptBatch(indices, last, prompt_pass), hidden, ids
 
     def _forward(self, ids: torch.Tensor, positions: torch.Tensor, attention_pass: AttentionPass) -> torch.Tensor:
         body = self.module.base_model

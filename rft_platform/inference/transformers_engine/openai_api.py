@@ -159,14 +159,14 @@ async def _answer(engine: TransformersEngine, work: Work, http: HttpRequest) -> 
 async def finished(engine: TransformersEngine, request: Request, http: HttpRequest) -> None:
     """Wait for ``request``; cancel it when its caller disconnects."""
     result: asyncio.Future[Any] = asyncio.wrap_future(request.future)
-    gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
+    disconnected: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(http))
     try:
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({result, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not result.done():
             engine.scheduler.cancel(request)
         await result
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _disconnected(http: HttpRequest) -> None:
@@ -207,14 +207,14 @@ async def _first_event(
 ) -> TokenEvent | None:
     """The first event of a streamed request; the request is cancelled if its caller disconnects before."""
     first = asyncio.ensure_future(events.get())
-    gone = asyncio.ensure_future(_disconnected(http))
+    disconnected = asyncio.ensure_future(_disconnected(http))
     try:
-        await asyncio.wait({first, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({first, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             engine.scheduler.cancel(request)
         return await first
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 async def _chunks(

@@ -111,10 +111,10 @@ def serve(settings: EngineSettings, lifecycle: ServerLifecycle) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the server; exit code 2 and one line on standard error for wrong settings or a wrong model folder."""
-    given = json.loads(arguments[0])
-    settings = EngineSettings(**{**given["engine"], "model_path": Path(given["model_path"])})
+    options = json.loads(arguments[0])
+    settings = EngineSettings(**{**options["engine"], "model_path": Path(options["model_path"])})
     lifecycle = ServerLifecycle(
-        "engine-transformers", Path(given["lease"]), given["model_digest"], given["idle_timeout_s"]
+        "engine-transformers", Path(options["lease"]), options["model_digest"], options["idle_timeout_s"]
     )
     try:
         serve(settings, lifecycle)

@@ -29,7 +29,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
     from peft import PeftModel, get_peft_model_state_dict
     from transformers import AutoModelForCausalLM
 
-    given = read_headers(adapter)
+    headers = read_headers(adapter)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             base, dtype=dtype, local_files_only=True, trust_remote_code=False, use_safetensors=True
@@ -37,7 +37,7 @@ def merge_adapter(base: Path, adapter: Path, dtype: torch.dtype) -> dict[str, to
         wrapped = PeftModel.from_pretrained(model, adapter, local_files_only=True)
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise WeightMismatchError(f"{adapter}: does not fit the model in {base}: {error}") from error
-    check_names(set(given), set(get_peft_model_state_dict(wrapped)), adapter)
+    check_names(set(headers), set(get_peft_model_state_dict(wrapped)), adapter)
     tensors: dict[str, torch.Tensor] = wrapped.merge_and_unload().state_dict()
     return tensors
 

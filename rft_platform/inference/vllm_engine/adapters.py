@@ -14,8 +14,8 @@ def target_modules(layout: Layout) -> list[str]:
 
     The output head is excluded: with an adapter on it vLLM cannot score prompts, which the canary check needs.
     """
-    kept = [name for name, shape in layout.shapes.items() if len(shape) == 2 and _is_linear(name)]
-    return sorted({name.split(".")[-2] for name in kept})
+    names = [name for name, shape in layout.shapes.items() if len(shape) == 2 and _is_linear(name)]
+    return sorted({name.split(".")[-2] for name in names})
 
 
 def check_adapter(layout: Layout, folder: Path, max_rank: int) -> None:
@@ -37,8 +37,8 @@ def _check_shape(
     folder: Path, name: str, shape: tuple[int, ...], side: str, linear: tuple[int, ...], max_rank: int
 ) -> None:
     rank, width = (shape[0], shape[-1]) if side == "A" else (shape[-1], shape[0])
-    wanted = linear[1] if side == "A" else linear[0]
-    if len(shape) != 2 or width != wanted:
+    expected_width = linear[1] if side == "A" else linear[0]
+    if len(shape) != 2 or width != expected_width:
         raise WeightMismatchError(f"{folder}: {name} has shape {shape}, which does not fit a layer of shape {linear}")
     if rank > max_rank:
         raise WeightMismatchError(

@@ -42,27 +42,29 @@ def checked_request(
     ``template_options`` are default variables of the chat template, which the request's own override.
     """
     try:
-        given = json_codec.parse_object(body)
+        fields = json_codec.parse_object(body)
     except ValueError as error:
         raise ApiError(400, f"the body must be a JSON object: {error}", "invalid_value") from error
     try:
-        checked = SCHEMAS[path].model_validate(given)
+        checked = SCHEMAS[path].model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ApiError(400, f"{where or 'body'}: {first['msg']}", "invalid_value", where or None) from error
     for text in _texts(checked):
         check_text(text, max_model_len)
-    kept = {name: value for name, value in given.items() if value is not None}
-    kept |= {name: min(int(kept[name]), max_model_len - 1) for name in LIMITS if name in kept}
+    passed_on = {name: value for name, value in fields.items() if value is not None}
+    passed_on |= {name: min(int(passed_on[name]), max_model_len - 1) for name in LIMITS if name in passed_on}
     if path == CHAT:
-        kept["messages"] = [_message(message) for message in given["messages"]]
-        if kept.get("tools"):
-            kept |= _unconstrained(kept)
+        passed_on["messages"] = [_message(message) for message in fields["messages"]]
+        if passed_on.get("tools"):
+            passed_on |= _unconstrained(passed_on)
         if template_options:
-            kept["chat_template_kwargs"] = {**template_options, **kept.get("chat_template_kwargs", {})}
+            passed_on["chat_template_kwargs"] = {**template_options, **passed_on.get("chat_template_kwargs", {})}
     constrained = isinstance(checked, ChatBody) and (checked.forced_tool is not None or checked.asks_for_json)
-    return CheckedRequest(json.dumps(kept).encode(), checked if isinstance(checked, ChatBody) else None, constrained)
+    return CheckedRequest(
+        json.dumps(passed_on).encode(), checked if isinstance(checked, ChatBody) else None, constrained
+    )
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
@@ -145,12 +147,12 @@ def openai_error(status: int, body: bytes) -> dict[str, Any]:
         answer = json.loads(body)
     except ValueError:
         answer = {"detail": body.decode(errors="replace")[:500]}
-    given = answer.get("error", answer) if isinstance(answer, dict) else {"detail": answer}
-    message = str(given.get("message") or given.get("detail") or given)
+    fields = answer.get("error", answer) if isinstance(answer, dict) else {"detail": answer}
+    message = str(fields.get("message") or fields.get("detail") or fields)
     if status == 404 and "model" in message:
         code = "model_not_found"
     elif status < 500 and says_too_long(message):
         code = "context_length_exceeded"
     else:
         code = "invalid_value" if status < 500 else "engine_failed"
-    return error_body(status, message, code, given.get("param"))
+    return error_body(status, message, code, fields.get("param"))

@@ -86,16 +86,16 @@ class ServerSettings:
     @classmethod
     def from_launcher(cls, text: str) -> "ServerSettings":
         """Read the server's command-line argument."""
-        given = json.loads(text)
-        engine = given.pop("engine")
+        values = json.loads(text)
+        engine = values.pop("engine")
         options = VllmOptions(**engine.pop("options"))
-        return cls(**given, **engine, options=options)
+        return cls(**values, **engine, options=options)
 
     @classmethod
     def from_environment(cls) -> "ServerSettings":
         """Read the settings that ``to_environment`` stored."""
-        given = json.loads(os.environ[VARIABLE])
-        return cls(**{**given, "options": VllmOptions(**given["options"])})
+        values = json.loads(os.environ[VARIABLE])
+        return cls(**{**values, "options": VllmOptions(**values["options"])})
 
     def to_environment(self) -> None:
         """Store the settings in the environment for the program that replaces this process."""

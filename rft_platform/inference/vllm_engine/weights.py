@@ -62,26 +62,26 @@ class ServedWeights:
             raise WeightMismatchError(f"{folder}: adapter_config.json cannot be read: {error}") from error
         return Weights(policy_version, digest_weights(folder), folder, self.served.base)
 
-    async def apply(self, wanted: Weights) -> None:
+    async def apply(self, target: Weights) -> None:
         """Serve ``wanted``; if vLLM refuses it, restore the previous weights and raise WeightMismatchError."""
         before = self.served
-        if wanted.adapter is not None:  # the full weights may have changed since ``prepare``
-            wanted = replace(wanted, base=before.base)
+        if target.adapter is not None:  # the full weights may have changed since ``prepare``
+            target = replace(target, base=before.base)
         try:
-            await self._load(wanted, loaded=before)
+            await self._load(target, loaded=before)
         except Exception as error:
-            LOG.warning("vLLM refuses %s: %s", wanted.folder, error)
+            LOG.warning("vLLM refuses %s: %s", target.folder, error)
             await self._load(before, loaded=None)
-            raise WeightMismatchError(f"{wanted.folder}: vLLM cannot take it over: {_reason(error)}") from error
-        self.served = wanted
+            raise WeightMismatchError(f"{target.folder}: vLLM cannot take it over: {_reason(error)}") from error
+        self.served = target
         self.updates += 1
-        LOG.info("serves policy version %d, %s", wanted.policy_version, wanted.folder)
+        LOG.info("serves policy version %d, %s", target.policy_version, target.folder)
 
-    async def _load(self, wanted: Weights, loaded: Weights | None) -> None:
+    async def _load(self, target: Weights, loaded: Weights | None) -> None:
         """Load ``wanted`` into the workers; ``loaded``: the weights there now, None if unknown."""
-        if wanted.adapter is None or loaded is None or loaded.base != wanted.base:
-            await self.llm.collective_rpc("rft_load_weights", args=(str(wanted.base),))
-        await self._load_adapter(wanted.adapter)
+        if target.adapter is None or loaded is None or loaded.base != target.base:
+            await self.llm.collective_rpc("rft_load_weights", args=(str(target.base),))
+        await self._load_adapter(target.adapter)
         await self._forget_prefixes()
 
     async def _load_adapter(self, folder: Path | None) -> None:

@@ -75,9 +75,9 @@ class _StreamedCompletion(StreamedAnswer):
         choice["logprobs"]["token_logprobs"] += (piece.get("logprobs") or {}).get("token_logprobs") or []
 
 
-def _prompts(given: Any) -> list[Any]:
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, list) or not given:
+def _prompts(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list) or not prompt:
         raise UserError("prompt: expected a text, a list of token ids, or a list of these")
-    return [given] if isinstance(given[0], int) else given
+    return [prompt] if isinstance(prompt[0], int) else prompt

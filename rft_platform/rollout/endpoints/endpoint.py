@@ -27,8 +27,8 @@ class CallDefaults:
             defaults["stop"] = list(sampling.stop)
         if body.get("max_completion_tokens") is None:
             defaults["max_tokens"] = sampling.max_tokens
-        given = {name: value for name, value in body.items() if value is not None}
-        return {**defaults, **given, "model": self.model, "return_token_ids": True, **forced}
+        fields = {name: value for name, value in body.items() if value is not None}
+        return {**defaults, **fields, "model": self.model, "return_token_ids": True, **forced}
 
 
 @dataclass(slots=True)

@@ -91,8 +91,8 @@ def message_item(item_id: str, content: list[dict[str, Any]], status: str) -> di
 def call_item(item_id: str, call: dict[str, Any], status: str) -> dict[str, Any]:
     """A function call item."""
     name, arguments = call["function"]["name"], call["function"]["arguments"]
-    given = {"call_id": call["id"], "name": name, "arguments": arguments}
-    return {"id": item_id, "type": "function_call", "status": status, **given}
+    fields = {"call_id": call["id"], "name": name, "arguments": arguments}
+    return {"id": item_id, "type": "function_call", "status": status, **fields}
 
 
 def reasoning_item(item_id: str, thought: str, status: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ _TEXTS = ("input_text", "output_text", "text", "refusal")
 _ROLES = {"developer": "system"}  # chat templates know only the older name
 
 
-def chat_messages(given: Any, instructions: Any = None) -> list[dict[str, Any]]:
+def chat_messages(items: Any, instructions: Any = None) -> list[dict[str, Any]]:
     """Return the conversation. The tool calls of one turn, and the text before them, become one assistant message.
 
     Raises UserError for what a chat cannot hold: images, files, hosted tools, references to stored items.
@@ -16,11 +16,11 @@ def chat_messages(given: Any, instructions: Any = None) -> list[dict[str, Any]]:
     if instructions is not None and not isinstance(instructions, str):
         raise UserError("instructions: expected a text")
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
         raise UserError("input: expected a text or a list of items")
-    for item in given:
+    for item in items:
         if not isinstance(item, dict):
             raise UserError(f"input: expected items that are objects, not {type(item).__name__}")
         _add(messages, item)
