@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from rft_platform.rollout import worker_wire
+import rft_platform
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
 _LINE_BYTES = 2**30  # limit of one message: a run may have many long calls
@@ -123,6 +123,6 @@ def worker_environment(python: str | None, folder: Path) -> dict[str, str]:
     if python is not None:
         link = folder / "rft_platform"
         if not link.exists():
-            link.symlink_to(worker_wire.package_folder())
+            link.symlink_to(Path(rft_platform.__file__).parent)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), env.get("PYTHONPATH")]))
     return env

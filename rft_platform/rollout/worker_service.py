@@ -14,13 +14,13 @@ from typing import Any, cast
 from rft_platform.errors import EngineError, RftError, UserError
 from rft_platform.faults import described, user_place
 from rft_platform.inference.replicas import Replica, Replicas
-from rft_platform.rollout import worker_wire
 from rft_platform.rollout.attempt import Connection, make_attempt
 from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
 from rft_platform.rollout.calling import end_other_tasks
 from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.policies import PolicyRoute
 from rft_platform.rollout.run import RunResult
+from rft_platform.rollout.worker_wire import message_line, result_to_json, sampling_from_json, workflow_arguments
 from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
 from rft_platform.tasks.task import Task
 from rft_platform.threads import DaemonThreads
@@ -42,7 +42,7 @@ class Channel:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message to the parent; thread-safe."""
-        data = worker_wire.line(message, "what the workflow returned")
+        data = message_line(message, "what the workflow returned")
         with self._lock:
             self._socket.sendall(data)
 
@@ -106,7 +106,7 @@ class Worker:
         sys.path += [folder for folder in setup["sys_path"] if folder not in sys.path]
         from rft_platform.rollout.recording import RecordingClients  # imports openai
 
-        self._workflow: LocalWorkflow = resolve_workflow(**worker_wire.workflow_arguments(setup["workflow"]))
+        self._workflow: LocalWorkflow = resolve_workflow(**workflow_arguments(setup["workflow"]))
         self._auxiliary = {
             name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
         }
@@ -114,7 +114,7 @@ class Worker:
         self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
         self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
         self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
-        self._sampling = worker_wire.sampling_from_json(setup["sampling"])
+        self._sampling = sampling_from_json(setup["sampling"])
         self._tasks_left = False  # tasks that cannot be stopped: the parent replaces this process
         self._loop = asyncio.Runner()  # one loop for all attempts: clients that libraries cache are bound to it
 
@@ -125,7 +125,7 @@ class Worker:
             self._replicas.set(tuple(address) for address in request["replicas"])
         try:
             result = self._loop.run(self._attempt(request, connection))
-            outcome = {"result": worker_wire.result_to_json(result)}
+            outcome = {"result": result_to_json(result)}
         except (Exception, SystemExit) as error:
             traceback.print_exc()
             outcome = _failed(error)

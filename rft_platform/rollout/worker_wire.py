@@ -8,7 +8,6 @@ Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from rft_platform.errors import UserError
@@ -23,7 +22,7 @@ _CALL_FIELDS = [item.name for item in fields(RecordedCall)]
 _TASK_FIELDS = [item.name for item in fields(Task)]
 
 
-def line(message: Mapping[str, Any], what: str) -> bytes:
+def message_line(message: Mapping[str, Any], what: str) -> bytes:
     """Encode a message for the socket. Raises UserError, naming ``what``, for a value that is not JSON."""
     try:
         return json.dumps(message).encode() + b"\n"
@@ -73,10 +72,3 @@ def workflow_arguments(value: Mapping[str, Any]) -> dict[str, Any]:
 def sampling_from_json(value: Mapping[str, Any]) -> SamplingParams:
     """Restore sampling parameters from the output of ``dataclasses.asdict``."""
     return SamplingParams(**{**value, "stop": tuple(value["stop"])})
-
-
-def package_folder() -> Path:
-    """Folder of this package, for a process whose environment lacks it."""
-    import rft_platform
-
-    return Path(rft_platform.__file__).parent

@@ -17,12 +17,12 @@ from rft_platform.files import last_lines
 from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
 from rft_platform.inference.pool import EnginePool
 from rft_platform.inference.replicas import Replica, Replicas
-from rft_platform.rollout import worker_wire
 from rft_platform.rollout.attempt import Connection, RemoteFailure
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.policies import NONE, FurtherPolicies
 from rft_platform.rollout.run import Run, RunResult
 from rft_platform.rollout.worker_process import WorkerProcess, worker_environment
+from rft_platform.rollout.worker_wire import message_line, result_from_json, task_to_json, workflow_to_json
 from rft_platform.rollout.workflow import WorkerWorkflow
 
 LOG_NAME = "rollout-workers.log"
@@ -52,7 +52,7 @@ class WorkerExecutor:
         self._slots = asyncio.Semaphore(min(workflow.count or limits.concurrency, limits.concurrency))
         self._workers: set[WorkerProcess] = set()
         setup = {
-            "workflow": worker_wire.workflow_to_json(workflow),
+            "workflow": workflow_to_json(workflow),
             "sys_path": user_folders(),
             "auxiliary_models": _specs(auxiliary_models),
             "policies": {name: asdict(route) for name, route in further.routes.items()},
@@ -64,7 +64,7 @@ class WorkerExecutor:
             "truncated_reward": limits.truncated_reward,
             "sampling": asdict(sampling),
         }
-        self._setup = worker_wire.line({"setup": setup}, f"workflow_args of workflow {workflow.name!r}")
+        self._setup = message_line({"setup": setup}, f"workflow_args of workflow {workflow.name!r}")
 
     async def __aenter__(self) -> "WorkerExecutor":
         self._folder = tempfile.TemporaryDirectory(prefix="rft-workers-", ignore_cleanup_errors=True)
@@ -151,12 +151,12 @@ class WorkerSlot:
                 raise
         try:
             request = {
-                "task": worker_wire.task_to_json(run.task),
+                "task": task_to_json(run.task),
                 "seed": seed,
                 "key": run.record_key,
                 "replicas": _addresses(replicas, home),
             }
-            message = worker_wire.line({"attempt": request}, f"task {run.task.task_id}")
+            message = message_line({"attempt": request}, f"task {run.task.task_id}")
             self.reusable = False
             await self._worker.send(message)
             return self._result(await self._answer(), connection)
@@ -176,7 +176,7 @@ class WorkerSlot:
         connection.client_retries, connection.lost = message["client_retries"], message["connection_lost"]
         failed = message.get("failed")
         if failed is None:
-            return worker_wire.result_from_json(message["result"])
+            return result_from_json(message["result"])
         if failed["engine"]:
             raise EngineError(failed["error"].partition(": ")[2])
         raise RemoteFailure(failed["error"], failed["location"])

@@ -162,14 +162,22 @@ def test_a_worker_imports_nothing_heavy_of_ours() -> None:
 import sys
 import openai
 theirs = set(sys.modules)
-import rft_platform.rollout.worker, rft_platform.rollout.worker_service, rft_platform.rollout.recording
-import rft_platform.rollout.dialogue, rft_platform.rollout.calculator, rft_platform.rollout.single_turn
+import rft_platform.rollout.worker
+import rft_platform.rollout.worker_service
+import rft_platform.rollout.recording
+import rft_platform.rollout.dialogue
+import rft_platform.rollout.calculator
+import rft_platform.rollout.single_turn
 ours = {name.partition('.')[0] for name in set(sys.modules) - theirs} - set(sys.stdlib_module_names)
 print(sorted(name for name in ours if not name.startswith('_')))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['rft_platform']"
-    code = "import sys, rft_platform.rollout.gateway; print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))"
+    code = """
+import sys
+import rft_platform.rollout.gateway
+print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"  # model.base_url needs uvicorn and starlette alone
 
