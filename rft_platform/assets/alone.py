@@ -29,7 +29,7 @@ _EXCLUSIVE = frozenset(
     | {"sft_dataset", "preference_pairs", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint"}
 )
 _WARM_START = "r0000"
-_PATIENCE_S = 20.0  # the previous run may be about to end: its rows are complete shortly before it ends
+_WAIT_S = 20.0  # the previous run may be about to end: its rows are complete shortly before it ends
 _POLL_S = 0.2
 
 
@@ -40,18 +40,18 @@ class RoundBusyError(TransientError):
 
 
 @dataclass(slots=True)
-class _Held:
+class _RoundLock:
     stream: IO[str]
     run_id: str
-    former: str | None = None  # the run that held the round before
-    tidied: set[type] = field(default_factory=set)  # resource types in which the former run's work was stopped
+    previous_run: str | None = None  # the run that held the round before, if another one
+    cleaned: set[type] = field(default_factory=set)  # resource types in which the previous run's work was stopped
 
 
-_held: dict[Path, _Held] = {}  # by this process, until it ends or its next run starts
+_round_locks: dict[Path, _RoundLock] = {}  # by this process, until it ends or its next run starts
 
 
 @contextmanager
-def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
+def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
     """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
 
     Raises RoundBusyError that names the other run if there is one. The run holds the round until its process ends or
@@ -64,48 +64,49 @@ def works_alone(context: dg.AssetExecutionContext, name: str, resources: Sequenc
         return
     if name in _EXCLUSIVE:
         hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
-    left = _left_by_former(context, resources)
-    if left:
-        give_up_work(project, left)
+    leftover = _resources_to_clean(context, resources)
+    if leftover:
+        cancel_work(project, leftover)
     try:
         yield
     except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
-        give_up_work(project, resources)
+        cancel_work(project, resources)
         raise
 
 
-def hold_round(home: Home, key: str, run_id: str, patience_s: float = _PATIENCE_S) -> str | None:
+def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> str | None:
     """Lock the round for this run; returns the id of the run that held it before, if it was a different one.
 
-    Raises RoundBusyError if another run still holds it after ``patience_s`` seconds.
+    Raises RoundBusyError if another run still holds it after ``wait_s`` seconds.
     """
     file = home.leases / "rounds" / f"{key}.lock"
-    for other, held in list(_held.items()):  # a process works on one run after another
+    for other, held in list(_round_locks.items()):  # a process works on one run after another
         if held.run_id != run_id:
-            _held.pop(other).stream.close()
-    if file in _held:
+            _round_locks.pop(other).stream.close()
+    if file in _round_locks:
         return None
     file.parent.mkdir(parents=True, exist_ok=True)
-    stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + patience_s
+    stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + wait_s
     while not try_lock(stream):
         if time.monotonic() > deadline:
-            told = _read(stream)
+            holder = _read(stream)
             stream.close()
             raise RoundBusyError(
-                f"{key} is being worked on by run {told.get('run_id', '(starting)')} (process {told.get('process')}): "
+                f"{key} is being worked on by run {holder.get('run_id', '(starting)')} "
+                f"(process {holder.get('process')}): "
                 "wait for that run, or cancel it; then launch the job again"
             )
         time.sleep(_POLL_S)
-    former = _read(stream).get("run_id")
+    previous_run = _read(stream).get("run_id")
     stream.truncate(0)
     json.dump({"run_id": run_id, "process": os.getpid()}, stream)
     stream.flush()
-    former = former if former != run_id else None
-    _held[file] = _Held(stream, run_id, former)
-    return former
+    previous_run = previous_run if previous_run != run_id else None
+    _round_locks[file] = _RoundLock(stream, run_id, previous_run)
+    return previous_run
 
 
-def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
+def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
     """Cancel the running training and requests, if the asset uses the trainer or the engine."""
     from rft_platform.inference.client import EngineClient
     from rft_platform.processes.lease import is_alive, read_lease
@@ -117,41 +118,41 @@ def give_up_work(project: ProjectResource, resources: Sequence[Any]) -> None:
             if lease is not None and is_alive(lease):
                 with suppress(RftError):
                     resource.connect().cancel()
-        elif isinstance(resource, EngineResource) and any(map(_lives, leases.glob("engine*.json"))):
+        elif isinstance(resource, EngineResource) and any(map(_lease_is_alive, leases.glob("engine*.json"))):
             with suppress(RftError):
-                _break_off(resource.connect())
+                _abort_requests(resource.connect())
             for further in filter(None, map(read_lease, sorted(leases.glob("policy-*.json")))):
                 if is_alive(further):
                     with suppress(RftError), EngineClient(further) as engine:
-                        _break_off(engine)
+                        _abort_requests(engine)
 
 
-def _break_off(engine: PolicyEngine) -> None:
-    in_a_check = engine.status().paused  # the new weights are not checked yet: `deploy` resumes the engine
+def _abort_requests(engine: PolicyEngine) -> None:
+    in_canary_check = engine.status().paused  # the new weights are not checked yet: `deploy` resumes the engine
     engine.pause("abort")
-    if not in_a_check:
+    if not in_canary_check:
         engine.resume()
 
 
-def _lives(lease_file: Path) -> bool:
+def _lease_is_alive(lease_file: Path) -> bool:
     from rft_platform.processes.lease import is_alive, read_lease
 
     lease = read_lease(lease_file)
     return lease is not None and is_alive(lease)
 
 
-def _left_by_former(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
-    """The engine and trainer resources in which an interrupted former run may have left work; each is returned once."""
-    held = next((each for file, each in _held.items() if file.stem == _round_key(context)), None)
-    if held is None or held.former is None:
+def _resources_to_clean(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
+    """The engine and trainer resources in which an interrupted previous run may have left work, each once."""
+    held = next((each for file, each in _round_locks.items() if file.stem == _round_key(context)), None)
+    if held is None or held.previous_run is None:
         return []
     heavy = [each for each in resources if isinstance(each, EngineResource | TrainerResource)]
-    new = [each for each in heavy if type(each) not in held.tidied]
-    held.tidied |= {type(each) for each in new}
-    return new if new and _was_cut_short(context.instance, held.former) else []
+    new = [each for each in heavy if type(each) not in held.cleaned]
+    held.cleaned |= {type(each) for each in new}
+    return new if new and _was_interrupted(context.instance, held.previous_run) else []
 
 
-def _was_cut_short(instance: dg.DagsterInstance, run_id: str) -> bool:
+def _was_interrupted(instance: dg.DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
 

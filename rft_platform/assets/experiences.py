@@ -70,8 +70,8 @@ def _operators(reports: list[dict[str, Any]]) -> dg.TableMetadataValue:
     """A table of what each operator of the experience pipeline kept, with its own figures."""
     facts = [", ".join(f"{name} {value:g}" for name, value in report["facts"].items()) for report in reports]
     records = [
-        dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": told})
-        for report, told in zip(reports, facts, strict=True)
+        dg.TableRecord({**{key: value for key, value in report.items() if key != "facts"}, "facts": text})
+        for report, text in zip(reports, facts, strict=True)
     ]
     return dg.MetadataValue.table(records, schema=_OPERATORS)
 

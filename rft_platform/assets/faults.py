@@ -11,7 +11,7 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.alone import works_alone
+from rft_platform.assets.alone import exclusive_round
 from rft_platform.config.home import Home
 from rft_platform.errors import CheckFailedError, RftError
 from rft_platform.faults import as_fault, cause_line
@@ -34,7 +34,7 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
     def asset_body(context: dg.AssetExecutionContext, *args: Any, **kwargs: Any) -> dg.MaterializeResult[Any]:
         try:
             resources = [*args, *kwargs.values()]
-            with asset_phase(context, body.__name__, resources), works_alone(context, body.__name__, resources):
+            with asset_phase(context, body.__name__, resources), exclusive_round(context, body.__name__, resources):
                 result = body(context, *args, **kwargs)
         except dg.Failure:
             raise

@@ -13,7 +13,7 @@ from rft_platform.driving.machine import cpu_count, gpu_count, installed_version
 from rft_platform.driving.preflight import check_room, check_writable, nearest_folder
 from rft_platform.errors import EngineError, RftError, UserError
 from rft_platform.faults import as_fault
-from rft_platform.servers.leases import Held, leases_of
+from rft_platform.servers.leases import HeldLease, leases_of
 from rft_platform.servers.supervise import port_is_free
 from rft_platform.sqlite_files import damaged_databases, databases
 
@@ -161,7 +161,7 @@ def process_findings(home: Home) -> Iterator[Finding]:
         yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
 
 
-def _engine_finding(held: Held, where: str, versions: set[tuple[int, str]]) -> Finding:
+def _engine_finding(held: HeldLease, where: str, versions: set[tuple[int, str]]) -> Finding:
     """Check that the engine answers; add the version it serves to ``versions``."""
     from rft_platform.inference.client import EngineClient
 

@@ -18,7 +18,7 @@ _START_WAIT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLease:
     """A lease file and its content."""
 
     path: Path
@@ -35,10 +35,10 @@ class Held:
         return self.lease.pid, self.lease.create_time
 
 
-def leases_of(home: Home) -> list[Held]:
+def leases_of(home: Home) -> list[HeldLease]:
     """All leases of a project, whether their processes run or not."""
     found = [(path, read_lease(path)) for path in sorted(home.leases.glob("*.json"))]
-    return [Held(path, lease) for path, lease in found if lease is not None]
+    return [HeldLease(path, lease) for path, lease in found if lease is not None]
 
 
 def wait_for_starts(home: Home) -> None:
@@ -50,7 +50,7 @@ def wait_for_starts(home: Home) -> None:
             pass
 
 
-def stop(held: Held) -> bool:
+def stop(held: HeldLease) -> bool:
     """End a lease's processes and remove the lease; returns whether its holder was alive."""
     alive = stop_holder(held.lease)
     end_strays(held.path)
@@ -71,7 +71,7 @@ def stop_strays(home: Home, keep: Container[tuple[int, float]] = ()) -> list[int
     return ended
 
 
-def processor_seconds(held: Held) -> float:
+def processor_seconds(held: HeldLease) -> float:
     """Processor time that a lease's processes have used since their start."""
     root = lease_root(held.lease)
     return 0.0 if root is None else sum(map(_used, [root, *root.children(recursive=True)]))

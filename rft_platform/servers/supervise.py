@@ -142,10 +142,10 @@ def serving(servers: Sequence[Server], logs: Path) -> Iterator[Children]:
         _stop(children)
 
 
-def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: None) -> None:
+def wait_for_end(children: Children, report: Callable[[str], None] = lambda line: None) -> None:
     """Watch the servers until Ctrl-C; raises RftError when one ends and may not be restarted.
 
-    Other ended servers are restarted, and ``tell`` receives a line about each. A server that no longer answers is
+    Other ended servers are restarted, and ``report`` receives a line about each. A server that no longer answers is
     killed and counts as ended.
     """
     probes = _Probes()
@@ -153,7 +153,7 @@ def wait_for_end(children: Children, tell: Callable[[str], None] = lambda told: 
         probes.kill_silent(children)
         for number, child in enumerate(children):
             if child.process.poll() is not None:
-                tell(children.start_again(number))
+                report(children.start_again(number))
         for folder in {child.log.parent for child in children}:
             bound_logs_now_and_then(folder)
         time.sleep(_POLL_S)

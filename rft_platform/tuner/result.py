@@ -38,8 +38,8 @@ class TuneResult:
 
     def __repr__(self) -> str:
         checkpoint = None if self.checkpoint is None else str(self.checkpoint)
-        said = {"checkpoint": checkpoint, "steps": self.steps, "model_version": self.model_version}
-        return f"TuneResult({', '.join(f'{name}={value!r}' for name, value in said.items())}, ...)"
+        shown = {"checkpoint": checkpoint, "steps": self.steps, "model_version": self.model_version}
+        return f"TuneResult({', '.join(f'{name}={value!r}' for name, value in shown.items())}, ...)"
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values."""

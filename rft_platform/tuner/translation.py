@@ -100,45 +100,45 @@ class TuneArguments:
         return f"eval_dataset: {' and '.join(sorted(written))} changes nothing: an evaluation runs every task"
 
 
-def translated(given: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, ExperimentPaths]:
+def translate(arguments: TuneArguments, functions: TunedFunctions) -> tuple[RftConfig, ExperimentPaths]:
     """Return the configuration to run and the location of its experiment. Raises UserError if something is missing."""
-    file = {} if given.config_path is None else _file_layer(Path(given.config_path).absolute(), given)
-    _require(given, file)
-    wanted = merged(_settings(given, defaults=True), file, _settings(given, defaults=False))
+    file = {} if arguments.config_path is None else _file_layer(Path(arguments.config_path).absolute(), arguments)
+    _require(arguments, file)
+    wanted = merged(_settings(arguments, defaults=True), file, _settings(arguments, defaults=False))
     paths = experiment_paths(
         value_at(file, "checkpoint_root_dir"),
-        given.project_name or value_at(file, "project"),
-        given.experiment_name or value_at(file, "name"),
+        arguments.project_name or value_at(file, "project"),
+        arguments.experiment_name or value_at(file, "name"),
     )
-    data = merged(wanted, _fixed(wanted, given, functions, paths))
+    data = merged(wanted, _fixed(wanted, arguments, functions, paths))
     return build_config(resolve_paths(data, Path.cwd()), "tune"), paths
 
 
-def _file_layer(file: Path, given: TuneArguments) -> Layer:
+def _file_layer(file: Path, arguments: TuneArguments) -> Layer:
     """Return the keys that a YAML file sets, without any defaults."""
     data = resolve_paths(read_yaml(file), file.parent)
-    if given.train_dataset is not None and value_at(data, _TASKSET_KEY):
-        data = merged(nested({f"{_TASKSET_KEY}.path": given.train_dataset.path}), data)  # the file may leave it out
+    if arguments.train_dataset is not None and value_at(data, _TASKSET_KEY):
+        data = merged(nested({f"{_TASKSET_KEY}.path": arguments.train_dataset.path}), data)  # the file may leave it out
     return build_config(data, str(file)).model_dump(mode="json", exclude_unset=True)
 
 
-def _require(given: TuneArguments, file: Layer) -> None:
-    if given.model is None and not value_at(file, "model.model_path"):
+def _require(arguments: TuneArguments, file: Layer) -> None:
+    if arguments.model is None and not value_at(file, "model.model_path"):
         raise UserError("tune: there is no model; give model=TunerModelConfig(model_path=..., max_model_len=...)")
-    if given.train_dataset is None and not value_at(file, f"{_TASKSET_KEY}.path"):
+    if arguments.train_dataset is None and not value_at(file, f"{_TASKSET_KEY}.path"):
         raise UserError("tune: there are no tasks; give train_dataset=DatasetConfig(path=...)")
     mode = value_at(file, "mode")
     if mode not in (None, "both"):
-        raise UserError(f"{given.config_path}: mode {mode}; tune() explores and trains, which is mode both")
+        raise UserError(f"{arguments.config_path}: mode {mode}; tune() explores and trains, which is mode both")
 
 
-def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
+def _settings(arguments: TuneArguments, *, defaults: bool) -> Layer:
     """Return the keys that the arguments set, or with ``defaults`` those that they leave at their default values."""
-    algorithm = given.algorithm if given.algorithm is not None else AlgorithmConfig()
+    algorithm = arguments.algorithm if arguments.algorithm is not None else AlgorithmConfig()
     values = {
-        **_fields(given.model, _MODEL, defaults),
+        **_fields(arguments.model, _MODEL, defaults),
         **(_fields(algorithm, _ALGORITHM, defaults)),
-        **_fields(given.train_dataset, {f: f"{_TASKSET_KEY}.{key}" for f, key in _TASKSET.items()}, defaults),
+        **_fields(arguments.train_dataset, {f: f"{_TASKSET_KEY}.{key}" for f, key in _TASKSET.items()}, defaults),
     }
     if defaults:
         values |= {
@@ -146,7 +146,7 @@ def _settings(given: TuneArguments, *, defaults: bool) -> Layer:
             "explorer.runner_per_model": _RUNS_AT_ONCE,
             f"{_TASKSET_KEY}.format": _no_columns(),
         }
-    return nested(values | _length(given.train_dataset, defaults))
+    return nested(values | _length(arguments.train_dataset, defaults))
 
 
 def _length(dataset: DatasetConfig | None, defaults: bool) -> dict[str, Any]:
@@ -172,37 +172,39 @@ def _value(section: TunerSection, name: str) -> Any:
     return section.split_or_train if isinstance(section, DatasetConfig) and name == "split" else getattr(section, name)
 
 
-def _fixed(wanted: Layer, given: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
+def _fixed(wanted: Layer, arguments: TuneArguments, functions: TunedFunctions, paths: ExperimentPaths) -> Layer:
     """Return the keys that follow from all others: functions, locations, and limits that depend on each other."""
     run = {"workflow": functions.workflow} | ({"judge": functions.judge} if _judges(wanted, functions) else {})
     evaluated = value_at(wanted, _EVAL_KEY) or []
-    if given.eval_dataset is not None:
-        fields = _fields(given.eval_dataset, _TASKSET, True) | _fields(given.eval_dataset, _TASKSET, False)
+    if arguments.eval_dataset is not None:
+        fields = _fields(arguments.eval_dataset, _TASKSET, True) | _fields(arguments.eval_dataset, _TASKSET, False)
         evaluated = [{"format": _no_columns(), **fields}]
     values = {
         "project": paths.project,
         "name": paths.experiment,
         "checkpoint_root_dir": str(paths.root),
         "monitor.tensorboard_dir": str(paths.tensorboard),
-        "evaluation.every": _evaluation_every(wanted, given),
+        "evaluation.every": _evaluation_every(wanted, arguments),
         _EVAL_KEY: [merged(taskset, run) for taskset in evaluated],
         **{f"{_TASKSET_KEY}.{key}": value for key, value in run.items()},
         **_limits(wanted),
         **_step(wanted),
     }
-    if given.monitor_type is not None:
-        values["monitor.monitor_type"] = given.monitor_type
-    if given.auxiliary_models is not None:
-        values["explorer.auxiliary_models"] = [_auxiliary(*item) for item in given.auxiliary_models.items()]
+    if arguments.monitor_type is not None:
+        values["monitor.monitor_type"] = arguments.monitor_type
+    if arguments.auxiliary_models is not None:
+        values["explorer.auxiliary_models"] = [_auxiliary(*item) for item in arguments.auxiliary_models.items()]
     if value_at(wanted, f"{_TASKSET_KEY}.rollout_args.n") is not None:  # the same setting as repeat_times
         values[f"{_TASKSET_KEY}.rollout_args.n"] = value_at(wanted, "algorithm.repeat_times")
-    return nested(values | _reasoning(wanted, given))
+    return nested(values | _reasoning(wanted, arguments))
 
 
-def _evaluation_every(wanted: Layer, given: TuneArguments) -> int:
+def _evaluation_every(wanted: Layer, arguments: TuneArguments) -> int:
     """Rounds between evaluations: from the file, unless the caller sets the number of steps."""
     known = value_at(wanted, "evaluation.every")
-    if known is not None and not (given.algorithm and "eval_interval_steps" in given.algorithm.model_fields_set):
+    if known is not None and not (
+        arguments.algorithm and "eval_interval_steps" in arguments.algorithm.model_fields_set
+    ):
         return int(known)
     fixed = value_at(wanted, "synchronizer.sync_style") in (None, "fixed")
     batches_a_round = (value_at(wanted, "synchronizer.sync_interval") or 1) if fixed else 1
@@ -236,11 +238,11 @@ def _limits(wanted: Layer) -> dict[str, Any]:
     return limits
 
 
-def _reasoning(wanted: Layer, given: TuneArguments) -> dict[str, Any]:
+def _reasoning(wanted: Layer, arguments: TuneArguments) -> dict[str, Any]:
     """Disable the reasoning parser if nobody asked for one and the model has no end-of-reasoning token."""
     path = value_at(wanted, "model.model_path")
-    asked = given.model is None or "reasoning_parser" in given.model.model_fields_set
-    return {} if asked or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
+    is_set = arguments.model is None or "reasoning_parser" in arguments.model.model_fields_set
+    return {} if is_set or _knows_thinking(path) else {"explorer.rollout_model.reasoning_parser": None}
 
 
 def _auxiliary(name: str, model: TunerModelConfig) -> Layer:

@@ -16,7 +16,7 @@ from rft_platform.tuner.functions import TunedFunctions, tuned_functions
 from rft_platform.tuner.place import ExperimentPaths
 from rft_platform.tuner.result import TuneResult, result_of
 from rft_platform.tuner.section import AlgorithmConfig, DatasetConfig, TunerModelConfig
-from rft_platform.tuner.translation import TuneArguments, translated
+from rft_platform.tuner.translation import TuneArguments, translate
 from rft_platform.tuner.types import JudgeType, WorkflowType
 from rft_platform.user_code import file_being_loaded
 
@@ -66,7 +66,7 @@ def tune(
     """
     _refuse_when_imported()
     functions = tuned_functions(workflow_func, judge_func)
-    given = TuneArguments(
+    arguments = TuneArguments(
         train_dataset=train_dataset,
         eval_dataset=eval_dataset,
         model=model,
@@ -77,9 +77,9 @@ def tune(
         monitor_type=monitor_type,
         config_path=config_path,
     )
-    given.check_types()
-    config, paths = translated(given, functions)
-    notices = [notice for notice in (functions.notice, given.notice) if notice is not None]
+    arguments.check_types()
+    config, paths = translate(arguments, functions)
+    notices = [notice for notice in (functions.notice, arguments.notice) if notice is not None]
     return _run_without_event_loop(config, paths, functions, notices)
 
 

@@ -72,8 +72,8 @@ class WebGuard:
             _check_graphql(method, headers)
         if tokens_match(bearer_token(headers), self.token):
             return None
-        given, rest = take_token(scope.get("query_string", b"").decode("latin-1"))
-        if method == "GET" and tokens_match(given, self.token):
+        token, rest = take_token(scope.get("query_string", b"").decode("latin-1"))
+        if method == "GET" and tokens_match(token, self.token):
             return _local_path(scope) + (f"?{rest}" if rest else "")
         if not cookie_is_valid(headers, self.token):
             raise Refused(401, f"an access token is needed. {HOW}")
@@ -97,9 +97,9 @@ def _local_path(scope: Scope) -> str:
 def _with_headers(send: Send) -> Send:
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            given = list(message.get("headers", []))
-            names = {name.lower() for name, _ in given}
-            message["headers"] = [*given, *(pair for pair in _HEADERS if pair[0] not in names)]
+            headers = list(message.get("headers", []))
+            names = {name.lower() for name, _ in headers}
+            message["headers"] = [*headers, *(pair for pair in _HEADERS if pair[0] not in names)]
         await send(message)
 
     return sending

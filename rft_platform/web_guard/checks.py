@@ -66,9 +66,9 @@ def bearer_token(headers: Mapping[str, str]) -> str | None:
     return token.strip() or None if scheme.lower() == "bearer" else None
 
 
-def tokens_match(given: str | None, expected: str) -> bool:
+def tokens_match(token: str | None, expected: str) -> bool:
     """Compare in constant time; a missing or empty token never matches."""
-    return bool(given and expected) and hmac.compare_digest(str(given).encode(), expected.encode())
+    return bool(token and expected) and hmac.compare_digest(str(token).encode(), expected.encode())
 
 
 def _is_own(origin: str, host: str, hosts: Collection[str]) -> bool:

@@ -35,9 +35,9 @@ def set_cookie(token: str, secure: bool) -> str:
 def take_token(query: str) -> tuple[str | None, str]:
     """The token parameter of a query string, and the query string without it."""
     pairs = parse_qsl(query, keep_blank_values=True)
-    given = [value for name, value in pairs if name == TOKEN_PARAMETER]
+    tokens = [value for name, value in pairs if name == TOKEN_PARAMETER]
     rest = urlencode([(name, value) for name, value in pairs if name != TOKEN_PARAMETER])
-    return (given[-1] if given else None), rest
+    return (tokens[-1] if tokens else None), rest
 
 
 def sign_in_page(path: str, what: str) -> str:

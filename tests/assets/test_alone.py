@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets import alone
-from rft_platform.assets.alone import RoundBusyError, hold_round, works_alone
+from rft_platform.assets.alone import RoundBusyError, exclusive_round, hold_round
 from rft_platform.config.home import Home
 from rft_platform.resources.project import ProjectResource
 
@@ -29,7 +29,7 @@ time.sleep(600)
 def home(tmp_path, monkeypatch) -> Iterator[Home]:
     """A home whose rounds this process holds until the test ends."""
     held: dict[Path, Any] = {}
-    monkeypatch.setattr(alone, "_held", held)
+    monkeypatch.setattr(alone, "_round_locks", held)
     yield Home(tmp_path)
     for each in held.values():
         each.stream.close()
@@ -48,13 +48,13 @@ def other(home):
 
 def test_a_second_run_is_refused_and_told_which_one_works_on_the_round(home, other):
     with pytest.raises(RoundBusyError, match=rf"r0001 is being worked on by run run-a \(process {other.pid}\)"):
-        hold_round(home, "r0001", "run-b", patience_s=0.3)
-    assert hold_round(home, "r0002", "run-b", patience_s=0.3) is None
+        hold_round(home, "r0001", "run-b", wait_s=0.3)
+    assert hold_round(home, "r0002", "run-b", wait_s=0.3) is None
 
 
 def test_a_second_process_of_the_same_run_is_refused(home, other):
     with pytest.raises(RoundBusyError):
-        hold_round(home, "r0001", "run-a", patience_s=0.3)
+        hold_round(home, "r0001", "run-a", wait_s=0.3)
 
 
 def test_a_killed_run_leaves_the_round_to_the_next_which_learns_of_it(home, other):
@@ -71,12 +71,12 @@ def test_a_process_works_on_one_run_after_another(home):
 
 def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monkeypatch):
     given_up = []
-    monkeypatch.setattr(alone, "give_up_work", lambda project, resources: given_up.append(list(resources)))
+    monkeypatch.setattr(alone, "cancel_work", lambda project, resources: given_up.append(list(resources)))
 
     def run_that_raises(error: BaseException) -> None:
         @dg.asset(name="rollout_batches")
         def body(context: dg.AssetExecutionContext, project: ProjectResource) -> None:
-            with works_alone(context, "rollout_batches", [project]):
+            with exclusive_round(context, "rollout_batches", [project]):
                 raise error
 
         dg.materialize([body], resources={"project": ProjectResource(home=str(home.root))})

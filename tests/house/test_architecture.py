@@ -146,3 +146,9 @@ def test_only_one_folder_uses_private_modules_of_dagster() -> None:
     users = [file for file in PACKAGE.rglob("*.py") if private.search(file.read_text(encoding="utf-8"))]
     assert {str(file.relative_to(PACKAGE)) for file in users if file.parent != INTERNALS} == set()
     assert users
+
+
+def test_the_package_uses_no_developer_tool() -> None:
+    """The tools of the repository are not in the wheel."""
+    tool = re.compile(r"^\s*(?:from|import) (?:chaos|scripts|benchmarks|tests)\b", re.MULTILINE)
+    assert [name for name, file in modules().items() if tool.search(file.read_text(encoding="utf-8"))] == []

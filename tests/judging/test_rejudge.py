@@ -59,7 +59,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         opened.store.write_note(number, "explore", {"rows": 8})
         assert judge(opened, number)["sound"]
     held: dict[Path, Any] = {}
-    monkeypatch.setattr(alone, "_held", held)
+    monkeypatch.setattr(alone, "_round_locks", held)
     yield opened
     for each in held.values():
         each.stream.close()

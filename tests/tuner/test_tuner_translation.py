@@ -10,7 +10,8 @@ from rft_platform.errors import UserError
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.functions import TunedFunctions
 from rft_platform.tuner.place import ExperimentPaths
-from rft_platform.tuner.translation import TuneArguments, translated
+from rft_platform.tuner.translation import TuneArguments
+from rft_platform.tuner.translation import translate as translate_arguments
 
 FUNCTIONS = TunedFunctions("my.agent:solve", "my.agent:judge")
 MODEL = TunerModelConfig(model_path="owner/model", max_model_len=16384)
@@ -23,7 +24,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def translate(functions: TunedFunctions = FUNCTIONS, **given: Any) -> tuple[RftConfig, ExperimentPaths]:
-    return translated(TuneArguments(**{"model": MODEL, "train_dataset": TRAIN, **given}), functions)
+    return translate_arguments(TuneArguments(**{"model": MODEL, "train_dataset": TRAIN, **given}), functions)
 
 
 def test_what_is_not_given_is_as_the_api_says(tmp_path: Path) -> None:

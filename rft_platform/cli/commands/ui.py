@@ -74,7 +74,7 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
                 start_sensors(sensors_of, access_token(home.web_token))
                 console.print(f"{'sensors':<10} on", markup=False)
             console.print("Ctrl-C stops them", style="dim")
-            wait_for_end(children, lambda told: notes().print(told, markup=False, soft_wrap=True))
+            wait_for_end(children, lambda line: notes().print(line, markup=False, soft_wrap=True))
     except KeyboardInterrupt:
         console.print("stopped")
         alive = [held.path.stem for held in leases_of(home) if held.alive]
