@@ -1,7 +1,7 @@
 """Progress reports of long work, through one logger for all displays: the CLI's live view, Dagster's event log, logs.
 
-Working code calls ``report`` and ``tell``. Displays listen to the logger ``rft_platform.progress`` and read
-``record.progress`` and ``record.told``. This module prints nothing.
+Working code calls ``report`` and ``announce``. Displays listen to the logger ``rft_platform.progress`` and read
+``record.progress`` and ``record.announcement``. This module prints nothing.
 """
 
 import logging
@@ -36,9 +36,9 @@ class Progress:
         return "".join(f"  {name} {value:.4g}" for name, value in self.numbers.items())
 
 
-def tell(line: str) -> None:
+def announce(line: str) -> None:
     """Report one event during the work as a separate line."""
-    LOGGER.info("%s", line, extra={"told": line})
+    LOGGER.info("%s", line, extra={"announcement": line})
 
 
 def report(what: str, done: int, total: int, until: str = "", /, **numbers: float) -> None:

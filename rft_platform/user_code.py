@@ -41,8 +41,8 @@ def load_object(reference: str, what: str) -> Any:
         raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
     except Exception as error:  # user code may raise anything
         place = user_place(error)
-        said = f"{described(error)}{f' ({place})' if place else ''}"
-        raise UserError(f"{what} {reference!r}: importing {module_name} raised {said}") from error
+        cause = f"{described(error)}{f' ({place})' if place else ''}"
+        raise UserError(f"{what} {reference!r}: importing {module_name} raised {cause}") from error
     value: Any = module
     for name in attribute.split("."):
         try:

@@ -38,10 +38,10 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
         if not policy.model_path.startswith("models:/"):
             yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
     if model.max_model_len is not None:
-        wanted = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
-        if wanted > model.max_model_len:
+        length = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
+        if length > model.max_model_len:
             yield (
-                f"model.max_prompt_tokens + model.max_response_tokens = {wanted} is beyond model.max_model_len "
+                f"model.max_prompt_tokens + model.max_response_tokens = {length} is beyond model.max_model_len "
                 f"{model.max_model_len}: raise the limit or lower one of them"
             )
 
@@ -50,8 +50,8 @@ def _folder_problems(key: str, path: str) -> Iterator[str]:
     folder = Path(path)
     if not folder.exists():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-            said = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
-            yield f"{key} {path}: {said}; give a model folder, or a Hugging Face name such as owner/model"
+            problem = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
+            yield f"{key} {path}: {problem}; give a model folder, or a Hugging Face name such as owner/model"
     elif not folder.is_dir():
         yield f"{key} {path}: is a file; give the folder with config.json, the weights and the tokenizer"
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():

@@ -24,21 +24,21 @@ def _dynamic_problems(run: RunSettings) -> Iterator[str]:
     """Checks of the dynamic styles, applied where every run is one experience (so their number is known)."""
     sync, plan, length = run.config.synchronizer, run.batches, run.length()
     by_trainer = sync.sync_style == "dynamic_by_trainer"
-    wanted = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)
-    said = f"buffer.train_batch_size {plan.train_batch_size}" + (
-        f" * synchronizer.sync_interval {sync.sync_interval} = {wanted}" if by_trainer else ""
+    needed = plan.train_batch_size * (sync.sync_interval if by_trainer else 1)
+    setting = f"buffer.train_batch_size {plan.train_batch_size}" + (
+        f" * synchronizer.sync_interval {sync.sync_interval} = {needed}" if by_trainer else ""
     )
     replay = run.config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     if not plan.exact or plan.whole_round or replay:
         return
-    if length is not None and wanted > length.rounds * plan.experiences_a_round:
+    if length is not None and needed > length.rounds * plan.experiences_a_round:
         yield (
-            f"{said} can never fill: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
+            f"{setting} can never fill: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
             "experiences; set it lower, or explore more"
         )
-    elif sync.sync_offset and wanted > sync.sync_offset * plan.experiences_a_round:
-        least = -(-wanted // plan.experiences_a_round)
+    elif sync.sync_offset and needed > sync.sync_offset * plan.experiences_a_round:
+        least = -(-needed // plan.experiences_a_round)
         yield (
-            f"{said} can never fill: the explorer waits when synchronizer.sync_offset {sync.sync_offset} batches of "
+            f"{setting} can never fill: the explorer waits when synchronizer.sync_offset {sync.sync_offset} batches of "
             f"{plan.experiences_a_round} experiences have landed; set it to {least} or more, or to 0 (no bound)"
         )

@@ -109,10 +109,10 @@ def _tasksets(config: RftConfig) -> list[str]:
 def _judged(taskset: Taskset) -> str:
     judge = taskset.judge
     if isinstance(judge, list):
-        said = " + ".join(f"{part.weight:g} {part.judge}" for part in judge)
+        label = " + ".join(f"{part.weight:g} {part.judge}" for part in judge)
     else:
-        said = judge or "none (the workflow's own reward)"
-    return f"workflow {taskset.workflow}, judge {said}"
+        label = judge or "none (the workflow's own reward)"
+    return f"workflow {taskset.workflow}, judge {label}"
 
 
 def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
@@ -127,8 +127,8 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
         engine_device = device if config.engine.device == "auto" else config.engine.device
         processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
         for policy in config.policies:
-            said = f"{policy.name}, {kind} engine"
-            processes.append(ProcessPlan("policy", said, engine_device, count // serving.engine_num))
+            label = f"{policy.name}, {kind} engine"
+            processes.append(ProcessPlan("policy", label, engine_device, count // serving.engine_num))
         for model in config.explorer.auxiliary_models:
             where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
             processes.append(
@@ -272,13 +272,13 @@ def _single_call_notices(config: RftConfig) -> Iterator[str]:
     taskset, explorer = config.buffer.explorer_input.taskset, config.explorer
     if taskset is None or taskset.workflow != "single_turn":
         return
-    asked = {
+    settings = {
         "explorer.over_rollout": explorer.over_rollout.ratio > 0,
         "explorer.dynamic_timeout": explorer.dynamic_timeout.enable,
         "explorer.workers": explorer.workers.kind == "process",
     }
-    for key, is_asked in asked.items():
-        if is_asked:
+    for key, is_set in settings.items():
+        if is_set:
             yield f"{key} has no effect on workflow single_turn: its runs are one batch of the engine"
 
 

@@ -151,9 +151,9 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
 
 def _max_batches(config: RftConfig, algorithm: Preset) -> int:
     operators = config.data_processor.experience_pipeline.operators
-    given = [entry.args.get("max_batches", 1) for entry in operators if entry.name == "dynamic_sampling"]
-    if given:
-        return max((value for value in given if isinstance(value, int)), default=1)
+    limits = [entry.args.get("max_batches", 1) for entry in operators if entry.name == "dynamic_sampling"]
+    if limits:
+        return max((value for value in limits if isinstance(value, int)), default=1)
     return algorithm.max_batches if algorithm.drop_zero_variance else 1
 
 

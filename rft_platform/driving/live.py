@@ -115,9 +115,9 @@ class ProgressHandler(logging.Handler):
         if progress is not None:
             self._screen.catch_up()
             self._screen.view.update(progress)
-        told: str | None = getattr(record, "told", None)
-        if told is not None:
-            self._screen.view.say(told)
+        announcement: str | None = getattr(record, "announcement", None)
+        if announcement is not None:
+            self._screen.view.say(announcement)
 
 
 class WarningHandler(logging.Handler):

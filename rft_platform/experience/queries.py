@@ -36,7 +36,7 @@ from rft_platform.files import read_json
 CONVERSATIONS = """
 CREATE VIEW conversations AS
 WITH steps AS (
-    SELECT *, from_json(messages, '["JSON"]') AS said FROM experiences
+    SELECT *, from_json(messages, '["JSON"]') AS prompt_messages FROM experiences
     QUALIFY row_number() OVER (PARTITION BY run_id, step ORDER BY row_id) = 1
 ),
 lasts AS (
@@ -54,7 +54,7 @@ results AS (
     SELECT run_id, id, arg_min(content, step) AS result
     FROM (
         SELECT run_id, step, message->>'tool_call_id' AS id, message->>'content' AS content
-        FROM (SELECT run_id, step, unnest(said) AS message FROM steps)
+        FROM (SELECT run_id, step, unnest(prompt_messages) AS message FROM steps)
         WHERE message->>'role' = 'tool'
     )
     GROUP BY run_id, id
@@ -63,8 +63,8 @@ calls AS (
     SELECT run_id, step, place, call->>'id' AS id, call->'function'->>'name' AS tool,
         call->'function'->>'arguments' AS args
     FROM (
-        SELECT run_id, step, unnest(asked) AS call, generate_subscripts(asked, 1) AS place
-        FROM (SELECT run_id, step, from_json(response->'tool_calls', '["JSON"]') AS asked FROM steps)
+        SELECT run_id, step, unnest(requested) AS call, generate_subscripts(requested, 1) AS place
+        FROM (SELECT run_id, step, from_json(response->'tool_calls', '["JSON"]') AS requested FROM steps)
     )
 ),
 tool_calls AS (
@@ -75,7 +75,7 @@ tool_calls AS (
     GROUP BY c.run_id
 )
 SELECT l.run_id AS conversation_id, l.round, l.task_id, l.group_id,
-    to_json(list_append(l.said, l.response::JSON)) AS messages,
+    to_json(list_append(l.prompt_messages, l.response::JSON)) AS messages,
     coalesce(t.thoughts, []) AS thoughts,
     coalesce(c.tool_calls, []) AS tool_calls,
     l.reward_parts AS rewards,

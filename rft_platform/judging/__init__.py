@@ -6,7 +6,7 @@ Read in this order:
 - ``registry``, ``compose``, ``version``: from a configuration to a ``JudgeSpec`` (one judge or a weighted sum) and its
   version.
 - ``apply``: ``judge_runs`` and ``judge_rollouts``, the entry points; ``running`` calls judges concurrently, ``session``
-  holds what they share.
+  (``JudgeContext``) holds what they share.
 - ``rules``: built-in judges by rule; ``llm``: judges that ask a model; ``metric_base``: AgentScope metrics as judges.
 - ``view``, ``pipeline``, ``operators``: the experience pipeline.
 - ``sandbox``, ``bounded``, ``bounded_patterns``: code, computations and pattern searches within limits.

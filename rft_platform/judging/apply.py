@@ -273,8 +273,8 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
         )
     if not math.isfinite(row.run_reward):
         return _failed(row, f"the reward is {row.run_reward}; expected a finite number")
-    told = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
-    rewards = {name.removeprefix(POLICY_REWARD): value for name, value in told.items()}
+    rewards_by_name = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
+    rewards = {name.removeprefix(POLICY_REWARD): value for name, value in rewards_by_name.items()}
     return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
 
 

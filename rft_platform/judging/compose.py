@@ -136,9 +136,11 @@ def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns
     try:
         function = MODEL_JUDGES[name](**args)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'args'}: {fault['msg']}" for fault in error.errors())
+        problems = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'args'}: {fault['msg']}" for fault in error.errors()
+        )
         raise UserError(
-            f"judge {name!r}: {told} (its arguments: {', '.join(MODEL_JUDGES[name].model_fields)})"
+            f"judge {name!r}: {problems} (its arguments: {', '.join(MODEL_JUDGES[name].model_fields)})"
         ) from error
     settings = function.identity()
     if isinstance(settings["model"], str) and columns.models is not None:

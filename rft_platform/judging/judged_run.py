@@ -95,10 +95,10 @@ def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
         asked_for = row.response.get("tool_calls") or []
         later = _results([m for after in rows[number + 1 :] for m in _since(row, after)]) if asked_for else {}
         for call in asked_for:
-            asked = call.get("function") or {}
-            arguments, is_json = _arguments(asked.get("arguments"))
+            function = call.get("function") or {}
+            arguments, is_json = _arguments(function.get("arguments"))
             result = later.get(str(call.get("id")))
-            calls.append(ToolCall(str(asked.get("name", "")), arguments, result, row.step, is_json))
+            calls.append(ToolCall(str(function.get("name", "")), arguments, result, row.step, is_json))
     return calls
 
 
@@ -116,11 +116,11 @@ def _results(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return results
 
 
-def _arguments(given: Any) -> tuple[Any, bool]:
-    if not isinstance(given, str):
-        return ({} if given is None else given), isinstance(given, dict | None)
+def _arguments(raw: Any) -> tuple[Any, bool]:
+    if not isinstance(raw, str):
+        return ({} if raw is None else raw), isinstance(raw, dict | None)
     try:
-        value = json.loads(given) if given.strip() else {}
+        value = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError):
-        return given, False
+        return raw, False
     return value, isinstance(value, dict)

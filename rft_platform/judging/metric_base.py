@@ -64,13 +64,13 @@ def _made_for(metric: type, task: dict[str, Any]) -> Any:
 def _arguments(metric: Any, task: dict[str, Any], response: Any) -> dict[str, Any]:
     offered = {"task": task, **dict.fromkeys(_RESPONSE_NAMES, response)}
     parameters = inspect.signature(metric).parameters.values()
-    given = accepted_arguments(metric, offered)
+    arguments = accepted_arguments(metric, offered)
     for parameter in parameters:  # AgentScope's own metrics take a solution
-        if parameter.name not in given and parameter.default is parameter.empty:
+        if parameter.name not in arguments and parameter.default is parameter.empty:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue
-            given[parameter.name] = _solution(response)
-    return given
+            arguments[parameter.name] = _solution(response)
+    return arguments
 
 
 def _solution(response: Any) -> Any:

@@ -117,9 +117,9 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
     except UserError:
         raise
     except Exception as error:  # user code may raise anything
-        place = user_place(error)
-        said = f"{described(error)}{f' ({place})' if place else ''}"
-        raise UserCodeError(f"experience operator {entry.name!r} failed: {said}") from error
+        location = user_place(error)
+        cause = f"{described(error)}{f' ({location})' if location else ''}"
+        raise UserCodeError(f"experience operator {entry.name!r} failed: {cause}") from error
     if not isinstance(change, Change):
         raise UserCodeError(f"experience operator {entry.name!r} gave {type(change).__name__}, expected a Change")
     return change
@@ -143,16 +143,16 @@ def _changed(name: str, before: Experiences, change: Change) -> tuple[Experience
     return after, gone_N
 
 
-def _column(name: str, what: str, given: np.ndarray | None, default: np.ndarray, count: int) -> np.ndarray:
-    if given is None:
+def _column(name: str, what: str, values: np.ndarray | None, default: np.ndarray, count: int) -> np.ndarray:
+    if values is None:
         return default
-    values = np.asarray(given)
-    if values.shape != (count,):
+    array = np.asarray(values)
+    if array.shape != (count,):
         raise UserCodeError(
-            f"experience operator {name!r}: {what} has the shape {values.shape}, expected {(count,)}: one value a "
+            f"experience operator {name!r}: {what} has the shape {array.shape}, expected {(count,)}: one value a "
             f"{'row' if what == 'mask' else 'run'}"
         )
-    return values.astype(default.dtype)
+    return array.astype(default.dtype)
 
 
 def _report(name: str, before: Experiences, after: Experiences, facts: Mapping[str, float]) -> OperatorReport:

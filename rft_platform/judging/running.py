@@ -19,7 +19,7 @@ from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
 from rft_platform.faults import described, user_place
 from rft_platform.judging.compose import JudgePart, JudgeSpec
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.session import JudgeSession, JudgeState
+from rft_platform.judging.session import JudgeContext, JudgeState
 from rft_platform.threads import call_in_thread
 
 Result = TypeVar("Result")
@@ -117,49 +117,49 @@ class _Judging:
 
     async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
         verdicts = [Verdict() for _ in runs]
-        session = JudgeSession(state, self._auxiliary_models, self._judge.timeout_s)
+        context = JudgeContext(state, self._auxiliary_models, self._judge.timeout_s)
         groups: dict[str, list[int]] = {}
         for number, run in enumerate(runs):
             groups.setdefault(run.group_id, []).append(number)
         alone = [part for part in self._judge.parts if not part.group]
         together = [part for part in self._judge.parts if part.group]
-        jobs = [self._judge_run(run, alone, verdict, session) for run, verdict in zip(runs, verdicts, strict=True)]
+        jobs = [self._judge_run(run, alone, verdict, context) for run, verdict in zip(runs, verdicts, strict=True)]
         jobs += [
-            self._judge_group([runs[n] for n in numbers], part, [verdicts[n] for n in numbers], session)
+            self._judge_group([runs[n] for n in numbers], part, [verdicts[n] for n in numbers], context)
             for part in together
             for numbers in groups.values()
         ]
         try:
             await _together(jobs)
         finally:
-            await session.aclose()
+            await context.aclose()
         for verdict in verdicts:
             verdict.sum(self._judge)
         return verdicts
 
     async def _judge_run(
-        self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, session: JudgeSession
+        self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, context: JudgeContext
     ) -> None:
         async with self._gate:
             for part in parts:
-                given = {"task": run.task, "response": run.response, "run": run.run}
+                arguments = {"task": run.task, "response": run.response, "run": run.run}
                 try:
-                    verdict.add(part, await self._call(part, given, session))
+                    verdict.add(part, await self._call(part, arguments, context))
                 except Exception as error:
                     verdict.fail(_own_failure(error, part, run.run.run_id))
                     return
 
     async def _judge_group(
-        self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], session: JudgeSession
+        self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], context: JudgeContext
     ) -> None:
         async with self._gate:
-            given = {
+            arguments = {
                 "task": runs[0].task,
                 "responses": [run.response for run in runs],
                 "runs": [run.run for run in runs],
             }
             try:
-                outputs = await self._call(part, given, session)
+                outputs = await self._call(part, arguments, context)
                 if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping):
                     raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
                 outputs = list(outputs)
@@ -176,13 +176,13 @@ class _Judging:
                 except Exception as error:
                     verdict.fail(error)
 
-    async def _call(self, part: JudgePart, given: dict[str, Any], session: JudgeSession) -> Any:
+    async def _call(self, part: JudgePart, inputs: dict[str, Any], context: JudgeContext) -> Any:
         """Call a part. Rules run in the event loop: they are quick, or wait for a process that ends at a limit."""
-        offered = {**given, "auxiliary_models": self._auxiliary_models, "logger": _log}
+        offered = {**inputs, "auxiliary_models": self._auxiliary_models, "logger": _log}
         if part.builtin:
-            offered["session"] = session
+            offered["context"] = context
         else:  # a function may change its arguments: other parts and other runs of the task must not see that
-            offered["task"] = copy.deepcopy(given["task"])
+            offered["task"] = copy.deepcopy(inputs["task"])
         takes = self._takes[part.name]
         arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}
         if part.builtin:

@@ -48,7 +48,7 @@ class JudgeState:
         return cls(home.root / "judging", project)
 
 
-class JudgeSession:
+class JudgeContext:
     """One judging. Use it only in the event loop and the thread in which it was created."""
 
     def __init__(self, state: JudgeState, auxiliary_models: Mapping[str, Any], timeout_s: float | None = None) -> None:

@@ -5,5 +5,5 @@ Read in this order:
 - ``catalogue.py``: ``CATALOGUE``, every metric with kind, labels and meaning; ``Sample``, one value.
 - ``server.py``: the HTTP server with ``/metrics`` and ``/healthz``.
 - ``collector.py``: ``PlatformCollector``, which reads all sources at every scrape.
-- ``rounds.py``, ``orchestration.py``, ``processes.py``: the sources: rounds and store, Dagster, engines and trainer.
+- ``rounds.py``, ``processes.py``: the sources: rounds and store; Dagster, engines and trainer.
 """

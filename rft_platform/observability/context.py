@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 LOG = logging.getLogger("rft_platform.phase")
 HEADER = "x-rft-context"
-_SAID_CHARACTERS = 500
+_MESSAGE_CHARACTERS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[
         try:
             yield
         except Exception as error:
-            took, said = time.perf_counter() - started, " ".join(str(error).split())[:_SAID_CHARACTERS]
+            took, message = time.perf_counter() - started, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
             place = f"{phase} of {key}" if key else phase
-            LOG.error("%s failed after %.1f s: %s: %s", place, took, type(error).__name__, said, exc_info=True)
+            LOG.error("%s failed after %.1f s: %s: %s", place, took, type(error).__name__, message, exc_info=True)
             raise
         except BaseException as interruption:
             LOG.warning("interrupted after %.1f s", time.perf_counter() - started)

@@ -33,10 +33,10 @@ _RUN_COMMANDS = ("execute_run", "execute_step")
 
 def wants_json() -> bool:
     """Whether ``RFT_LOG_FORMAT`` requests JSON lines; raises UserError for an unknown format."""
-    given = os.environ.get("RFT_LOG_FORMAT", "human")
-    if given not in ("human", "json"):
-        raise UserError(f"RFT_LOG_FORMAT is {given!r}: expected human or json; set one of them, or unset it")
-    return given == "json"
+    log_format = os.environ.get("RFT_LOG_FORMAT", "human")
+    if log_format not in ("human", "json"):
+        raise UserError(f"RFT_LOG_FORMAT is {log_format!r}: expected human or json; set one of them, or unset it")
+    return log_format == "json"
 
 
 def configure(process: str) -> None:
@@ -120,7 +120,7 @@ class PlatformHandler(logging.Handler):
 
 
 def _level() -> str:
-    given = os.environ.get("RFT_LOG_LEVEL", "INFO").upper()
-    if given not in _LEVELS:
-        raise UserError(f"RFT_LOG_LEVEL is {given!r}: expected one of {', '.join(_LEVELS)}")
-    return given
+    level = os.environ.get("RFT_LOG_LEVEL", "INFO").upper()
+    if level not in _LEVELS:
+        raise UserError(f"RFT_LOG_LEVEL is {level!r}: expected one of {', '.join(_LEVELS)}")
+    return level

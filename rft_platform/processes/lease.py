@@ -114,14 +114,14 @@ def is_alive(lease: Lease) -> bool:
 
 def names_lease(process: psutil.Process, file: Path) -> bool:
     """Whether the environment or command line of ``process`` names the lease ``file``."""
-    wanted = {str(file), str(file.resolve())}
+    lease_paths = {str(file), str(file.resolve())}
     with suppress(psutil.AccessDenied):
         started_for = process.environ().get(LEASE_VARIABLE)
-        if started_for and (started_for in wanted or str(Path(started_for).resolve()) in wanted):
+        if started_for and (started_for in lease_paths or str(Path(started_for).resolve()) in lease_paths):
             return True
     with suppress(psutil.AccessDenied):
         for argument in process.cmdline():
-            if any(path in argument for path in wanted):
+            if any(path in argument for path in lease_paths):
                 return True
             if argument.endswith(file.name) and (Path(process.cwd()) / argument).resolve() == file.resolve():
                 return True

@@ -8,7 +8,7 @@ from typing import Any
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.progress import report, tell
+from rft_platform.progress import announce, report
 from rft_platform.rollout.auxiliary import AuxiliaryModel
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import nothing_whole, run_rollouts
@@ -53,7 +53,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         for batch in range(config.synchronizer.batches_a_round):
             batches += _explore_batch(project, roll_out, selection, signal, stored, round_number, batch)
     if stored.explored is not None:
-        tell(f"{round_key(round_number)}: its rollouts are stored; what is missing is their judgement")
+        announce(f"{round_key(round_number)}: its rollouts are stored; what is missing is their judgement")
         return stored.explored
     total = RolloutReport.merge([found.report for found in batches])
     if not total.rows:

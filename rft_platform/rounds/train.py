@@ -21,7 +21,7 @@ from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.files import digest_json
 from rft_platform.inference.canary import Canary
-from rft_platform.progress import report, tell
+from rft_platform.progress import announce, report
 from rft_platform.rounds.algorithm import (
     loaded_digest,
     lora_spec,
@@ -228,7 +228,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
 
     def on_step(event: StepEvent) -> None:
         if steps and steps[-1].told_again and not event.told_again:
-            tell(f"{key} training: going on after step {steps[-1].step}")
+            announce(f"{key} training: going on after step {steps[-1].step}")
         steps.append(event)
         done = event.step - parent.policy_version
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}

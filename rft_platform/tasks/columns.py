@@ -57,8 +57,8 @@ class Columns:
         if not {self.chosen, self.rejected} <= set(found):
             raise _missing(source, found, names, ", ".join(map(repr, names)))
         if self.prompt_type in ("plaintext", "chatpair") and self.prompt not in found:
-            wanted = f"{', '.join(map(repr, names))} (prompt_type {self.prompt_type})"
-            raise _missing(source, found, names, wanted)
+            expected = f"{', '.join(map(repr, names))} (prompt_type {self.prompt_type})"
+            raise _missing(source, found, names, expected)
 
 
 def conversation_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
@@ -152,11 +152,11 @@ def _row(columns: Columns, raw: dict[str, Any], where: str, **parts: list[Messag
     return parts if tools is None else {**parts, "tools": tools}
 
 
-def _missing(source: str, found: Sequence[str], names: Sequence[str], wanted: str) -> UserError:
+def _missing(source: str, found: Sequence[str], names: Sequence[str], expected: str) -> UserError:
     near = {name: difflib.get_close_matches(name, found, n=1, cutoff=0.6) for name in names if name not in found}
     hints = [f"{similar[0]!r} for {name!r}" for name, similar in near.items() if similar]
-    meant = f"; did you mean {', '.join(hints)}?" if hints else ""
+    suggestion = f"; did you mean {', '.join(hints)}?" if hints else ""
     return UserError(
-        f"{source}: its columns are {', '.join(map(repr, found))}; expected {wanted}{meant} (name them in "
+        f"{source}: its columns are {', '.join(map(repr, found))}; expected {expected}{suggestion} (name them in "
         "buffer.trainer_input.experience_buffer.format)"
     )

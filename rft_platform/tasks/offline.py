@@ -33,8 +33,8 @@ class OfflineReport:
 
     def left_out(self) -> str:
         """A message about the dropped rows; empty if none were dropped."""
-        said = ", ".join(f"{count:,} {name}" for name, count, _ in self._kinds() if count)
-        return f"left out {said} of {self.rows:,} rows" if said else ""
+        counts = ", ".join(f"{count:,} {name}" for name, count, _ in self._kinds() if count)
+        return f"left out {counts} of {self.rows:,} rows" if counts else ""
 
     def examples(self) -> str:
         """A message about the dropped rows, with the first locations of each kind."""

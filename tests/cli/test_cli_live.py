@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rft_platform.driving.live import PlainLines, showing_progress
 from rft_platform.driving.live_table import LiveTable
-from rft_platform.progress import LOGGER, Progress, report, tell
+from rft_platform.progress import LOGGER, Progress, announce, report
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
@@ -44,7 +44,7 @@ def test_news_and_warnings_stand_between_the_reports() -> None:
     with showing_progress(console, lambda: next(news)):
         report("a", 1, 1)
         logging.getLogger("rft_platform.somewhere").warning("judge failed on %s", "run 7")
-        tell("b: going on after step 3")
+        announce("b: going on after step 3")
         report("b", 1, 1)
 
     assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [

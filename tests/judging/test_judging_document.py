@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.judging.llm.asking import InvalidAnswerError
-from rft_platform.judging.llm.document import LONGEST_OBJECT, last_object
+from rft_platform.judging.llm.asking import LONGEST_OBJECT, InvalidAnswerError, last_object
 
 
 @pytest.mark.parametrize(

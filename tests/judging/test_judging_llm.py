@@ -21,7 +21,7 @@ from rft_platform.errors import JudgeUnavailableError, UserCodeError, UserError
 from rft_platform.judging.apply import judge_runs
 from rft_platform.judging.compose import build_judge
 from rft_platform.judging.llm.answers import BudgetSpentError
-from rft_platform.judging.llm.asking import _asked_pause
+from rft_platform.judging.llm.asking import _requested_pause
 from rft_platform.judging.llm.prompts import SCORING, prompt_of
 from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.judging.session import JudgeState
@@ -165,7 +165,7 @@ def test_answers_that_stay_invalid_fail_the_judging_or_drop_the_run(endpoint: Ju
 def test_what_no_repetition_helps_is_not_repeated(endpoint: JudgeServer, state: JudgeState) -> None:
     for status in (401, 403, 404):
         endpoint.failures = [status]
-        with pytest.raises(UserError, match="'grader' is not to be had"):
+        with pytest.raises(UserError, match="'grader' cannot be reached"):
             judged(["a"], state, {"model": endpoint.model})
     endpoint.failures = [400]
     with pytest.raises(UserCodeError, match="refuses the question"):
@@ -280,7 +280,7 @@ def test_how_long_an_endpoint_asks_to_wait(told: str, least: float, most: float)
         told = format_datetime(datetime.now(UTC) + timedelta(seconds=int(told)), usegmt=True)
     answer = wire.Response(429, headers={"retry-after": told}, request=wire.Request("POST", "http://x"))
     error = openai.RateLimitError("wait", response=answer, body=None)
-    assert least <= _asked_pause(error) <= most
+    assert least <= _requested_pause(error) <= most
 
 
 def test_a_file_that_cannot_be_opened_costs_nobody_a_reward(endpoint: JudgeServer, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogC
     request = TrainRequest("parent", 0, "out", AlgorithmSpec(), OptimizerSpec())
     with caplog.at_level(logging.INFO):
         _, steps = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
-    assert [record.told for record in caplog.records if hasattr(record, "told")] == [
+    assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
         "r0001 training: going on after step 2"
     ]
     assert "r0001: 3 rows longer than max_model_len left out" in caplog.text

@@ -5,6 +5,5 @@ Read in this order:
 - ``asking``: ``ask`` with ``AskingSettings`` and ``Budget``: stored answers, limits and retries of all judges here.
 - ``endpoint``: ``Endpoint``, the model to ask; ``answers``: ``AnswerStore``, stored answers and spending.
 - ``scoring``: ``LlmJudge``; ``comparing``: ``PairwiseJudge``.
-- ``prompts``: the prompts; ``inert``: makes graded text harmless in them; ``document``: reads the JSON object of an
-  answer.
+- ``prompts``: the prompts; ``inert``: makes graded text harmless in them.
 """

@@ -1,8 +1,13 @@
-"""Ask a judge model: use a stored answer, or ask within limits and budget and retry until the answer is valid."""
+"""Ask a judge model: use a stored answer, or ask within limits and budget and retry until the answer is valid.
+
+``last_object`` extracts the JSON object from an answer.
+"""
 
 import asyncio
+import json
 import logging
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,7 +22,7 @@ from rft_platform.files import digest_json
 from rft_platform.judging.llm.answers import BudgetSpentError
 from rft_platform.judging.llm.endpoint import Endpoint, EndpointSettings, Reply
 from rft_platform.judging.llm.inert import make_inert
-from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.session import JudgeContext
 
 Answer = TypeVar("Answer")
 
@@ -82,7 +87,7 @@ class AskingSettings(BaseModel):
 
 
 async def ask(
-    session: JudgeSession, settings: AskingSettings, messages: list[dict[str, str]], read: Callable[[str], Answer]
+    context: JudgeContext, settings: AskingSettings, messages: list[dict[str, str]], read: Callable[[str], Answer]
 ) -> Answer:
     """Return the model's answer to ``messages``, parsed by ``read``.
 
@@ -90,68 +95,68 @@ async def ask(
     endpoint does not know, and RuntimeError if it refuses the question or, with ``on_invalid`` ``drop``, all its
     answers are invalid.
     """
-    endpoint = session.endpoint(settings.model)
+    endpoint = context.endpoint(settings.model)
     key = digest_json({"model": endpoint.identity, "messages": messages, "request": settings.request})
-    async with session.one_at_a_time(key):
-        kept = session.answers.find(key) if settings.cache else None
+    async with context.one_at_a_time(key):
+        kept = context.answers.find(key) if settings.cache else None
         if kept is not None:
             with suppress(InvalidAnswerError):  # stored by another judge, with another scale for example
                 answer = read(kept)
-                session.usage.cached += 1
+                context.usage.cached += 1
                 return answer
-        text, answer = await _answer(session, settings, endpoint, messages, read)
+        text, answer = await _answer(context, settings, endpoint, messages, read)
         if settings.cache:
-            session.answers.keep(key, endpoint.identity, text)
+            context.answers.keep(key, endpoint.identity, text)
         return answer
 
 
 async def _answer(
-    session: JudgeSession,
+    context: JudgeContext,
     settings: AskingSettings,
     endpoint: Endpoint,
     messages: list[dict[str, str]],
     read: Callable[[str], Answer],
 ) -> tuple[str, Answer]:
-    asked, said, invalid = messages, "", False
+    conversation, problem, invalid = messages, "", False
     for attempt in range(settings.retries + 1):
         pause = min(settings.backoff_s * 2**attempt * random.uniform(0.8, 1.2), LONGEST_PAUSE_S)
         try:
-            reply = await _one_call(session, settings, endpoint, asked)
+            reply = await _one_call(context, settings, endpoint, conversation)
             return reply.text, read(reply.text)
         except InvalidAnswerError as error:
-            invalid, said, pause = True, str(error), 0.0
+            invalid, problem, pause = True, str(error), 0.0
             before = make_inert(reply.text, (), endpoint.control_tokens)
-            asked = [*messages, {"role": "assistant", "content": before}, _correction(said)]
-            said += f"; it answered {reply.text[:_SHOWN]!r}, expected {settings.form}"
+            conversation = [*messages, {"role": "assistant", "content": before}, _correction(problem)]
+            problem += f"; it answered {reply.text[:_SHOWN]!r}, expected {settings.form}"
         except Exception as error:
-            invalid, said = False, _unanswered(error, endpoint)
-            pause = max(pause, _asked_pause(error))
+            invalid, problem = False, _failed_request(error, endpoint)
+            pause = max(pause, _requested_pause(error))
         if attempt < settings.retries:
-            session.usage.retries += 1
-            _log.debug("judge model %s: %s; repeated in %.1f s", endpoint.model, said, pause)
+            context.usage.retries += 1
+            _log.debug("judge model %s: %s; repeated in %.1f s", endpoint.model, problem, pause)
             await asyncio.sleep(pause)
-    told = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {said}"
+    message = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {problem}"
     if invalid and settings.on_invalid == "drop":
-        raise RuntimeError(told)
-    raise JudgeUnavailableError(told)
+        raise RuntimeError(message)
+    raise JudgeUnavailableError(message)
 
 
 async def _one_call(
-    session: JudgeSession, settings: AskingSettings, endpoint: Endpoint, messages: list[dict[str, str]]
+    context: JudgeContext, settings: AskingSettings, endpoint: Endpoint, messages: list[dict[str, str]]
 ) -> Reply:
-    budget, usage = settings.budget, session.usage
-    async with session.limit(f"model {endpoint.identity}", settings.concurrency):
+    budget, usage = settings.budget, context.usage
+    async with context.limit(f"model {endpoint.identity}", settings.concurrency):
         for spent, allowed, name in ((usage.calls, budget.calls, "calls"), (usage.tokens, budget.tokens, "tokens")):
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
                     f"the judge's budget is used up: this judging has made {usage.calls:,} calls with {usage.tokens:,} "
                     f"tokens, budget.{name} allows {allowed:,}; raise it and judge again (what was answered is kept)"
                 )
-        session.answers.reserve_call(session.project, budget.project_calls, budget.project_tokens)
+        context.answers.reserve_call(context.project, budget.project_calls, budget.project_tokens)
         usage.calls += 1
         reply = await endpoint.ask(messages, settings.request, settings.timeout_s)
         usage.tokens += reply.tokens
-        session.answers.count_tokens(session.project, reply.tokens)
+        context.answers.count_tokens(context.project, reply.tokens)
         return reply
 
 
@@ -159,32 +164,65 @@ def _correction(complaint: str) -> dict[str, str]:
     return {"role": "user", "content": f"That is not valid: {complaint}. Answer again, with the JSON object alone."}
 
 
-def _unanswered(error: Exception, endpoint: Endpoint) -> str:
+def _failed_request(error: Exception, endpoint: Endpoint) -> str:
     """Describe a failed attempt that may be retried; raise errors that no retry can help."""
     import openai
 
-    told = described(error)
+    message = described(error)
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError | openai.NotFoundError):
         raise UserError(
-            f"the judge's model {endpoint.model!r} is not to be had at {endpoint.client.base_url}: {told}; set model, "
-            "base_url and api_key_env right"
+            f"the judge's model {endpoint.model!r} cannot be reached at {endpoint.client.base_url}: {message}; correct "
+            "model, base_url and api_key_env"
         ) from error
     if isinstance(error, openai.BadRequestError | openai.UnprocessableEntityError):
-        raise RuntimeError(f"the judge's model {endpoint.model!r} refuses the question: {told}") from error
+        raise RuntimeError(f"the judge's model {endpoint.model!r} refuses the question: {message}") from error
     if not isinstance(error, openai.APIError):
         raise error
-    return told
+    return message
 
 
-def _asked_pause(error: Exception) -> float:
+def _requested_pause(error: Exception) -> float:
     """Seconds that the endpoint asks to wait, given as a number or a date, at most LONGEST_ASKED_PAUSE_S."""
     response = getattr(error, "response", None)
-    given = response.headers.get("retry-after", "").strip() if response is not None else ""
-    if given.replace(".", "", 1).isdigit():
-        asked = float(given)
+    retry_after = response.headers.get("retry-after", "").strip() if response is not None else ""
+    if retry_after.replace(".", "", 1).isdigit():
+        pause = float(retry_after)
     else:
         try:
-            asked = (parsedate_to_datetime(given) - datetime.now(UTC)).total_seconds()
+            pause = (parsedate_to_datetime(retry_after) - datetime.now(UTC)).total_seconds()
         except (TypeError, ValueError):  # neither, or a date without a zone
             return 0.0
-    return min(max(asked, 0.0), LONGEST_ASKED_PAUSE_S)
+    return min(max(pause, 0.0), LONGEST_ASKED_PAUSE_S)
+
+
+_THOUGHT, _THOUGHT_END = "<think>", "</think>"
+_START = re.compile(r'\{(?=\s*["}])')
+_DECODER = json.JSONDecoder()
+#: The object is searched in this many characters at the end of an answer, which bounds the time.
+LONGEST_OBJECT = 1 << 15
+
+
+def last_object(text: str) -> dict[str, Any]:
+    """Return the last JSON object in a text, which may have reasoning, words or a fence around it.
+
+    Raises InvalidAnswerError if there is none, and for JSON that is nested too deep for Python.
+    """
+    text, found, position = _without_thoughts(text)[-LONGEST_OBJECT:], None, 0
+    while (start := _START.search(text, position)) is not None:
+        try:
+            found, position = _DECODER.raw_decode(text, start.start())
+        except ValueError:
+            position = start.end()
+        except RecursionError:
+            raise InvalidAnswerError("its JSON is nested too deep") from None
+    if found is None:
+        raise InvalidAnswerError("it holds no JSON object")
+    return found
+
+
+def _without_thoughts(text: str) -> str:
+    kept, position = [], 0
+    while (start := text.find(_THOUGHT, position)) >= 0 and (end := text.find(_THOUGHT_END, start)) >= 0:
+        kept.append(text[position:start])
+        position = end + len(_THOUGHT_END)
+    return "".join([*kept, text[position:]])

@@ -8,11 +8,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.llm.asking import InvalidAnswerError, ask
-from rft_platform.judging.llm.document import last_object
+from rft_platform.judging.llm.asking import InvalidAnswerError, ask, last_object
 from rft_platform.judging.llm.prompts import COMPARING, answer_of, prompt_of, question_of, reference_of
 from rft_platform.judging.llm.scoring import GradingSettings
-from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.types import JudgeOutput
 
 _POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}
@@ -42,7 +41,7 @@ class PairwiseJudge(GradingSettings):
         return '{"reason": "<one sentence>", "better": "A" or "B" or "tie"}'
 
     async def __call__(
-        self, task: dict[str, Any], responses: list[Any], runs: list[JudgedRun], session: JudgeSession
+        self, task: dict[str, Any], responses: list[Any], runs: list[JudgedRun], context: JudgeContext
     ) -> list[JudgeOutput]:
         """Return each run's mean points against its opponents (win 1, tie 0.5, loss 0); 0.5 if it is alone.
 
@@ -51,7 +50,7 @@ class PairwiseJudge(GradingSettings):
         """
         answers = [answer_of(response, run, self.transcript) for response, run in zip(responses, runs, strict=True)]
         pairs = _pairs(len(answers), self.pivot)
-        found = await asyncio.gather(*(self._compare(task, answers[a], answers[b], session) for a, b in pairs))
+        found = await asyncio.gather(*(self._compare(task, answers[a], answers[b], context) for a, b in pairs))
         points: list[list[float]] = [[] for _ in answers]
         agreed: list[list[bool]] = [[] for _ in answers]
         for (first, second), (point, consistent) in zip(pairs, found, strict=True):
@@ -68,26 +67,26 @@ class PairwiseJudge(GradingSettings):
         ]
 
     async def _compare(
-        self, task: dict[str, Any], first: str, second: str, session: JudgeSession
+        self, task: dict[str, Any], first: str, second: str, context: JudgeContext
     ) -> tuple[float, bool]:
         """Points of the first answer, and whether both orders agree; equal answers tie without a call."""
         if first.strip() == second.strip():
             return 0.5, True
         forward, backward = await asyncio.gather(
-            self._ask(task, first, second, session), self._ask(task, second, first, session)
+            self._ask(task, first, second, context), self._ask(task, second, first, context)
         )
         return (forward + 1.0 - backward) / 2, forward == 1.0 - backward
 
-    async def _ask(self, task: dict[str, Any], answer_a: str, answer_b: str, session: JudgeSession) -> float:
+    async def _ask(self, task: dict[str, Any], answer_a: str, answer_b: str, context: JudgeContext) -> float:
         prompt = prompt_of(
             self.template,
             {"criteria": self.described()},
             {"question": question_of(task, self.question_key), "answer_a": answer_a, "answer_b": answer_b},
             reference_of(task, self.reference_key),
-            session.endpoint(self.model).control_tokens,
+            context.endpoint(self.model).control_tokens,
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
-        return await ask(session, self, messages, read)
+        return await ask(context, self, messages, read)
 
 
 def read(text: str) -> float:

@@ -53,7 +53,7 @@ class Endpoint:
     identity: str  # part of the key of stored answers: model, address and default parameters
     model: str
     client: "openai.AsyncOpenAI"
-    owned: bool  # whether the session closes the client
+    owned: bool  # whether the judge context closes the client
 
     @property
     def control_tokens(self) -> tuple[str, ...]:

@@ -112,6 +112,6 @@ def answer_of(response: Any, run: JudgedRun, transcript: bool) -> str:
 def _turn(message: Mapping[str, Any]) -> str:
     lines = [f"[{message.get('role', '?')}] {response_text(message.get('content'))}".rstrip()]
     for call in message.get("tool_calls") or []:
-        asked = call.get("function") or {}
-        lines.append(f"[tool call] {asked.get('name')}({json.dumps(asked.get('arguments'), ensure_ascii=False)})")
+        function = call.get("function") or {}
+        lines.append(f"[tool call] {function.get('name')}({json.dumps(function.get('arguments'), ensure_ascii=False)})")
     return "\n".join(lines)

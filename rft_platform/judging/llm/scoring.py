@@ -8,10 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from rft_platform.config.buffer import PATIENCE
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask
-from rft_platform.judging.llm.document import last_object
+from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask, last_object
 from rft_platform.judging.llm.prompts import RUBRIC, SCORING, SYSTEM, answer_of, prompt_of, question_of, reference_of
-from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.types import JudgeOutput
 
 
@@ -42,7 +41,7 @@ class GradingSettings(AskingSettings):
     def _described(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: {"description": told} if isinstance(told, str) else told for name, told in value.items()}
+        return {name: {"description": entry} if isinstance(entry, str) else entry for name, entry in value.items()}
 
     def identity(self) -> dict[str, Any]:
         """Settings on which the rewards depend: all except ``PATIENCE`` (retries, limits, storing of answers)."""
@@ -74,7 +73,7 @@ class LlmJudge(GradingSettings):
             raise ValueError("template has no {answer}: the model would not see what it grades")
         return self
 
-    async def __call__(self, task: dict[str, Any], response: Any, run: JudgedRun, session: JudgeSession) -> JudgeOutput:
+    async def __call__(self, task: dict[str, Any], response: Any, run: JudgedRun, context: JudgeContext) -> JudgeOutput:
         """Return the weighted mean of the criteria's scores, each scaled to 0..1; metrics: the unscaled scores."""
         low, high = map(str, self.scale)
         prompt = prompt_of(
@@ -85,10 +84,10 @@ class LlmJudge(GradingSettings):
                 "answer": answer_of(response, run, self.transcript),
             },
             reference_of(task, self.reference_key),
-            session.endpoint(self.model).control_tokens,
+            context.endpoint(self.model).control_tokens,
         )
         messages = [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
-        scores = await ask(session, self, messages, self.read)
+        scores = await ask(context, self, messages, self.read)
         weight = sum(criterion.weight for criterion in self.criteria.values())
         total = sum(criterion.weight * self._share(scores[name]) for name, criterion in self.criteria.items())
         return JudgeOutput(total / weight, {name: float(score) for name, score in scores.items()})

@@ -1,11 +1,10 @@
 """Built-in judges by rule: functions of a task and a response, one family per file.
 
 - ``matching``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``.
-- ``numbers``: ``numeric``, ``gsm8k``; ``mathematics``: ``math``; ``notation``: one spelling of numbers for both.
+- ``numbers``: ``numeric``, ``gsm8k``, and one spelling of numbers, which ``mathematics`` (``math``) also uses.
 - ``patterns``: ``regex``, ``json_schema``, ``tags``.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
-- ``tools``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``.
-- ``ranks``: ``shortest``, a judge of groups.
+- ``tools``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 
 ``judging.registry.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_platform.judging.sandbox.process import Limits, Outcome, run_program, run_tested
-from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.text import response_text
 from rft_platform.judging.types import JudgeOutput
 
@@ -19,7 +19,7 @@ _PYTHON = ("python", "python3", "py")
 async def code(
     task: dict[str, Any],
     response: Any,
-    session: JudgeSession,
+    context: JudgeContext,
     *,
     tests_key: str = "tests",
     partial: bool = False,
@@ -54,7 +54,7 @@ async def code(
     )
     passed, late, spent_s = 0, 0, 0.0
     for test in tests:
-        async with session.limit("sandbox", os.cpu_count() or 1):
+        async with context.limit("sandbox", os.cpu_count() or 1):
             started = time.monotonic()
             good, outcome = await _try(source, test, limits)
             spent_s += time.monotonic() - started
@@ -62,8 +62,8 @@ async def code(
         late += outcome.timed_out
         if outcome.timed_out or not (good or partial):
             break
-        if session.timeout_s is not None and spent_s > session.timeout_s:
-            raise TimeoutError(f"the tests took longer than {session.timeout_s:g} s (judge_timeout_s)")
+        if context.timeout_s is not None and spent_s > context.timeout_s:
+            raise TimeoutError(f"the tests took longer than {context.timeout_s:g} s (judge_timeout_s)")
     share = passed / len(tests)
     return JudgeOutput(
         share if partial else float(passed == len(tests)), {"passed": share, "timed_out": late / len(tests)}
@@ -89,14 +89,14 @@ async def _try(source: str, test: Any, limits: Limits) -> tuple[bool, Outcome]:
 def _tests(task: Mapping[str, Any], key: str) -> Sequence[Any]:
     if key not in task:
         raise KeyError(f"the task has no column {key!r} with tests; its columns are {', '.join(task)}")
-    given = task[key]
-    if isinstance(given, str):
+    value = task[key]
+    if isinstance(value, str):
         try:
-            parsed = json.loads(given)
+            parsed = json.loads(value)
         except ValueError:
-            parsed = given
-        given = parsed if isinstance(parsed, list | dict) else given
-    tests = given if isinstance(given, list) else [given]
+            parsed = value
+        value = parsed if isinstance(parsed, list | dict) else value
+    tests = value if isinstance(value, list) else [value]
     wrong = [test for test in tests if not (isinstance(test, str) or (isinstance(test, Mapping) and "output" in test))]
     if wrong or not tests:
         raise ValueError(

@@ -9,18 +9,18 @@ from rft_platform.judging.text import reference_text, response_text
 
 def exact_match(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = False) -> float:
     """1.0 when the response equals the reference answer, ignoring white space at both ends, else 0.0."""
-    given, expected = response_text(response).strip(), reference_text(task, answer_key).strip()
+    answer, expected = response_text(response).strip(), reference_text(task, answer_key).strip()
     if ignore_case:
-        given, expected = given.casefold(), expected.casefold()
-    return float(given == expected)
+        answer, expected = answer.casefold(), expected.casefold()
+    return float(answer == expected)
 
 
 def contains(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = True) -> float:
     """1.0 when the reference answer occurs in the response, else 0.0."""
-    given, expected = response_text(response), reference_text(task, answer_key).strip()
+    answer, expected = response_text(response), reference_text(task, answer_key).strip()
     if ignore_case:
-        given, expected = given.casefold(), expected.casefold()
-    return float(expected in given)
+        answer, expected = answer.casefold(), expected.casefold()
+    return float(expected in answer)
 
 
 def matches_format(task: dict[str, Any], response: Any, *, pattern: str) -> float:

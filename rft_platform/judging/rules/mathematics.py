@@ -8,7 +8,7 @@ from typing import Any
 
 from rft_platform.judging.bounded import LimitExceededError, call_bounded
 from rft_platform.judging.rules.numbers import plain_notation
-from rft_platform.judging.session import JudgeSession
+from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.text import reference_text, response_text
 
 _IMPORTS = ("math_verify", "latex2sympy2_extended", "sympy")
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 async def math(
     task: dict[str, Any],
     response: Any,
-    session: JudgeSession,
+    context: JudgeContext,
     *,
     answer_key: str = "answer",
     timeout_s: float = 5,
@@ -30,8 +30,8 @@ async def math(
     or more memory than ``bounded.MEMORY_MB``, counts as wrong.
     """
     reference, text = reference_text(task, answer_key).rpartition("####")[2].strip(), response_text(response)
-    limit_s = min(timeout_s, session.timeout_s or timeout_s)
-    async with session.limit("math", os.cpu_count() or 1):
+    limit_s = min(timeout_s, context.timeout_s or timeout_s)
+    async with context.limit("math", os.cpu_count() or 1):
         try:
             equal = await call_bounded(are_equal, reference, text, cpu_s=limit_s, imports=_IMPORTS)
         except LimitExceededError as error:

@@ -23,9 +23,9 @@ def regex(
     match = last_match(pattern, response_text(response), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
     if match is None:
         return 0.0
-    given = match["answer"] if "answer" in match.groupdict() else match[1] if match.groups() else match[0]
-    given, expected = (given or "").strip(), reference_text(task, answer_key).strip()
-    return float(given.casefold() == expected.casefold() if ignore_case else given == expected)
+    answer = match["answer"] if "answer" in match.groupdict() else match[1] if match.groups() else match[0]
+    answer, expected = (answer or "").strip(), reference_text(task, answer_key).strip()
+    return float(answer.casefold() == expected.casefold() if ignore_case else answer == expected)
 
 
 def json_schema(
@@ -39,12 +39,12 @@ def json_schema(
     """
     if (schema is None) == (schema_key is None):
         raise ValueError("give one of schema and schema_key")
-    wanted: Any = schema if schema_key is None else task[schema_key]
+    selected: Any = schema if schema_key is None else task[schema_key]
     try:
         document = response if _is_document(response) else json.loads(_unfenced(response_text(response)))
     except ValueError:
         return 0.0
-    return float(allows(wanted, document))
+    return float(allows(selected, document))
 
 
 def tags(

@@ -39,19 +39,19 @@ def tool_use(
 
     For a task without expected calls, the first three shares are 1 if the run makes no call, else 0.
     """
-    wanted, made = _wanted(task, calls_key), list(run.tool_calls)
-    named, exact = _matches(wanted, made, ordered)
-    succeeded = [call for call in made if call.result is not None and not search(error_pattern, call.result)]
+    expected, calls = _expected_calls(task, calls_key), list(run.tool_calls)
+    named, exact = _matches(expected, calls, ordered)
+    succeeded = [call for call in calls if call.result is not None and not search(error_pattern, call.result)]
     schemas = {str(tool.get("function", {}).get("name")): tool["function"].get("parameters") for tool in run.tools}
-    none_needed = float(not made)
+    none_needed = float(not calls)
     shares = {
-        "correct_tool": named / len(wanted) if wanted else none_needed,
-        "correct_args": exact / len(wanted) if wanted else none_needed,
-        "tool_success": len(succeeded) / len(made) if made else float(not wanted),
-        "invalid_tool": sum(not _valid(call, schemas) for call in made) / len(made) if made else 0.0,
-        "unneeded_tool": (len(made) - named) / len(made) if made else 0.0,
+        "correct_tool": named / len(expected) if expected else none_needed,
+        "correct_args": exact / len(expected) if expected else none_needed,
+        "tool_success": len(succeeded) / len(calls) if calls else float(not expected),
+        "invalid_tool": sum(not _valid(call, schemas) for call in calls) / len(calls) if calls else 0.0,
+        "unneeded_tool": (len(calls) - named) / len(calls) if calls else 0.0,
     }
-    if not wanted and made:
+    if not expected and calls:
         shares["tool_success"] = 0.0
     weights = {
         "correct_tool": correct_tool,
@@ -63,62 +63,62 @@ def tool_use(
     return JudgeOutput(sum(weights[name] * share for name, share in shares.items()), shares)
 
 
-def _wanted(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+def _expected_calls(task: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
     """Name and arguments (None: any) of each expected call."""
     if key not in task:
         raise KeyError(
             f"the task has no column {key!r} with the tool calls it wants; its columns are {', '.join(task)}"
         )
-    given = json.loads(task[key]) if isinstance(task[key], str) else task[key]
+    raw = json.loads(task[key]) if isinstance(task[key], str) else task[key]
     calls = []
-    for call in [given] if isinstance(given, Mapping) else given or []:
-        asked = call["function"] if isinstance(call.get("function"), Mapping) else call
-        name = asked.get("name") or asked.get("tool")
+    for call in [raw] if isinstance(raw, Mapping) else raw or []:
+        function = call["function"] if isinstance(call.get("function"), Mapping) else call
+        name = function.get("name") or function.get("tool")
         if not name:
             raise ValueError(f"column {key!r}: {call!r} names no tool; expected {{'name': ..., 'arguments': {{...}}}}")
-        arguments = asked.get("arguments", asked.get("args"))
+        arguments = function.get("arguments", function.get("args"))
         calls.append((str(name), json.loads(arguments) if isinstance(arguments, str) else arguments))
     return calls
 
 
-def _matches(wanted: Sequence[tuple[str, Any]], made: Sequence[ToolCall], ordered: bool) -> tuple[int, int]:
+def _matches(expected: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], ordered: bool) -> tuple[int, int]:
     """Number of expected calls that were made, by name and with their arguments; no call counts twice."""
     if ordered:
-        return _common(wanted, made, _same_tool), _common(wanted, made, _same_call)
-    left, open_calls, exact = list(made), [], 0
-    for call in sorted(wanted, key=lambda call: call[1] is None):  # calls that accept any arguments are matched last
-        found = next((other for other in left if _same_call(call, other)), None)
+        return _common(expected, calls, _same_tool), _common(expected, calls, _same_call)
+    remaining, open_calls, exact = list(calls), [], 0
+    for call in sorted(expected, key=lambda call: call[1] is None):  # calls that accept any arguments are matched last
+        found = next((other for other in remaining if _same_call(call, other)), None)
         if found is None:
             open_calls.append(call)
         else:
             exact += 1
-            left.remove(found)
+            remaining.remove(found)
     named = exact
     for call in open_calls:
-        found = next((other for other in left if _same_tool(call, other)), None)
+        found = next((other for other in remaining if _same_tool(call, other)), None)
         if found is not None:
             named += 1
-            left.remove(found)
+            remaining.remove(found)
     return named, exact
 
 
-def _common(wanted: Sequence[tuple[str, Any]], made: Sequence[ToolCall], same: Any) -> int:
+def _common(expected: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], same: Any) -> int:
     """Length of the longest common subsequence."""
-    row = [0] * (len(made) + 1)
-    for call in wanted:
+    row = [0] * (len(calls) + 1)
+    for call in expected:
         before = row
         row = [0]
-        for position, other in enumerate(made):
+        for position, other in enumerate(calls):
             row.append(before[position] + 1 if same(call, other) else max(row[-1], before[position + 1]))
     return row[-1]
 
 
-def _same_tool(wanted: tuple[str, Any], made: ToolCall) -> bool:
-    return wanted[0] == made.name
+def _same_tool(expected: tuple[str, Any], call: ToolCall) -> bool:
+    return expected[0] == call.name
 
 
-def _same_call(wanted: tuple[str, Any], made: ToolCall) -> bool:
-    return _same_tool(wanted, made) and (wanted[1] is None or (made.is_json and wanted[1] == made.arguments))
+def _same_call(expected: tuple[str, Any], call: ToolCall) -> bool:
+    return _same_tool(expected, call) and (expected[1] is None or (call.is_json and expected[1] == call.arguments))
 
 
 def _valid(call: ToolCall, schemas: Mapping[str, Any]) -> bool:

@@ -35,20 +35,20 @@ class Peer:
         self._mine: dict[int, Any] = {}  # objects that the other end refers to by number
         self.errors: dict[str, type[Exception]] = {}  # the program's exception classes, as the tests know them
 
-    def ask(self, what: str, *given: Any) -> Any:
+    def ask(self, what: str, *arguments: Any) -> Any:
         """Have the other end do something and return its result; meanwhile it may call functions that it was given."""
-        self._send({"ask": what, "given": [self.encode(value) for value in given]})
-        while "ask" in (said := self._next()):
-            self._answer(said)
-        if "error" in said:
-            name, text = str(said["error"]), str(said.get("text", ""))
+        self._send({"ask": what, "given": [self.encode(value) for value in arguments]})
+        while "ask" in (message := self._next()):
+            self._answer(message)
+        if "error" in message:
+            name, text = str(message["error"]), str(message.get("text", ""))
             kind = getattr(builtins, name, None) or self.errors.get(name)
             if isinstance(kind, type) and issubclass(kind, Exception):
                 raise kind(text)
             raise RuntimeError(f"{name}: {text}")
-        for mine, theirs in zip(given, said.get("changed", ()), strict=False):
+        for mine, theirs in zip(arguments, message.get("changed", ()), strict=False):
             _take_over(mine, self.decode(theirs))
-        return self.decode(said["value"])
+        return self.decode(message["value"])
 
     def serve(self, names: dict[str, Any]) -> None:
         """Answer requests until the other end is gone."""
@@ -59,26 +59,26 @@ class Peer:
             except EOFError:
                 return
 
-    def _answer(self, said: dict[str, Any]) -> None:
+    def _answer(self, message: dict[str, Any]) -> None:
         try:
-            given = [self.decode(value) for value in said["given"]]
-            value, changed = self._do(said["ask"], given)
+            arguments = [self.decode(value) for value in message["given"]]
+            value, changed = self._do(message["ask"], arguments)
             self._send({"value": self.encode(value), "changed": changed})
         except EOFError:
             raise
         except BaseException as error:
             self._send({"error": type(error).__name__, "text": str(error)})
 
-    def _do(self, what: str, given: list[Any]) -> tuple[Any, list[Any]]:
+    def _do(self, what: str, arguments: list[Any]) -> tuple[Any, list[Any]]:
         if what == "call":
-            function, arguments, named = given
-            value = function(*arguments, **named)
-            return value, [None, self._changed(arguments), self._changed(named)]
+            function, positional, named = arguments
+            value = function(*positional, **named)
+            return value, [None, self._changed(positional), self._changed(named)]
         if not self._holds_program:
             raise PermissionError("a program may call what the tests hand to it, and no more")
         if what == "names":
             return {name: value for name, value in self._mine[0].items() if not name.startswith("__")}, []
-        return _OPERATIONS[what](*given), []
+        return _OPERATIONS[what](*arguments), []
 
     def _changed(self, value: Any) -> Any:
         try:
@@ -94,8 +94,8 @@ class Peer:
         line = self._reading.readline()
         if not line:
             raise EOFError("the program has ended")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def encode(self, value: Any) -> Any:
         """Encode a value: plain ones by value, others by a number. Raises TypeError for what must not be sent."""
@@ -120,10 +120,10 @@ class Peer:
         if not self._holds_program and not callable(value):
             raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
         self._mine[id(value)] = value
-        told: dict[str, Any] = {"mine": id(value)}
+        reference: dict[str, Any] = {"mine": id(value)}
         if isinstance(value, type) and issubclass(value, Exception):
-            told["raised"] = [base.__name__ for base in value.__mro__]
-        return told
+            reference["raised"] = [base.__name__ for base in value.__mro__]
+        return reference
 
     def decode(self, wire: Any) -> Any:
         """Decode what the other end has encoded."""
@@ -215,16 +215,16 @@ class Remote:
         return not self == other
 
 
-def _ask(remote: Remote, what: str, *given: Any) -> Any:
+def _ask(remote: Remote, what: str, *arguments: Any) -> Any:
     peer: Peer = object.__getattribute__(remote, "_peer")
-    return peer.ask(what, remote, *given)
+    return peer.ask(what, remote, *arguments)
 
 
 def _forwarded(name: str, what: str, between: bool) -> Callable[..., Any]:
-    def method(self: Remote, *given: Any) -> Any:
-        if between and not isinstance(given[0], Remote):
+    def method(self: Remote, *arguments: Any) -> Any:
+        if between and not isinstance(arguments[0], Remote):
             return NotImplemented  # a program's comparison of its object with a plain value does not count
-        return _ask(self, what, *given)
+        return _ask(self, what, *arguments)
 
     method.__name__ = name
     return method
