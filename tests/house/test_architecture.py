@@ -125,7 +125,6 @@ def test_folders_do_not_import_in_a_circle() -> None:
     assert circles(folder_graph()) == []
 
 
-@pytest.mark.xfail(strict=False, reason="the last circle is cut next")
 def test_files_do_not_import_in_a_circle() -> None:
     assert circles({module: others for module, others in file_graph().items() if _is_file(module)}) == []
 
