@@ -48,11 +48,11 @@ from rft_platform.judging.compose import build_judge
 from rft_platform.rollout.model_handle import state_hash
 from rft_platform.rounds.algorithm import algorithm_spec, optimizer_spec, pipeline_of
 from rft_platform.tasks.task import Task
+from rft_platform.training.logprobs import score
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.session import TrainingSession
-from rft_platform.training.step import score
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "algorithms.md"
@@ -216,7 +216,7 @@ class Run:
         for index, rollout in enumerate(rollouts):
             ids = [*rollout.prompt_ids, *rollout.completion.token_ids]
             samples.append(demonstration_sample(str(index), ids, np.arange(len(ids)) >= len(rollout.prompt_ids)))
-        teacher = self.session._preparation.teacher.model(self.place.teacher)
+        teacher = self.session._precompute.teacher.model(self.place.teacher)
         theirs = np.concatenate(score(teacher, samples, max_tokens_per_pack=16384))
         own = np.concatenate([rollout.completion.logprobs for rollout in rollouts])
         return float((own - theirs).mean())

@@ -1,7 +1,7 @@
 """The platform's parts in one process, without its control plane: sampling, judging, and the trainer's own steps.
 
 For benchmarks of single parts. What runs is what the engine and the trainer run in their processes: the embedded
-engine's decode loop, the judge's rule, the advantages, and ``StepRun`` with everything prepared that it reads.
+engine's decode loop, the judge's rule, the advantages, and ``OptimiserStep`` with everything computed that it reads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +22,15 @@ from rft_platform.inference.transformers_engine.request import Request
 from rft_platform.inference.transformers_engine.weights import replace_weights
 from rft_platform.judging.rules.matching import exact_match
 from rft_platform.training.checkpoint import load_state
-from rft_platform.training.frozen import FrozenModel
+from rft_platform.training.logprobs import warm_up
+from rft_platform.training.optimiser_step import OptimiserStep
 from rft_platform.training.plan import TrainingPlan
-from rft_platform.training.preparation import Preparation
+from rft_platform.training.precompute import FrozenModel, Precompute
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows
-from rft_platform.training.run_steps import StepRun
 from rft_platform.training.samples import rollout_sample
+from rft_platform.training.training_run import TrainingRun
 from rft_platform.training.window import build_objective
 
 Task = Mapping[str, Any]
@@ -118,8 +119,8 @@ class Trainer:
     ranks: Ranks
     dtype: torch.dtype = torch.float32
     steps: int = 0
-    _run: StepRun = field(init=False)
-    _preparation: Preparation = field(init=False)
+    _run: TrainingRun = field(init=False)
+    _precompute: Precompute = field(init=False)
 
     def __post_init__(self) -> None:
         asked = self.request
@@ -129,15 +130,22 @@ class Trainer:
         )  # fmt: skip
         objective = build_objective(asked.algorithm)
         plan = TrainingPlan(TrainingRows([], np.zeros(0, np.int64), ""), [], None, objective, "", [])
-        self._run = StepRun(state, plan, asked, self.ranks)
-        self._preparation = Preparation(FrozenModel(self.ranks, self.dtype), FrozenModel(self.ranks, self.dtype))
+        self._run = TrainingRun(state, plan, asked, self.ranks)
+        self._precompute = Precompute(FrozenModel(self.ranks, self.dtype), FrozenModel(self.ranks, self.dtype))
 
     def train(self, rows: TrainingRows, steps: Sequence[np.ndarray]) -> list[StepEvent]:
-        """Prepare the rows of these optimiser steps, then run them."""
+        """Compute what the rows of these optimiser steps need, then run the steps."""
         self._run.plan.rows, self._run.plan.steps = rows, list(steps)
-        self._preparation.prepare(self._run)
+        self._precompute.compute(self._run)
         events: list[StepEvent] = []
-        self._run.run(lambda _: None, lambda: False, events, lambda _: None)
+        warm_up(self._run.state.policy, self.request.max_tokens_per_pack)
+        for chosen in self._run.plan.steps:
+            step = OptimiserStep(self._run, chosen, self.request.parent_version + len(events))
+            if step.trains_policy:
+                step.accumulate_gradients()
+                step.update_policy()
+            step.update_critic()
+            events.append(step.event())
         self.steps += len(events)
         return events
 

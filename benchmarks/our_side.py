@@ -1,8 +1,8 @@
 """Our side of ``training_vs_trl.py``: told over stdin to run some optimiser steps at a time.
 
 Each line read is a number of steps, each line written is what they took: wall seconds, of which seconds in generation
-and scoring, and the peak memory so far. A step is the trainer's own (``StepRun``), on rows of the embedded engine where
-it is GRPO; the engine then takes the new weights.
+and scoring, and the peak memory so far. A step is the trainer's own (``OptimiserStep``), on rows of the embedded engine
+where it is GRPO; the engine then takes the new weights.
 """
 
 import argparse
@@ -19,11 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from in_process import Sampler, Task, Trainer, one_step, passed, rollout_rows
+from rft_platform.training.offline_data import read_demonstrations, read_preferences
 
 from rft_platform.algorithms.presets import preset
-from rft_platform.training.batches import stream_steps
-from rft_platform.training.demonstrations import read_demonstrations
-from rft_platform.training.preferences import read_preferences
+from rft_platform.training.plan import stream_steps
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows

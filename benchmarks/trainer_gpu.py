@@ -27,8 +27,7 @@ from rft_platform.errors import TrainerError
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.training.group import TrainerClient, find_or_start_trainer
-from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
+from rft_platform.training.protocol import AlgorithmSpec, Layout, OptimizerSpec, StepEvent, TrainRequest
 
 VOCABULARY = int(os.environ.get("VOCABULARY", "150000"))
 CANARIES = 4

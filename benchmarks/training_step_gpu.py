@@ -22,14 +22,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from machine import describe
 from shape_model import SHAPE, build_shape_model
 
-from rft_platform.training.layers import compiled_graphs
-from rft_platform.training.layout import Layout
-from rft_platform.training.model import load_policy
+from rft_platform.training.logprobs import warm_up
+from rft_platform.training.model import compiled_graphs, load_policy
 from rft_platform.training.optimizer import apply_step, build_optimizer, clip_gradients
-from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec
+from rft_platform.training.protocol import AlgorithmSpec, Layout, OptimizerSpec
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.samples import Sample, rollout_sample
-from rft_platform.training.step import accumulate_gradients, warm_up
+from rft_platform.training.step import accumulate_gradients
 from rft_platform.training.step_metrics import DeviceClock
 
 GROUPS, RUNS, LONGEST = 64, 8, 1024

@@ -18,7 +18,8 @@ from rft_platform.config.home import Home
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.metrics.catalogue import Sample
 from rft_platform.processes.lease import Lease, is_alive, read_lease
-from rft_platform.training.wire import Connection, Message
+from rft_platform.training.protocol import Message
+from rft_platform.training.rpc import Connection
 
 ANSWER_S = 1.0  # time-out of each process's answer
 _VERSION_HEADER = "x-policy-version"

@@ -186,8 +186,7 @@ def connect_trainer(project: Project) -> "TrainerClient":
 def trainer_client(project: Project) -> "TrainerClient":
     """A client of the project's trainer group, whether the group is running or not."""
     from rft_platform.training.group import TrainerClient
-    from rft_platform.training.launch import TrainerSpec
-    from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
+    from rft_platform.training.launch import TrainerSpec, configured_layout, configured_rendezvous
 
     settings, home = project.config.trainer, project.home
     return TrainerClient(
@@ -199,8 +198,8 @@ def trainer_client(project: Project) -> "TrainerClient":
             dtype=settings.dtype,
             device="auto",
             idle_timeout_s=settings.idle_timeout_s,
-            layout=wanted_layout(project.config),
-            rendezvous=wanted_rendezvous(project.config),
+            layout=configured_layout(project.config),
+            rendezvous=configured_rendezvous(project.config),
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
         )
     )

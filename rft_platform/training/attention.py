@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from rft_platform.training.cuda_attention import RowRanges, row_attention, row_ranges, tree_attention, tree_mask
 from rft_platform.training.packing import Pack, ragged
-from rft_platform.training.tree_mask import tree_attention, tree_mask
-from rft_platform.training.varlen import RowRanges, row_attention, row_ranges
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -24,22 +24,18 @@ from safetensors.torch import load_file
 from rft_platform.algorithms.kl_control import KlControl
 from rft_platform.errors import DamagedError, UserError
 from rft_platform.files import read_json
-from rft_platform.training.critic_state import read_critic
-from rft_platform.training.manifest import (
-    RANDOM,
-    STATE,
-    TRAINER_STATE,
-    Manifest,
-    identify,
-    read_manifest,
-    verified_weights,
-    verify,
-)
+from rft_platform.training.critic import Critic, load_critic
+from rft_platform.training.manifest import Manifest, identify, read_manifest, verified_weights, verify
 from rft_platform.training.model import load_policy
-from rft_platform.training.optimizer import build_optimizer
+from rft_platform.training.optimizer import build_optimizer, restore_moments
 from rft_platform.training.protocol import CriticSpec, LoraSpec, OptimizerSpec
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.state import TrainerState, restore_moments, restore_random_state
+from rft_platform.training.shards import TRAINER_STATE
+from rft_platform.training.state import TrainerState, restore_random_state
+
+#: Files in ``TRAINER_STATE`` beside the sharded ones.
+RANDOM, STATE = "random.safetensors", "state.json"
+CRITIC, MOMENTS, UPDATES = "critic", "moments", "updates.json"  # the critic's folder in it, and files there
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,7 @@ def load_state(
     resumed = origin["trained"] and saved == lora and not fresh
     values = None
     if critic is not None:
-        values = read_critic(folder / TRAINER_STATE, weights, critic, ranks, dtype, fresh=not resumed)
+        values = _read_critic(folder / TRAINER_STATE, weights, critic, ranks, dtype, fresh=not resumed)
     torch.manual_seed(seed)
     if resumed:
         restore_moments(policy.model, optimizer, folder / TRAINER_STATE)
@@ -159,3 +155,25 @@ def read_position(folder: Path) -> Position | None:
 def _read_kl_control(folder: Path) -> KlControl | None:
     file = folder / TRAINER_STATE / STATE
     return KlControl.of(read_json(file).get("kl_control")) if file.exists() else None
+
+
+def _read_critic(
+    folder: Path, body: Path, spec: CriticSpec, ranks: Ranks, dtype: torch.dtype, *, fresh: bool
+) -> Critic:
+    """Read the critic of a checkpoint's ``trainer_state`` (``folder``), onto any number of ranks.
+
+    If there is none, a new one starts from ``spec.folder``, else from the model in ``body``. ``fresh`` resets the
+    moments and the update count, but keeps the weights.
+    """
+    saved = folder / CRITIC
+    found = saved.is_dir()
+    source = saved if found else Path(spec.folder).absolute() if spec.folder else body
+    if source not in (saved, body):  # those two were verified with the checkpoint
+        ranks.from_first(lambda: verified_weights(source))
+    model = load_critic(source, ranks, dtype)
+    optimizer = build_optimizer(model.model, spec.optimizer)
+    updates = 0
+    if found and not fresh:
+        restore_moments(model.model, optimizer, saved)
+        updates = read_json(saved / UPDATES)["updates"]
+    return Critic(model, optimizer, updates, spec.folder)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from rft_platform.errors import UserError
 from rft_platform.training.attention import ATTENTION, register_attention
-from rft_platform.training.layers import own_memory
-from rft_platform.training.logprobs import PackTensors, packed_hidden
-from rft_platform.training.model import is_sharded, prepare_policy, shard
+from rft_platform.training.lm_head import PackTensors
+from rft_platform.training.logprobs import packed_hidden
+from rft_platform.training.model import is_sharded, own_memory, prepare_policy, shard
 from rft_platform.training.optimizer import build_optimizer
 from rft_platform.training.packable import check_packable
 from rft_platform.training.protocol import CriticSpec

@@ -10,31 +10,24 @@ from rft_platform.algorithms.aggregation import Aggregation
 from rft_platform.algorithms.value_loss import explained_variance, value_loss
 from rft_platform.errors import NonFiniteError, some
 from rft_platform.training.critic import Critic, PackedCritic
-from rft_platform.training.logprobs import PackTensors
+from rft_platform.training.lm_head import PackTensors
+from rft_platform.training.logprobs import evaluate, idle_pack
 from rft_platform.training.optimizer import apply_step, clip_gradients
 from rft_platform.training.packing import Pack, pack
 from rft_platform.training.protocol import CriticSpec
+from rft_platform.training.ranks import Reduce, most, one_rank
 from rft_platform.training.samples import Sample
-from rft_platform.training.step import Reduce, idle_pack, most, one_rank
 
 
-def give_values(
+def compute_values(
     critic: PackedCritic, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
 ) -> None:
     """Set ``old_values`` of every sample: the value of the state before each trained token, 0 elsewhere.
 
     Under FSDP every rank must call it, with its own samples.
     """
-    packs = pack(samples, max_tokens_per_pack, static=critic.static_lengths)
-    values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
-    with torch.no_grad():
-        for index in range(most(len(packs), reduce or one_rank)):
-            part = packs[index] if index < len(packs) else idle_pack(critic, max_tokens_per_pack)
-            value = critic(PackTensors.of(part, critic.device, critic.compute_dtype))
-            if index < len(packs):
-                values[part.token_source] = value.cpu().numpy()
-    ends = np.cumsum([len(s.token_ids) for s in samples])
-    for sample, own in zip(samples, np.split(values, ends[:-1]) if len(ends) else [], strict=True):
+    values = evaluate(critic, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
+    for sample, own in zip(samples, values, strict=True):
         sample.old_values = own
 
 

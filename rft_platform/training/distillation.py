@@ -1,7 +1,7 @@
 """Distillation from the full next-token distribution of a teacher, over the same packs as the student.
 
 Student and teacher run over one pack. At every trained token their distributions are compared, and the gradient with
-respect to the student's logits is computed in the forward pass, chunk by chunk, as in ``logprobs``. No [tokens,
+respect to the student's logits is computed in the forward pass, chunk by chunk, as in ``lm_head``. No [tokens,
 vocabulary] tensor is larger than a chunk. Of the teacher, only the hidden states at the heads are kept.
 """
 
@@ -16,15 +16,15 @@ from torch.autograd.function import once_differentiable
 from rft_platform.algorithms.losses.gkd import check_beta, generalized_jsd
 from rft_platform.algorithms.losses.registry import PolicyLoss
 from rft_platform.errors import UserError
-from rft_platform.training.logprobs import (
+from rft_platform.training.lm_head import (
     CHUNK_ELEMENTS,
     HeadGradient,
     LMHead,
-    PackedPolicy,
     PackTensors,
     logit_gradient,
     loss_gradient,
 )
+from rft_platform.training.logprobs import PackedPolicy
 
 #: Half of the usual: memory also holds the teacher's distribution, the mixture and a second gradient.
 _ELEMENTS = CHUNK_ELEMENTS // 2

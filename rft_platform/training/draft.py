@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,40 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from rft_platform.checkpoint_files import digest_weights
 from rft_platform.files import digest_json, read_json, write_json
-from rft_platform.training.checkpoint import Position
-from rft_platform.training.critic_state import CRITIC, MOMENTS, CriticTensors, gather_critic, write_critic
-from rft_platform.training.manifest import COMPANIONS, MASTER, OPTIMIZER, RANDOM, STATE, TRAINER_STATE
+from rft_platform.training.checkpoint import CRITIC, MOMENTS, RANDOM, STATE, UPDATES, Position
+from rft_platform.training.critic import Critic
+from rft_platform.training.manifest import COMPANIONS
 from rft_platform.training.model import master_weights
+from rft_platform.training.optimizer import moments
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.shards import local_part, on_host, shard_file, write_shards
-from rft_platform.training.state import TrainerState, gather_weights, moments, random_state
+from rft_platform.training.shards import MASTER, OPTIMIZER, TRAINER_STATE, local_part, on_host, shard_file, write_shards
+from rft_platform.training.state import TrainerState, gather_weights, random_state
 
 _ONE_FILE = "100TB"
 _AT_ONCE = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CriticTensors:
+    """A critic's weights as published: full float32 tensors on the CPU."""
+
+    weights: dict[str, Tensor]
+    updates: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+    def copied(self) -> "CriticTensors":
+        """Return a copy with its own memory, so that training can continue."""
+        return replace(self, weights={name: tensor.clone() for name, tensor in self.weights.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +73,7 @@ class Draft:
         if state.critic is not None:
             shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
         weights = gather_weights(state) if publish else None
-        critic = None if state.critic is None else gather_critic(state.critic)
+        critic = None if state.critic is None else _gather_critic(state.critic)
         if ranks.world_size == 1:
             shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
         if copy and (ranks.world_size > 1 or ranks.device.type == "cpu"):
@@ -101,7 +120,7 @@ class Draft:
         _copy_companions(self.state.folder, folder)
         save_file(self.random, trainer_state / RANDOM)
         if self.state.critic is not None and self.critic is not None:
-            write_critic(trainer_state, self.state.critic, self.critic)
+            _write_critic(trainer_state, self.state.critic, self.critic)
         write_json(trainer_state / STATE, self.progress)
 
     def weights_digest(self, folder: Path, files: Mapping[str, Mapping[str, Any]], ranks: Ranks) -> str:
@@ -137,6 +156,23 @@ def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
         "position": None if position is None else asdict(position),
         "kl_control": None if control is None else control.to_json(),
     }
+
+
+def _gather_critic(critic: Critic) -> CriticTensors:
+    """Gather the tensors of ``critic`` for rank 0. Every rank must call it."""
+    model = critic.model.model
+    whole: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    weights = {name: tensor.contiguous() for name, tensor in whole.items()}
+    return CriticTensors(weights, critic.updates)
+
+
+def _write_critic(folder: Path, critic: Critic, tensors: CriticTensors) -> None:
+    """Write the gathered tensors into ``folder``, a checkpoint's ``trainer_state``, without the moments."""
+    target = folder / CRITIC
+    critic.model.model.save_pretrained(target, state_dict=tensors.weights, max_shard_size="100TB")
+    write_json(target / UPDATES, {"updates": tensors.updates})
 
 
 def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

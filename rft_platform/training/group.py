@@ -30,9 +30,17 @@ from rft_platform.processes.spawn import (
 )
 from rft_platform.processes.strays import end_strays, lease_environment
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import HEARTBEAT, HEARTBEAT_TIMEOUT_S, StepEvent, TrainRequest, TrainResult
-from rft_platform.training.wire import Connection, Message, raise_error
+from rft_platform.training.protocol import (
+    HEARTBEAT,
+    HEARTBEAT_TIMEOUT_S,
+    Layout,
+    Message,
+    StepEvent,
+    TrainRequest,
+    TrainResult,
+    raise_error,
+)
+from rft_platform.training.rpc import Connection
 from rft_platform.user_code import OWN_SAFE_PATH, SAFE_PATH
 
 STOP_TIMEOUT_S = 10.0

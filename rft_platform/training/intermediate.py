@@ -1,4 +1,4 @@
-"""Intermediate checkpoints of a training, and resuming from the last one after the trainer was killed.
+"""Periodic checkpoints of a training, and the search for the last one after the trainer was killed.
 
 They are stored in ``<output>/intermediate/step_<n>`` and written by a thread while the next steps run, one at a time.
 They are removed when the training's own checkpoint is published, unless they hold Hugging Face weights on request
@@ -9,58 +9,75 @@ Leftovers of an abandoned training that this training replaces are removed first
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rft_platform.checkpoint_files import first_damage
-from rft_platform.errors import StorageError
+from rft_platform.errors import RftError, StorageError
 from rft_platform.training.checkpoint import Position
 from rft_platform.training.draft import Draft
 from rft_platform.training.manifest import Manifest, read_manifest
-from rft_platform.training.plan import TrainingPlan
-from rft_platform.training.protocol import StepEvent
+from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.publishing import Publication
-from rft_platform.training.run_steps import StepRun
+from rft_platform.training.ranks import Ranks
+from rft_platform.training.state import TrainerState
 
 LOG = logging.getLogger(__name__)
 FOLDER, PREFIX = "intermediate", "step_"
-Describe = Callable[[Sequence[StepEvent]], Manifest]  # the manifest, without digests, of the state after these steps
 
 
-@dataclass(slots=True)
-class Intermediates:
-    """Saves ``run`` every ``save_interval`` optimiser steps, counted from the start of the project."""
+class PeriodicCheckpoints:
+    """Saves a training every ``request.save_interval`` optimiser steps, counted from the start of the project.
 
-    run: StepRun
-    describe: Describe
-    _writing: Publication | None = None
+    As a context it waits for the running save at the end, except after an error that other ranks may not have raised.
+    """
 
-    def after_step(self, events: Sequence[StepEvent]) -> None:
-        """Start saving the state if a save is due; wait for the previous save first. Every rank must call it."""
-        request, left = self.run.request, len(self.run.plan.steps) - len(events)
-        if request.save_interval is None or not left or events[-1].step % request.save_interval:
-            return
-        with self.run.watch.time("save"):
+    def __init__(self, request: TrainRequest, identity: str, ranks: Ranks) -> None:
+        """``identity`` is that of the training (``TrainingPlan.identity``)."""
+        self._request = request
+        self._identity = identity
+        self._ranks = ranks
+        self._writing: Publication | None = None
+
+    def __enter__(self) -> "PeriodicCheckpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is None or issubclass(kind, RftError):  # an RftError is raised on all ranks
             self.wait()
-            position = position_after(self.run.plan, len(events))
-            hf = request.save_hf_checkpoint == "always"
-            draft = Draft.take(self.run.state, position, self.run.ranks, hf=hf, copy=True)
-            folder = _folder(Path(request.output)) / f"{PREFIX}{events[-1].step}"
-            manifest, steps = self.describe(events), [asdict(event) for event in events]
-            self._writing = Publication(folder, draft, manifest, steps, self.run.ranks).start(background=True)
+
+    def is_due(self, step: int, remaining: int) -> bool:
+        """Whether to save after global step ``step``, with ``remaining`` steps left. The last step is published."""
+        interval = self._request.save_interval
+        return interval is not None and remaining > 0 and step % interval == 0
+
+    def save(
+        self,
+        state: TrainerState,
+        position: Position | None,
+        manifest: Callable[[Sequence[StepEvent]], Manifest],
+        events: Sequence[StepEvent],
+    ) -> None:
+        """Start saving the state after ``events``; wait for the previous save first. Every rank must call it."""
+        self.wait()
+        hf = self._request.save_hf_checkpoint == "always"
+        draft = Draft.take(state, position, self._ranks, hf=hf, copy=True)
+        folder = _folder(Path(self._request.output)) / f"{PREFIX}{events[-1].step}"
+        steps = [asdict(event) for event in events]
+        self._writing = Publication(folder, draft, manifest(events), steps, self._ranks).start(background=True)
 
     def wait(self) -> None:
         """Wait for the running save and raise its error, if any. Every rank must call it."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             writing.finish()
-            self.run.ranks.from_first(self._thin_out)
+            self._ranks.from_first(self._thin_out)
 
     def clear(self) -> None:
         """Remove checkpoints that only served for resuming, once the training's own checkpoint is published."""
-        folder, always = _folder(Path(self.run.request.output)), self.run.request.save_hf_checkpoint == "always"
-        if not self.run.ranks.is_first:
+        folder, always = _folder(Path(self._request.output)), self._request.save_hf_checkpoint == "always"
+        if not self._ranks.is_first:
             return
         if always:
             self._without_abandoned()
@@ -69,14 +86,14 @@ class Intermediates:
 
     def _thin_out(self) -> None:
         """Remove old checkpoints. Keep the configured number of HF ones (None: all), else only the newest."""
-        request, found = self.run.request, self._without_abandoned()
+        request, found = self._request, self._without_abandoned()
         keep = (request.max_checkpoints_to_keep or 0) if request.save_hf_checkpoint == "always" else 1
         for old in found[keep:] if keep else []:
             shutil.rmtree(old)
 
     def _without_abandoned(self) -> list[Path]:
         """Remove the checkpoints of abandoned trainings; return the others, newest first."""
-        found = _newest_first(Path(self.run.request.output))
+        found = _newest_first(Path(self._request.output))
         abandoned = {folder for folder in found if self._is_abandoned(folder)}
         for folder in abandoned:
             shutil.rmtree(folder)
@@ -89,12 +106,12 @@ class Intermediates:
         parent's policy version do: earlier ones belong to finished trainings. An unreadable checkpoint is never
         removed.
         """
-        request = self.run.request
+        request = self._request
         try:
             manifest = read_manifest(folder)
         except StorageError:
             return False
-        if manifest is None or manifest.request_digest == self.run.plan.identity:
+        if manifest is None or manifest.request_digest == self._identity:
             return False
         return request.save_hf_checkpoint != "always" or manifest.policy_version > request.parent_version
 
@@ -114,13 +131,6 @@ def latest(output: Path, identity: str) -> dict[str, Any] | None:
             return {"folder": str(folder), "digest": manifest.state_digest, "version": manifest.policy_version}
         LOG.warning("%s is passed over: %s", folder, why)
     return None
-
-
-def position_after(plan: TrainingPlan, steps: int) -> Position | None:
-    """Position in the demonstrations or pairs after the first ``steps`` steps of ``plan``."""
-    if plan.position is None:
-        return None
-    return replace(plan.position, rows=plan.position.rows - sum(plan.taken[steps:]))
 
 
 def _folder(output: Path) -> Path:

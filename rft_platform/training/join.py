@@ -18,8 +18,7 @@ from pathlib import Path
 from rft_platform.config.load import load_config
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.training.launch import TrainerSpec, command
-from rft_platform.training.wanted import wanted_layout, wanted_rendezvous
+from rft_platform.training.launch import TrainerSpec, command, configured_layout, configured_rendezvous
 
 LOG = logging.getLogger("rft_platform.training.join")
 _PAUSE_S = 2.0
@@ -45,15 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def node_command(config: RftConfig, node_rank: int, scratch: Path) -> list[str]:
     """Return the command line of a further node. Raises UserError if the configuration has no such node."""
-    meeting, settings = wanted_rendezvous(config), config.trainer
-    if not 0 < node_rank < meeting.nodes:
+    rendezvous, settings = configured_rendezvous(config), config.trainer
+    if not 0 < node_rank < rendezvous.nodes:
         raise UserError(
             f"node rank {node_rank}: with cluster.node_num {config.cluster.node_num} and trainer.rendezvous.endpoint "
-            f"{meeting.endpoint!r} the further nodes are 1 to {meeting.nodes - 1}"
+            f"{rendezvous.endpoint!r} the further nodes are 1 to {rendezvous.nodes - 1}"
         )
     spec = TrainerSpec(
         scratch, scratch, settings.nproc, settings.threads, settings.dtype, "auto", settings.idle_timeout_s,
-        wanted_layout(config), meeting,
+        configured_layout(config), rendezvous,
     )  # fmt: skip
     return command(spec, node_rank)
 

@@ -1,4 +1,6 @@
-"""Command line of a trainer group: one process, or torchrun with several ranks on one or more nodes. No torch here.
+"""Launch options of a trainer group, from the configuration to the command line. Does not import torch.
+
+A group is one process, or torchrun with several ranks on one or more nodes.
 
 With several nodes, the control plane runs on the first (``node_rank`` 0), which has rank 0, the lease and the command
 port. The other nodes are started by hand or by a job scheduler (``join.py``) and connect to the first node's
@@ -9,9 +11,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import HEARTBEAT_TIMEOUT_S
+from rft_platform.training.protocol import HEARTBEAT_TIMEOUT_S, Layout
 
 START_TIMEOUT_S = 180.0
 _WORKER = "rft_platform.training.worker"
@@ -70,6 +72,25 @@ class TrainerSpec:
         return START_TIMEOUT_S + (self.rendezvous.timeout_s if self.rendezvous.nodes > 1 else 0.0)
 
 
+def configured_layout(config: RftConfig) -> Layout:
+    """Return how models are placed and computed on the ranks."""
+    settings = config.trainer
+    return Layout(
+        reduce_dtype=settings.reduce_dtype,
+        cpu_offload=settings.cpu_offload,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        compile=settings.torch_compile,
+    )
+
+
+def configured_rendezvous(config: RftConfig) -> Rendezvous:
+    """Return where the nodes meet. Without an endpoint the group has one node, whatever ``cluster.node_num`` is."""
+    rendezvous = config.trainer.rendezvous
+    if rendezvous.endpoint is None:
+        return Rendezvous()
+    return Rendezvous(config.cluster.node_num, rendezvous.endpoint, rendezvous.timeout_s)
+
+
 def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
     """Return the command line of one node. A single rank needs no torchrun, which adds 1.8 s and a second process."""
     options = {
@@ -87,11 +108,16 @@ def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
 
 
 def _launcher(spec: TrainerSpec, node_rank: int) -> list[str]:
-    meeting, ranks = spec.rendezvous, f"--nproc-per-node={spec.nproc}"
+    rendezvous, ranks = spec.rendezvous, f"--nproc-per-node={spec.nproc}"
     if spec.ranks == 1:
         return []
-    if meeting.nodes == 1:
+    if rendezvous.nodes == 1:
         return ["torch.distributed.run", "--standalone", ranks, "-m"]
-    host, _, port = meeting.endpoint.rpartition(":")
-    where = [f"--nnodes={meeting.nodes}", f"--node-rank={node_rank}", f"--master-addr={host}", f"--master-port={port}"]
-    return ["torch.distributed.run", *where, f"--rdzv-conf=timeout={meeting.timeout_s:.0f}", ranks, "-m"]
+    host, _, port = rendezvous.endpoint.rpartition(":")
+    where = [
+        f"--nnodes={rendezvous.nodes}",
+        f"--node-rank={node_rank}",
+        f"--master-addr={host}",
+        f"--master-port={port}",
+    ]
+    return ["torch.distributed.run", *where, f"--rdzv-conf=timeout={rendezvous.timeout_s:.0f}", ranks, "-m"]

@@ -12,9 +12,6 @@ from rft_platform.checkpoint_files import MANIFEST, digest_once, digest_weights,
 from rft_platform.errors import DamagedError, StorageError, UserError
 from rft_platform.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 
-TRAINER_STATE = "trainer_state"
-#: Files in that folder. The first two are sharded: each rank writes one safetensors file (``shards.shard_file``).
-OPTIMIZER, MASTER, RANDOM, STATE = "optimizer", "master", "random.safetensors", "state.json"
 STEPS = "steps.json"  # metrics of each optimiser step
 #: Files copied from a model's folder to those of its descendants: they define tokenisation and end tokens.
 COMPANIONS = (

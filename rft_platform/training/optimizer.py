@@ -1,7 +1,8 @@
-"""AdamW, its learning-rate schedule and gradient clipping."""
+"""AdamW: its learning-rate schedule, gradient clipping, and its moments on disk."""
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from rft_platform.errors import UserError
 from rft_platform.training.protocol import OptimizerSpec
+from rft_platform.training.shards import ShardReader
 
 
 def build_optimizer(
@@ -78,3 +80,23 @@ def apply_step(optimizer: torch.optim.AdamW, spec: OptimizerSpec, step: int) -> 
     optimizer.step()
     optimizer.zero_grad()
     return rate
+
+
+def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    """Return AdamW's moments and steps on this rank as ``<parameter>.<exp_avg, exp_avg_sq or step>``."""
+    found: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        found |= {f"{name}.{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
+    return found
+
+
+def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, folder: Path) -> None:
+    """Read the result of ``moments`` from the shards in ``folder``, written by any number of ranks."""
+    reader, into = ShardReader(folder), dict[str, Tensor]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and f"{name}.step" in reader.names:
+            state = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            optimizer.state[parameter] = state
+            into |= {f"{name}.{key}": value for key, value in state.items()}
+    reader.read(into)

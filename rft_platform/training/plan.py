@@ -1,6 +1,10 @@
-"""Turn a request into a plan: its rows, its optimiser steps, and its identity. No weights are needed."""
+"""Turn a request into a plan: its rows, its optimiser steps, and its identity. No weights are needed.
 
-from collections.abc import Callable, Sequence
+The steps depend only on data and seed, not on the number of ranks.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -10,11 +14,9 @@ from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.plugins import plugins_digest
 from rft_platform.errors import UserError
 from rft_platform.files import digest_json
-from rft_platform.training.batches import group_steps, stream_steps
 from rft_platform.training.checkpoint import Position, read_position
-from rft_platform.training.demonstrations import among_rollouts, read_demonstrations
 from rft_platform.training.manifest import identify
-from rft_platform.training.preferences import read_preferences
+from rft_platform.training.offline_data import among_rollouts, read_demonstrations, read_preferences
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.rows import TrainingRows, digest_files, read_rollouts
 
@@ -38,6 +40,12 @@ class TrainingPlan:
     objective: Objective
     identity: str  # equal for requests with the same start state, data and settings
     taken: list[int]  # demonstrations or pairs that each step takes from the stream; empty without a stream
+
+    def position_after(self, steps: int) -> Position | None:
+        """Position in the demonstrations or pairs after the first ``steps`` steps."""
+        if self.position is None:
+            return None
+        return replace(self.position, rows=self.position.rows - sum(self.taken[steps:]))
 
 
 _Parts = tuple[TrainingRows, list[np.ndarray], Position | None, list[int]]
@@ -205,3 +213,52 @@ def _identity(
     end = None if position is None else asdict(position)
     plugins = plugins_digest(request.algorithm.plugins)
     return digest_json([settings, parent_digest, data_digest, models, end, plugins, list(formats)])
+
+
+def group_steps(group: np.ndarray, batch_size: int, seed: int, epochs: int) -> Iterator[np.ndarray]:
+    """Yield the row indices of each step of ``epochs`` passes; rows of one group stay together.
+
+    Groups are shuffled and then distributed in that order. The ``ceil(R / batch_size)`` steps of a pass get as equal
+    numbers of rows as whole groups allow. No step is left with only a few rows, whose gradient would count as much as
+    that of a full step.
+    """
+    rows = len(group)
+    for epoch in range(epochs if rows else 0):
+        shuffled = _shuffled(group, seed, epoch)
+        sizes = np.diff(np.append(_starts(group[shuffled]), rows))
+        middle = np.cumsum(sizes) - sizes / 2
+        step_of_group = (middle * math.ceil(rows / batch_size) / rows).astype(np.int64)
+        step_of_row = np.repeat(step_of_group, sizes)
+        yield from np.split(shuffled, _starts(step_of_row)[1:])
+
+
+def stream_steps(group: np.ndarray, batch_size: int, seed: int, position: int, count: int) -> Iterator[np.ndarray]:
+    """Yield the row indices of steps that take ``count`` groups, ``batch_size`` per step, from a shuffled stream.
+
+    The stream is endless; each pass is a new permutation. ``position`` is the number of groups already taken, so that a
+    resumed stream continues where it stopped.
+    """
+    order = np.argsort(group, kind="stable")
+    starts = np.append(_starts(group[order]), len(group))
+    groups = len(starts) - 1
+    epoch, permutation = -1, np.empty(0, np.int64)
+    for first in range(position, position + count, batch_size):
+        taken: list[np.ndarray] = []
+        for place in range(first, min(first + batch_size, position + count)):
+            if place // groups != epoch:
+                epoch = place // groups
+                permutation = np.random.default_rng([seed, epoch]).permutation(groups)
+            chosen = permutation[place % groups]
+            taken.append(order[starts[chosen] : starts[chosen + 1]])
+        yield np.concatenate(taken)
+
+
+def _shuffled(group: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """Row indices with the groups in random order; the order within a group is kept."""
+    place = np.random.default_rng([seed, epoch]).permutation(int(group.max()) + 1)
+    return np.argsort(place[group], kind="stable")
+
+
+def _starts(values: np.ndarray) -> np.ndarray:
+    """Indices at which a new value starts, including the first."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1]))

@@ -1,7 +1,15 @@
-"""Messages between the platform and the trainer group: commands and events, one JSON object per line."""
+"""Interface between the platform and the trainer group: launch settings, requests, progress, results and errors.
+
+Commands and events travel as JSON objects, one per line (``rpc``). Does not import torch.
+"""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
+
+from rft_platform import errors
+from rft_platform.errors import RftError, TrainerError, UserError
+
+Message = dict[str, Any]
 
 #: Event that the trainer sends from a separate thread while a command waits or runs. It distinguishes a long step or
 #: compilation from a stopped process.
@@ -9,6 +17,25 @@ HEARTBEAT = "heartbeat"
 HEARTBEAT_S = 2.0
 #: Default time that a caller waits for the next event of a command before it ends the trainer.
 HEARTBEAT_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Settings that change the cost of a step. They change its result by rounding only."""
+
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of gradient sums over ranks
+    cpu_offload: bool = False  # keep parameters, gradients and moments in host memory; needs CUDA
+    gradient_checkpointing: bool = False  # recompute a layer's activations in the backward pass
+    compile: bool | None = None  # torch.compile each layer, for packs of few lengths; None: see ``compiles``
+
+    def compiles(self, device_type: str, *, float32: bool) -> bool:
+        """Whether layers are compiled on this device. Default: on CUDA, except in float32."""
+        return (device_type == "cuda" and not float32) if self.compile is None else self.compile
+
+    def check(self, device_type: str) -> None:
+        """Raise UserError for options that this device does not support."""
+        if self.cpu_offload and device_type != "cuda":
+            raise UserError("trainer.cpu_offload moves parameters from a GPU to the host: without a GPU turn it off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +168,14 @@ class TrainResult:
     seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...
     cpu_seconds: float  # processor time of the worker for this request
     reused: bool = False  # an identical request had already published this checkpoint
+
+
+def error_message(error: RftError) -> Message:
+    """Encode an error as the answer to a command."""
+    return {"event": "error", "kind": type(error).__name__, "message": str(error), "retryable": error.retryable}
+
+
+def raise_error(message: Message) -> NoReturn:
+    """Raise the error that ``error_message`` encoded, as its own class if that is an error class of the platform."""
+    kind = getattr(errors, message["kind"], TrainerError)
+    raise kind(message["message"])

@@ -16,8 +16,9 @@ from typing import Any
 from rft_platform.errors import StorageError
 from rft_platform.files import atomic_path, write_json
 from rft_platform.training.draft import Draft
-from rft_platform.training.manifest import STEPS, TRAINER_STATE, Manifest, describe_files, write_manifest
+from rft_platform.training.manifest import STEPS, Manifest, describe_files, write_manifest
 from rft_platform.training.ranks import Ranks
+from rft_platform.training.shards import TRAINER_STATE
 
 LOG = logging.getLogger(__name__)
 _LOOK_S = 0.01  # polling interval for the other ranks' marker files

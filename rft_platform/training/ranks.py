@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,26 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rft_platform.errors import RftError
-from rft_platform.training.layout import Layout
-from rft_platform.training.wire import error_message, raise_error
+from rft_platform.training.protocol import Layout, error_message, raise_error
 
 #: Ranks wait for the next command in a collective; only the idle time-out of the group ends that wait.
 WAIT_FOR_COMMANDS = timedelta(days=30)
+
+
+class Reduce(Protocol):
+    """All-reduce of a float64 vector on the CPU over the ranks; every rank gets the result."""
+
+    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor: ...
+
+
+def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """``Reduce`` for a group of one rank."""
+    return values
+
+
+def most(count: int, reduce: Reduce) -> int:
+    """Return the maximum of ``count`` over all ranks."""
+    return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
 
 
 @dataclass(frozen=True, slots=True)

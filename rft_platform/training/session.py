@@ -1,4 +1,6 @@
-"""The trainer's state machine: it holds one state, and requests lead from a parent checkpoint to the next.
+"""The trainer's state machine: ``TrainingSession.train`` serves one request, stage by stage.
+
+The session holds one state, and requests lead from a parent checkpoint to the next.
 
 After a request, whatever happens in it, the held state is a published one: the request's result, or its parent.
 """
@@ -7,35 +9,36 @@ import gc
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.files import read_json
 from rft_platform.training.checkpoint import load_state
-from rft_platform.training.frozen import FrozenModel
-from rft_platform.training.intermediate import Describe, Intermediates, latest
+from rft_platform.training.intermediate import PeriodicCheckpoints, latest
+from rft_platform.training.logprobs import score, warm_up
 from rft_platform.training.manifest import STEPS, identify, read_manifest
 from rft_platform.training.model import compute_dtype
+from rft_platform.training.optimiser_step import OptimiserStep
 from rft_platform.training.optimizer import build_optimizer, check_schedule
 from rft_platform.training.plan import Planner, TrainingPlan
-from rft_platform.training.preparation import Preparation
+from rft_platform.training.precompute import FrozenModel, Precompute
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.results import describe, is_published, no_op, publish, published_before
-from rft_platform.training.run_steps import OnStep, StepRun
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.state import TrainerState
-from rft_platform.training.step import score
 from rft_platform.training.step_metrics import Stopwatch
+from rft_platform.training.training_run import TrainingRun, is_published, published_before
 from rft_platform.training.trajectories import check_token_parts
 from rft_platform.training.window import build_objective
 
+OnStep = Callable[[StepEvent], None]
 LOG = logging.getLogger(__name__)
 _SCORE_PACK = 16384  # tokens
 
@@ -48,42 +51,66 @@ class TrainingSession:
         self.dtype = compute_dtype(dtype, ranks.device)
         self.state: TrainerState | None = None
         self._planner = Planner()
-        self._preparation = Preparation(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
+        self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
+        self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
-        """Train and publish; see ``TrainRequest``. ``cancelled`` is called before every step; rank 0's answer counts.
+        """Serve one training request, from its rows to the published checkpoint. Every stage is one call below.
 
-        Raises TrainingCancelled, NonFiniteError, UserError or StorageError. If the training fails after it has started,
-        the parent's state is held again.
+        ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; rank 0's answer
+        counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. If the training fails after it has
+        started, the parent's state is held again.
         """
-        watch, cpu = Stopwatch(), time.process_time()
-        parent = Path(request.parent).absolute()
-        check_schedule(request.optimizer)
-        if request.algorithm.critic is not None:
-            check_schedule(request.algorithm.critic.optimizer)
-        import_plugins(request.algorithm.plugins)
-        check_token_parts(request.algorithm)
-        objective = build_objective(request.algorithm)
+        watch, cpu_start = Stopwatch(), time.process_time()
+        objective = check_algorithm(request)
+
+        # 1. Read the rows and split them into optimiser steps.
         with watch.time("data"):
+            parent = Path(request.parent).absolute()
             parent_digest: str = self.ranks.from_first(lambda: identify(parent))
-            formats = (str(self.dtype).removeprefix("torch."), self.ranks.layout.reduce_dtype)
-            plan = self._planner.plan(request, parent, parent_digest, objective, formats)
+            plan = self._planner.plan(request, parent, parent_digest, objective, self._formats)
         target = Path(request.output).absolute() / f"global_step_{request.parent_version + len(plan.steps)}"
         reused = self._reuse(target, plan, request, on_step)
         if reused is not None:
             return reused
+
+        # 2. Load the parent: policy, optimizer, critic and random state.
         with watch.time("load"):
-            run = StepRun(self._hold(parent, parent_digest, request), plan, request, self.ranks, watch)
+            run = TrainingRun(
+                self._hold(parent, parent_digest, request), plan, request, self.ranks, parent_digest, watch, cpu_start
+            )
         if not plan.steps:
-            return no_op(run.state, plan, request, self.ranks, watch, cpu)
-        run.state.digest = ""  # until it is published, the state is not that of any folder
-        try:
-            return self._run(run, target, partial(describe, run, parent_digest, cpu), on_step, cancelled)
-        except RftError as error:
-            del run
-            _forget_frames(error)
-            self._hold(parent, parent_digest, request)
-            raise
+            return run.without_steps()
+
+        with self._parent_restored_on_error(run):
+            # 3. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values,
+            #    token advantages.
+            self._precompute.compute(run)
+
+            # 4. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
+            events = self._resume(run, on_step)
+            with watch.time("compile"):
+                warm_up(run.state.policy, request.max_tokens_per_pack)
+
+            # 5. Run the optimiser steps.
+            with PeriodicCheckpoints(request, plan.identity, self.ranks) as checkpoints:
+                for rows in plan.steps[len(events) :]:
+                    run.check_cancelled(cancelled, done=len(events))
+                    step = OptimiserStep(run, rows, request.parent_version + len(events))
+                    if step.trains_policy:
+                        step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
+                        step.update_policy()  # clip the gradient, then AdamW
+                    step.update_critic()
+                    events.append(step.event())
+                    on_step(events[-1])
+                    if checkpoints.is_due(events[-1].step, remaining=len(plan.steps) - len(events)):
+                        with watch.time("save"):
+                            checkpoints.save(run.state, plan.position_after(len(events)), run.manifest, events)
+
+            # 6. Publish the checkpoint.
+            result = run.publish(target, events)
+            checkpoints.clear()
+            return result
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
@@ -98,24 +125,19 @@ class TrainingSession:
         values = score(self.state.policy, samples, max_tokens_per_pack=tokens, reduce=self.ranks.reduce)
         return [[0.0, *row.tolist()] for row in values]
 
-    def _run(
-        self, run: StepRun, target: Path, manifest: Describe, on_step: OnStep, cancelled: Callable[[], bool]
-    ) -> TrainResult:
-        """Prepare the rows with the parent's policy, then run the steps that a killed trainer did not complete."""
-        self._preparation.prepare(run)
-        events = self._resume(run, on_step)
-        saves = Intermediates(run, manifest)
+    @contextmanager
+    def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
+        """After an RftError in the body, drop the state of ``run`` and hold that of its parent again."""
+        run.state.digest = ""  # until it is published, the state is not that of any folder
         try:
-            run.run(on_step, cancelled, events, saves.after_step)
-        except RftError:  # raised on all ranks; after any other error a rank ends without waiting
-            saves.wait()
+            yield
+        except RftError as error:
+            run.drop_state()
+            _forget_frames(error)
+            self._hold(Path(run.request.parent).absolute(), run.parent_digest, run.request)
             raise
-        saves.wait()
-        result = publish(target, run, manifest(events), events)
-        saves.clear()
-        return result
 
-    def _resume(self, run: StepRun, on_step: OnStep) -> list[StepEvent]:
+    def _resume(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
         """Resume from the last intermediate checkpoint of this training; return the events of the steps before it."""
         output, identity = Path(run.request.output), run.plan.identity
         found = self.ranks.from_first(lambda: latest(output, identity))
@@ -124,12 +146,12 @@ class TrainingSession:
         kept = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
         with run.watch.time("load"):
             parent = run.state.folder
-            del run.state  # only the session may hold the state that is replaced next
+            run.drop_state()  # only the session may hold the state that is replaced next
             run.state = self._hold(Path(found["folder"]), found["digest"], kept)
         run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
         run.state.digest = ""
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
-        LOG.info("going on after step %d, from %s", found["version"], found["folder"])
+        LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
             on_step(replace(event, told_again=True))
         return events
@@ -177,11 +199,22 @@ class TrainingSession:
         try:
             self._hold(target, manifest.state_digest, kept)
         except StorageError as error:
-            LOG.warning("%s is made again: %s", target, error)
+            LOG.warning("%s is damaged and is trained again: %s", target, error)
             return None
         for event in read_json(target / STEPS):
             on_step(StepEvent(**event))
         return published_before(target, manifest, plan)
+
+
+def check_algorithm(request: TrainRequest) -> Objective:
+    """Import the plugins and build the objective. Raises UserError if parts of the algorithm do not fit each other."""
+    algorithm = request.algorithm
+    check_schedule(request.optimizer)
+    if algorithm.critic is not None:
+        check_schedule(algorithm.critic.optimizer)
+    import_plugins(algorithm.plugins)
+    check_token_parts(algorithm)
+    return build_objective(algorithm)
 
 
 def _forget_frames(error: BaseException) -> None:

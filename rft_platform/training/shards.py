@@ -27,6 +27,9 @@ from torch.distributed.tensor import DTensor
 
 from rft_platform.errors import StorageError
 
+TRAINER_STATE = "trainer_state"  # folder of a checkpoint that holds the trainer's state
+OPTIMIZER, MASTER = "optimizer", "master"  # sharded files in it: AdamW's moments, float32 weights
+
 
 def shard_file(name: str, rank: int, world_size: int) -> str:
     """Name of the file with ``rank``'s part of ``name``; ``<name>.safetensors`` if there is one rank."""

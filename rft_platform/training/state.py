@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -13,7 +13,7 @@ from rft_platform.training.critic import Critic
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.model import master_weights
 from rft_platform.training.protocol import CriticSpec, LoraSpec
-from rft_platform.training.shards import ShardReader, local_part, on_host
+from rft_platform.training.shards import local_part, on_host
 
 #: Gather full tensors, not shards, for the published weights.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -60,26 +60,6 @@ def gather_weights(state: TrainerState) -> dict[str, Tensor]:
         whole = get_model_state_dict(model, options=_GATHER)
         return {name: whole[name].contiguous() for name in kept if name in whole}
     return on_host({name: local_part(tensor).to(state.dtype).contiguous() for name, tensor in kept.items()})
-
-
-def moments(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """Return AdamW's moments and steps on this rank as ``<parameter>.<exp_avg, exp_avg_sq or step>``."""
-    found: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        found |= {f"{name}.{key}": value for key, value in optimizer.state.get(parameter, {}).items()}
-    return found
-
-
-def restore_moments(model: nn.Module, optimizer: torch.optim.AdamW, folder: Path) -> None:
-    """Read the result of ``moments`` from the shards in ``folder``, written by any number of ranks."""
-    reader, into = ShardReader(folder), dict[str, Tensor]()
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and f"{name}.step" in reader.names:
-            state = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            optimizer.state[parameter] = state
-            into |= {f"{name}.{key}": value for key, value in state.items()}
-    reader.read(into)
 
 
 def random_state() -> dict[str, Tensor]:

@@ -1,8 +1,6 @@
-"""Gradients of one optimiser step over packed rows, and log-probs computed on the same path."""
+"""Gradients of one optimiser step over packed rows: log-probs, loss and backward pass, pack by pack."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,19 +11,14 @@ from rft_platform.algorithms.mismatch import effective_sample_share
 from rft_platform.algorithms.objective import Objective
 from rft_platform.training.distillation import distillation_loss
 from rft_platform.training.flops import TrainingCost, Work, sharing_pays
-from rft_platform.training.logprobs import PackedPolicy, PackTensors
-from rft_platform.training.model import Packed
-from rft_platform.training.packing import Pack, pack, static_length
+from rft_platform.training.lm_head import PackTensors
+from rft_platform.training.logprobs import PackedPolicy, idle_pack
+from rft_platform.training.packing import Pack
 from rft_platform.training.protocol import AlgorithmSpec
+from rft_platform.training.ranks import Reduce, one_rank
 from rft_platform.training.samples import Sample
 from rft_platform.training.step_metrics import DeviceClock
 from rft_platform.training.window import Window
-
-
-class Reduce(Protocol):
-    """All-reduce of a float64 vector on the CPU over the ranks; every rank gets the result."""
-
-    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor: ...
 
 
 def accumulate_gradients(
@@ -87,42 +80,6 @@ def accumulate_gradients(
             sums[name] = sums[name] + value if name in sums else value
     totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
     return _count_metrics(counts, window.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
-
-
-def score(
-    policy: PackedPolicy, samples: Sequence[Sample], *, max_tokens_per_pack: int, reduce: Reduce | None = None
-) -> list[np.ndarray]:
-    """Return the log-probs of each sample's trainable tokens (float32 arrays, in order), computed on the training path.
-
-    No gradients are computed. Under FSDP every rank must call it; each rank gets the log-probs of its own samples.
-    """
-    packs = pack(samples, max_tokens_per_pack, static=policy.static_lengths)
-    values = np.zeros(sum(len(s.token_ids) for s in samples), np.float32)
-    with torch.no_grad():
-        for index in range(most(len(packs), reduce or one_rank)):
-            part = packs[index] if index < len(packs) else idle_pack(policy, max_tokens_per_pack)
-            logp = policy(PackTensors.of(part, policy.device, policy.compute_dtype))
-            if index < len(packs):
-                values[part.token_source] = logp.cpu().numpy()
-    ends = np.cumsum([len(s.token_ids) for s in samples])
-    return [row[s.loss_mask] for row, s in zip(np.split(values, ends[:-1]), samples, strict=True)] if samples else []
-
-
-def warm_up(policy: PackedPolicy, max_tokens_per_pack: int) -> None:
-    """Compile for every static length in advance, so that no training step has to compile.
-
-    Runs forward and backward over two rows that share a prompt, padded to each length, and drops the gradients.
-    """
-    if not policy.static_lengths or policy.compiled_for == max_tokens_per_pack:
-        return
-    ids = np.arange(4, dtype=np.int32) % 2
-    rows = [Sample(str(last), np.append(ids, last).astype(np.int32), np.arange(5) >= 3) for last in (0, 1)]
-    (part,) = pack(rows, max_tokens_per_pack, static=True)
-    for length in {static_length(1, max_tokens_per_pack), static_length(max_tokens_per_pack, max_tokens_per_pack)}:
-        batch = PackTensors.of(replace(part, length=length), policy.device, policy.compute_dtype)
-        policy(batch, lambda logp, entropy, tokens: 0.0 * (logp.sum() + entropy.sum())).backward()
-    policy.zero_grad()
-    policy.compiled_for = max_tokens_per_pack
 
 
 class _PartLoss:
@@ -194,22 +151,6 @@ def _window(
 def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:
     """Floating-point operations of the packs, and of the same rows computed separately."""
     return {"flops": cost.flops(Work.of_packs(packs)), "flops_unpacked": cost.flops(Work.of_rows(packs))}
-
-
-def idle_pack(model: Packed, max_tokens: int) -> Pack:
-    """Return the smallest pack for ``model``: one node that predicts one token."""
-    row = Sample("idle", np.zeros(2, np.int32), np.array([False, True]))
-    return pack([row], max_tokens, static=model.static_lengths)[0]
-
-
-def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
-    """``Reduce`` for a group of one rank."""
-    return values
-
-
-def most(count: int, reduce: Reduce) -> int:
-    """Return the maximum of ``count`` over all ranks."""
-    return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
 
 
 _COUNTS = ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs", "flops")

@@ -20,7 +20,7 @@ from rft_platform.algorithms.token_advantages.registry import (
 )
 from rft_platform.errors import NonFiniteError, UserError, some
 from rft_platform.training.protocol import AlgorithmSpec, KlPenaltySpec
-from rft_platform.training.ranks import Ranks
+from rft_platform.training.ranks import Reduce
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
 
@@ -33,8 +33,8 @@ class TokenAdvantages:
     kl_control: KlControl | None
 
 
-def give_token_advantages(
-    rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, ranks: Ranks
+def set_token_advantages(
+    rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, reduce: Reduce
 ) -> TokenAdvantages:
     """Set ``advantage`` (and ``returns``) per token on the rows ``mine``, which this rank trains.
 
@@ -44,18 +44,18 @@ def give_token_advantages(
     name = algorithm.token_advantage
     assert name is not None
     layout = _Layout.of(rows, mine)
-    tokens = _trajectories(rows, layout, algorithm, ranks)
+    tokens = _trajectories(rows, layout, algorithm, reduce)
     metrics: dict[str, float] = {}
     penalty = algorithm.kl_penalty
     if penalty is not None:
         control = _start(control, penalty)
         kl = _divergence(layout, algorithm, penalty)
         tokens.reward[:] -= control.coef * kl
-        count, total = _sum(ranks, np.array([np.sum(tokens.share), kl @ tokens.share])).tolist()
+        count, total = _sum(reduce, np.array([np.sum(tokens.share), kl @ tokens.share])).tolist()
         metrics |= {"kl_penalty": total / max(count, 1.0), "kl_coef": control.coef}
         if penalty.target is not None:
             control = control.adapted(metrics["kl_penalty"], count, penalty.target, penalty.horizon)
-    out = compute_token_advantages(name, algorithm.token_advantage_args, tokens, lambda values: _sum(ranks, values))
+    out = compute_token_advantages(name, algorithm.token_advantage_args, tokens, lambda values: _sum(reduce, values))
     layout.spread("advantage", out.advantage)
     if out.returns is not None:
         layout.spread("returns", out.returns)
@@ -121,12 +121,12 @@ class _Layout:
     def spread(self, name: str, values: np.ndarray) -> None:
         """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on tokens without training."""
         for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
-            given = np.zeros(len(sample.token_ids), np.float32)
-            given[sample.loss_mask] = values[first:end]
-            setattr(sample, name, given)
+            column = np.zeros(len(sample.token_ids), np.float32)
+            column[sample.loss_mask] = values[first:end]
+            setattr(sample, name, column)
 
 
-def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec, ranks: Ranks) -> Trajectories:
+def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec, reduce: Reduce) -> Trajectories:
     name = algorithm.token_advantage
     assert name is not None
     entry = check_token_advantage(name, algorithm.token_advantage_args)
@@ -136,7 +136,7 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
     start = layout.first_token[layout.first_row]
     given = rows.facts.get("step_reward") if entry.rewards else None
     reward = _rewards(layout, start, outcome, None if given is None else given[layout.order])
-    holders = _holders(len(rows.samples), layout.order, ranks)
+    holders = _holders(len(rows.samples), layout.order, reduce)
     return Trajectories(
         start=start,
         group=np.unique(rows.group[last], return_inverse=True)[1],
@@ -171,15 +171,15 @@ def _own_logprobs(algorithm: AlgorithmSpec) -> str:
     return "old_logprobs" if algorithm.correction == "decoupled" else "rollout_logprobs"
 
 
-def _holders(count: int, mine: np.ndarray, ranks: Ranks) -> np.ndarray:
+def _holders(count: int, mine: np.ndarray, reduce: Reduce) -> np.ndarray:
     """How many ranks train each row, float64 [count]; with several epochs it may be more than one."""
     held = np.zeros(count)
     held[mine] = 1.0
-    return _sum(ranks, held)
+    return _sum(reduce, held)
 
 
-def _sum(ranks: Ranks, values: np.ndarray) -> np.ndarray:
-    total: np.ndarray = ranks.reduce(torch.from_numpy(values.copy()), "sum").numpy()
+def _sum(reduce: Reduce, values: np.ndarray) -> np.ndarray:
+    total: np.ndarray = reduce(torch.from_numpy(values.copy()), "sum").numpy()
     return total
 
 

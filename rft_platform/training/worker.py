@@ -32,13 +32,11 @@ from rft_platform.observability.context import PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 from rft_platform.processes.collector import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.processes.lease import Lease, remove_lease, write_lease
-from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import StepEvent, TrainRequest
+from rft_platform.training.protocol import Layout, Message, StepEvent, TrainRequest, error_message
 from rft_platform.training.ranks import Ranks
-from rft_platform.training.server import CommandServer, Job
+from rft_platform.training.rpc import CommandServer, Job
 from rft_platform.training.session import TrainingSession
 from rft_platform.training.step_metrics import peak_rss_mb
-from rft_platform.training.wire import Message, error_message
 
 LOG = logging.getLogger("rft_platform.training.worker")
 _LAYOUT = {

@@ -13,7 +13,7 @@ from rft_platform.config.plan import render_plan, run_plan
 from rft_platform.config.resolve import WHOLE_ROUND, RunLength, resolve
 from rft_platform.config.schema import RftConfig
 from rft_platform.errors import UserError
-from rft_platform.training.batches import group_steps
+from rft_platform.training.plan import group_steps
 
 MakeConfig = Callable[..., RftConfig]
 TASKSET = "buffer__explorer_input__taskset"

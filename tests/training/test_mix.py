@@ -13,7 +13,6 @@ import torch
 
 from rft_platform.errors import TrainingCancelled, UserError
 from rft_platform.training.checkpoint import read_position
-from rft_platform.training.intermediate import position_after
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.model import load_policy
 from rft_platform.training.plan import Planner
@@ -116,7 +115,7 @@ def test_on_the_way_the_position_is_that_of_the_demonstrations(
 ) -> None:
     request = mixed_request(data_position=3)
     plan = Planner().plan(request, tiny_model, "parent", build_objective(request.algorithm))
-    positions = [position_after(plan, steps) for steps in range(4)]
+    positions = [plan.position_after(steps) for steps in range(4)]
     assert [position and position.rows for position in positions] == [3, 7, 11, 15]
 
 

@@ -15,8 +15,8 @@ from safetensors.torch import load_file as load_tensors
 
 from rft_platform.errors import NonFiniteError, TrainingCancelled, UserError
 from rft_platform.files import read_json
-from rft_platform.training.critic_step import give_values
-from rft_platform.training.preparation import Preparation
+from rft_platform.training.critic_step import compute_values
+from rft_platform.training.precompute import Precompute
 from rft_platform.training.protocol import (
     AlgorithmSpec,
     CriticSpec,
@@ -27,9 +27,9 @@ from rft_platform.training.protocol import (
     TrainRequest,
     TrainResult,
 )
-from rft_platform.training.run_steps import StepRun
 from rft_platform.training.samples import Sample, rollout_sample
 from rft_platform.training.session import TrainingSession
+from rft_platform.training.training_run import TrainingRun
 
 CRITIC = CriticSpec(optimizer=OptimizerSpec(lr=1e-3))
 PPO = AlgorithmSpec(policy_loss_args={"clip_low": 0.2, "clip_high": 0.2}, token_advantage="gae", critic=CRITIC)
@@ -85,13 +85,13 @@ def two_steps(rows: list, judged: list) -> None:
 def prepared_rows(monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
     """The rows of every training from now on, as they are before its first step."""
     given: list[Sample] = []
-    prepare = Preparation.prepare
+    compute = Precompute.compute
 
-    def remember(self: Preparation, run: StepRun) -> None:
-        prepare(self, run)
+    def remember(self: Precompute, run: TrainingRun) -> None:
+        compute(self, run)
         given.extend(copy.copy(sample) for sample in run.plan.rows.samples)
 
-    monkeypatch.setattr(Preparation, "prepare", remember)
+    monkeypatch.setattr(Precompute, "compute", remember)
     return given
 
 
@@ -156,7 +156,7 @@ def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
         rollout_sample(r.row_id, r.prompt_ids, r.response_ids, r.rollout_logprobs, r.loss_mask, advantage=0.0)
         for r in rows
     ]
-    give_values(state.critic.model, samples, max_tokens_per_pack=10_000)
+    compute_values(state.critic.model, samples, max_tokens_per_pack=10_000)
     wanted: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for number in range(0, len(rows), 2):
         run = samples[number : number + 2]

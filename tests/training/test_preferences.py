@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rft_platform.errors import TrainingCancelled, UserError
-from rft_platform.training import frozen
-from rft_platform.training.preferences import read_preferences
+from rft_platform.training import precompute
+from rft_platform.training.offline_data import read_preferences
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest
 from rft_platform.training.samples import Sample
 from rft_platform.training.session import TrainingSession
@@ -164,7 +164,7 @@ def test_loss_and_gradients_are_those_of_the_paper(
         optimizer.zero_grad()
         return 0.0
 
-    monkeypatch.setattr("rft_platform.training.run_steps.apply_step", catch)
+    monkeypatch.setattr("rft_platform.training.optimiser_step.apply_step", catch)
     request = dpo_request(
         parent=first.checkpoint, parent_version=2, train_batch_size=6, output=str(tmp_path / "next"),
         optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40,
@@ -229,13 +229,13 @@ class Counter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[int] = []
-        score = frozen.score
+        score = precompute.score
 
         def counted(policy: Any, samples: list[Sample], **options: Any) -> list[np.ndarray]:
             self.rows.append(len(samples))
             return score(policy, samples, **options)
 
-        monkeypatch.setattr(frozen, "score", counted)
+        monkeypatch.setattr(precompute, "score", counted)
 
 
 def test_reference_log_probs_are_computed_once(
@@ -243,8 +243,10 @@ def test_reference_log_probs_are_computed_once(
 ) -> None:
     counter = Counter(monkeypatch)
     loaded: list[Path] = []
-    load = frozen.FrozenModel.model
-    monkeypatch.setattr(frozen.FrozenModel, "model", lambda self, folder: loaded.append(folder) or load(self, folder))
+    load = precompute.FrozenModel.model
+    monkeypatch.setattr(
+        precompute.FrozenModel, "model", lambda self, folder: loaded.append(folder) or load(self, folder)
+    )
     first, _ = train(session, dpo_request(max_steps=None, epochs=3))
     following = dpo_request(parent=first.checkpoint, parent_version=6, output=str(tmp_path / "next"), max_steps=3)
     train(session, following)
@@ -262,7 +264,7 @@ def test_reference_log_probs_are_computed_once(
 def test_only_blocks_that_are_needed_are_scored_and_to_the_same_bits(
     ranks: Any, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frozen, "BLOCK", 2)
+    monkeypatch.setattr(precompute, "BLOCK", 2)
     counter = Counter(monkeypatch)
     session, request = TrainingSession(ranks, "float32"), dpo_request(train_batch_size=2)
     first, _ = train(session, request)
@@ -281,7 +283,7 @@ def test_with_an_adapter_the_reference_is_the_model_under_it(
     def refuse(*_: Any) -> None:
         raise AssertionError("a second model was loaded")
 
-    monkeypatch.setattr(frozen.FrozenModel, "model", refuse)
+    monkeypatch.setattr(precompute.FrozenModel, "model", refuse)
     session = TrainingSession(ranks, dtype)
     request = dpo_request(lora=LoraSpec(rank=4), max_steps=3, train_batch_size=6, optimizer=OptimizerSpec(lr=1e-2))
     first, events = train(session, request)

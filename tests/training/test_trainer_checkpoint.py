@@ -14,6 +14,7 @@ from rft_platform.files import read_json
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, StepEvent
 from rft_platform.training.session import TrainingSession
 from rft_platform.training.shards import ShardReader, write_shards
+from rft_platform.training.training_run import TrainingRun
 
 LORA = LoraSpec(rank=4, alpha=8)
 ALLOWED = {".safetensors", ".json", ".jinja", ".md"}  # README.md comes with an adapter
@@ -159,21 +160,19 @@ def test_what_earlier_trainings_left_for_others_stays_and_counts(session, round_
     assert on_the_way(round_request()) == ["step_2", "step_4", "step_5"]
 
 
-def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request) -> None:
+def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request, monkeypatch) -> None:
     made, live = [], []
 
-    class Watching(TrainingSession):
-        """Sees each manifest as it was given to the writer."""
+    original = TrainingRun.manifest
 
-        def _run(self, run, target, manifest, *rest):
-            def described(events):
-                made.append(manifest(events))
-                live.append(dict(made[-1].result["seconds"]))
-                return made[-1]
+    def described(self, events):
+        """The manifest as it is given to the writer."""
+        made.append(original(self, events))
+        live.append(dict(made[-1].result["seconds"]))
+        return made[-1]
 
-            return super()._run(run, target, described, *rest)
-
-    result, _ = run(Watching(session.ranks, "float32"), round_request(epochs=2, save_interval=2))
+    monkeypatch.setattr(TrainingRun, "manifest", described)
+    result, _ = run(session, round_request(epochs=2, save_interval=2))
     assert [manifest.result["seconds"] for manifest in made] == live and len(made) == 3
     assert result.seconds["save"] > live[-1]["save"]
 

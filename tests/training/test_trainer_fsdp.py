@@ -11,9 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from rft_platform.errors import UserError
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.layout import Layout
 from rft_platform.training.model import check_tied, load_policy
-from rft_platform.training.protocol import AlgorithmSpec, LoraSpec
+from rft_platform.training.protocol import AlgorithmSpec, Layout, LoraSpec
 from rft_platform.training.ranks import Ranks
 from rft_platform.training.samples import demonstration_sample
 from rft_platform.training.step import accumulate_gradients

@@ -11,9 +11,8 @@ from rft_platform import checkpoint_files
 from rft_platform.checkpoint_files import digest_weights
 from rft_platform.errors import DamagedError
 from rft_platform.files import read_json, write_sealed_json
-from rft_platform.training.layout import Layout
 from rft_platform.training.manifest import identify
-from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec
+from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, Layout, LoraSpec
 from rft_platform.training.session import TrainingSession
 
 LORA = LoraSpec(rank=2, alpha=4)

@@ -71,7 +71,7 @@ def test_after_a_refused_step_one_state_is_alive(session, round_request, memory)
 
 
 def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request, memory, monkeypatch) -> None:
-    from rft_platform.training import run_steps
+    from rft_platform.training import optimiser_step
 
     def fail(policy, *arguments, **settings):
         try:
@@ -79,7 +79,7 @@ def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request
         except StorageError as error:
             raise UserError("no") from error
 
-    monkeypatch.setattr(run_steps, "accumulate_gradients", fail)
+    monkeypatch.setattr(optimiser_step, "accumulate_gradients", fail)
     with pytest.raises(UserError):
         train(session, round_request(groups=2))
     assert memory.alive == [0, 0]

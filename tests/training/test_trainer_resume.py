@@ -19,8 +19,7 @@ from safetensors.numpy import load_file
 from rft_platform.errors import TrainerError, TrainingCancelled
 from rft_platform.training.group import TrainerClient, find_or_start_trainer
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.layout import Layout
-from rft_platform.training.protocol import LoraSpec, OptimizerSpec, StepEvent
+from rft_platform.training.protocol import Layout, LoraSpec, OptimizerSpec, StepEvent
 from tests.training.conftest import whole_state
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rft_platform.training.offline_data import read_demonstrations
 
 from rft_platform.errors import NonFiniteError, StorageError, UserError
 from rft_platform.experience.selections import SELECTION_SCHEMA
-from rft_platform.training.demonstrations import read_demonstrations
 from rft_platform.training.plan import Planner
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.training.rows import read_rollouts

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from rft_platform.errors import NonFiniteError, TrainerError, UserError
-from rft_platform.training import wire
-from rft_platform.training.server import CommandServer
-from rft_platform.training.wire import Connection, Message, error_message, raise_error
+from rft_platform.training import rpc
+from rft_platform.training.protocol import Message, error_message, raise_error
+from rft_platform.training.rpc import CommandServer, Connection
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_bytes_without_the_token_are_not_read(server: CommandServer, start: byte
 
 
 def test_a_caller_that_sends_no_token_is_dropped(server: CommandServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "TOKEN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(rpc, "TOKEN_TIMEOUT_S", 0.5)
     callers = [open_socket(server) for _ in range(20)]
     start = time.monotonic()
     for caller in callers:

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 from torch import Tensor
 
 from rft_platform.errors import UserError
-from rft_platform.training.batches import group_steps, share_of_rank
+from rft_platform.training.plan import group_steps
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
-from rft_platform.training.trajectories import check_token_parts, give_token_advantages
+from rft_platform.training.training_run import share_of_rank
+from rft_platform.training.trajectories import check_token_parts, set_token_advantages
 
 SPEC = AlgorithmSpec(
     token_advantage="gae",
@@ -101,7 +101,7 @@ def check(rows: TrainingRows, mine: np.ndarray, wanted: dict[str, np.ndarray]) -
 def test_advantages_are_the_definition_whatever_the_order_of_the_rows() -> None:
     rows = make_rows()
     everything = np.arange(len(rows.samples))
-    made = give_token_advantages(rows, everything, SPEC, None, SimpleNamespace(reduce=one_rank))
+    made = set_token_advantages(rows, everything, SPEC, None, one_rank)
     check(rows, everything, naive(rows))
     kl = np.concatenate([(s.rollout_logprobs - s.reference_logprobs)[s.loss_mask] for s in rows.samples])
     assert made.metrics["kl_penalty"] == pytest.approx(kl.mean(), abs=1e-6)
@@ -117,7 +117,7 @@ def test_step_rewards_come_where_they_were_given() -> None:
     plain.facts["step_reward"] = np.full(len(place), np.nan)
     everything = np.arange(len(place))
     for made in (rows, plain):
-        give_token_advantages(made, everything, SPEC, None, SimpleNamespace(reduce=one_rank))
+        set_token_advantages(made, everything, SPEC, None, one_rank)
     check(rows, everything, naive(rows, step_reward))
     check(plain, everything, naive(plain))
 
@@ -150,15 +150,15 @@ def test_two_ranks_that_share_rows_over_two_epochs_equal_one() -> None:
     parts = [make_rows() for _ in range(2)]
 
     def work(rank: int) -> None:
-        ranks = SimpleNamespace(reduce=reduce_of(rank))
-        made[rank] = give_token_advantages(parts[rank], mine[rank], SPEC, None, ranks)
+        reduce = reduce_of(rank)
+        made[rank] = set_token_advantages(parts[rank], mine[rank], SPEC, None, reduce)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    alone = give_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, SimpleNamespace(reduce=one_rank))
+    alone = set_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, one_rank)
     assert made[0].metrics == made[1].metrics == pytest.approx(alone.metrics)
     assert made[0].kl_control == made[1].kl_control
     assert made[0].kl_control.coef == pytest.approx(alone.kl_control.coef) != 0.2
@@ -169,7 +169,7 @@ def test_two_ranks_that_share_rows_over_two_epochs_equal_one() -> None:
 def test_a_rank_without_rows_takes_part() -> None:
     rows = make_rows()
     nothing = np.zeros(0, np.int64)
-    made = give_token_advantages(rows, nothing, SPEC, None, SimpleNamespace(reduce=one_rank))
+    made = set_token_advantages(rows, nothing, SPEC, None, one_rank)
     assert made.metrics["kl_penalty"] == 0
 
 
@@ -181,7 +181,7 @@ def test_choices_of_one_call_are_no_line_of_steps() -> None:
     elsewhere = np.flatnonzero(rows.group == 0)  # a rank that has other rows stops, too
     for mine in (np.arange(len(rows.samples)), elsewhere):
         with pytest.raises(UserError, match=rf"1 rows are of a run's step .*\(({twins})\).* alternatives"):
-            give_token_advantages(rows, mine, SPEC, None, SimpleNamespace(reduce=one_rank))
+            set_token_advantages(rows, mine, SPEC, None, one_rank)
 
 
 def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
@@ -195,9 +195,9 @@ def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
 def test_rows_without_what_the_advantage_reads_are_named() -> None:
     rows = make_rows()
     rows.samples[3].old_values = None
-    ranks = SimpleNamespace(reduce=one_rank)
+    reduce = one_rank
     with pytest.raises(UserError, match=rf"1 rows have no old_values \({rows.samples[3].row_id}\)"):
-        give_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, ranks)
+        set_token_advantages(rows, np.arange(len(rows.samples)), SPEC, None, reduce)
     plain = TrainingRows(rows.samples, rows.group, "")
     with pytest.raises(UserError, match="these rows have no runs and no rewards"):
-        give_token_advantages(plain, np.arange(len(rows.samples)), SPEC, None, ranks)
+        set_token_advantages(plain, np.arange(len(rows.samples)), SPEC, None, reduce)

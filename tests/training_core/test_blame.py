@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from rft_platform.errors import some
-from rft_platform.training.blame import culprits, not_finite
+from rft_platform.training.optimiser_step import culprits, not_finite
 
 
 def units(count: int) -> list[np.ndarray]:

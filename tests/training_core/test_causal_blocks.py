@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rft_platform.training.attention import plan_attention
-from rft_platform.training.logprobs import PackedPolicy, PackTensors
+from rft_platform.training.lm_head import PackTensors
+from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.packing import pack
 from rft_platform.training.samples import Sample
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import LOSSES
 from rft_platform.training import attention
-from rft_platform.training.layers import prepare_layers
 from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.model import prepare_layers
 from rft_platform.training.samples import Sample
 
 SPECS = specs()

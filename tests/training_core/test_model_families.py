@@ -13,10 +13,9 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft_platform.errors import UserError
-from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.logprobs import PackedPolicy, score
 from rft_platform.training.packable import OWN_ATTENTION, WINDOW_IN_MASK, check_window
 from rft_platform.training.samples import Sample
-from rft_platform.training.step import score
 from rft_platform.training.trainable import check_trainable
 
 CONTEXT = 64

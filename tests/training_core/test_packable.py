@@ -21,9 +21,8 @@ from transformers import (
 
 from rft_platform.errors import UserError
 from rft_platform.training.critic import PackedCritic
-from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.logprobs import PackedPolicy, score
 from rft_platform.training.samples import Sample
-from rft_platform.training.step import score
 
 SMALL: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

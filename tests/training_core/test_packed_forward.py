@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rft_platform.training import attention, logprobs
-from rft_platform.training.logprobs import PackedPolicy, PackTensors
+from rft_platform.training import attention, lm_head
+from rft_platform.training.lm_head import PackTensors
+from rft_platform.training.logprobs import PackedPolicy, score
 from rft_platform.training.packing import pack
 from rft_platform.training.protocol import AlgorithmSpec
 from rft_platform.training.samples import Sample
-from rft_platform.training.step import accumulate_gradients, score
+from rft_platform.training.step import accumulate_gradients
 
 CPU = torch.device("cpu")
 
@@ -97,7 +98,7 @@ def test_gradients_equal_those_of_single_rows(
     whole_rows: bool,
 ) -> None:
     plain, model = make_model(tied=tied), make_model(tied=tied)
-    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk * model.config.vocab_size)
+    monkeypatch.setattr(lm_head, "CHUNK_ELEMENTS", chunk * model.config.vocab_size)
     want = dense_loss(plain, rows)
     got = packed_loss(PackedPolicy(model), rows, 20, whole_rows)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)

@@ -102,7 +102,7 @@ def test_dpo_is_the_textbook_formula_for_any_packs_and_chunks(
     max_tokens: int,
     chunk: int,
 ) -> None:
-    monkeypatch.setattr("rft_platform.training.logprobs.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("rft_platform.training.lm_head.CHUNK_ELEMENTS", chunk)
     samples, plain, model = random_pairs(5, 8, 3, make_row), make_model(), make_model()
     want = plain_dpo(plain, samples)
     want.backward()

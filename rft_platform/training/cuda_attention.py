@@ -1,19 +1,24 @@
-"""Attention over a prefix tree on CUDA: flex_attention with a block mask. Shared keys are read in place, never copied.
+"""Attention kernels on CUDA: flex_attention over a prefix tree, and flash attention over rows that share nothing.
 
-The mask is exact inside a tile of 128 x 128 and skips whole tiles: a tile is computed only if at least one of its
-queries has one of its keys as an ancestor. The tiles are found on the CPU, in time linear in the length of the trie's
-paths. One layer, forward and backward, with 16 query heads and 8 key heads of 128, on an H200 in bfloat16: 5.0 ms for
-ten groups of 8 x 256 tokens below prompts of 1,024 (variable-length attention over gathered keys: 8.0 ms), 3.6 ms for
-eight runs of eight turns (7.5 ms). Its gradients are deterministic; those of variable-length attention are not
-(benchmarks/results/tree_attention_cuda.json).
+Tree attention (``tree_mask``, ``tree_attention``) reads shared keys in place and never copies them. The mask is exact
+inside a tile of 128 x 128 and skips whole tiles: a tile is computed only if at least one of its queries has one of its
+keys as an ancestor. The tiles are found on the CPU, in time linear in the length of the trie's paths. One layer,
+forward and backward, with 16 query heads and 8 key heads of 128, on an H200 in bfloat16: 5.0 ms for ten groups of
+8 x 256 tokens below prompts of 1,024 (variable-length attention over gathered keys: 8.0 ms), 3.6 ms for eight runs of
+eight turns (7.5 ms). Its gradients are deterministic; those of variable-length attention are not
+(benchmarks/results/tree_attention_cuda.json). The kernel is compiled once for each static length of packs. If it cannot
+be compiled, that is an error: torch would fall back to the unfused flex_attention, which builds the whole score matrix.
 
-The kernel is compiled once for each static length of packs. If it cannot be compiled, that is an error: torch would
-fall back to the unfused flex_attention, which builds the whole score matrix.
+Row attention (``row_ranges``, ``row_attention``) is variable-length flash attention: the rows of a pack are
+concatenated, and the kernel gets the offset of each. Padding at the end of a pack is split into rows no longer than the
+longest real one, so that it costs no more than they do. The results of padding are not read.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,7 +30,8 @@ from rft_platform.training.packing import TILE, Pack, ragged
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-_LEAST_DIM = 16  # the smallest head size of the kernel
+_LEAST_DIM = 16  # the smallest head size of flex_attention's kernel
+_LARGEST_HEAD, _HEAD_STEP = 256, 8  # head sizes of flash attention: multiples of 8, up to 256
 
 
 def tree_mask(pack: Pack, device: torch.device) -> "BlockMask":
@@ -92,3 +98,37 @@ def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=False)
+
+
+@dataclass(slots=True)
+class RowRanges:
+    """Where the rows of a pack start."""
+
+    offsets: Tensor  # int32 [R + 1], the last is the pack's length
+    longest: int  # tokens
+
+
+def row_ranges(pack: Pack, device: torch.device) -> RowRanges:
+    """Return the ranges of ``pack``, whose rows share no prefix, and of its padding."""
+    longest = int(np.diff(pack.row_start).max())
+    padding = np.arange(pack.row_start[-1], pack.length, longest)[1:]
+    ends = [pack.length] if pack.length > pack.row_start[-1] else []
+    offsets = np.concatenate([pack.row_start, padding, ends]).astype(np.int32)
+    return RowRanges(torch.from_numpy(offsets).to(device, non_blocking=True), longest)
+
+
+def row_attention(query: Tensor, key: Tensor, value: Tensor, rows: RowRanges, scale: float) -> Tensor:
+    """Attention of query [1, H, T, D] over key and value [1, H_kv, T, D] -> [1, T, H, D]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    width = query.shape[-1]
+    if width > _LARGEST_HEAD:
+        raise RuntimeError(f"flash attention computes heads of at most {_LARGEST_HEAD}, the model's have {width}")
+    if missing := -width % _HEAD_STEP:  # pad with zeros, which do not change the product
+        query, key, value = (pad(x, (0, missing)) for x in (query, key, value))
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1, 0)}
+    if q.shape[1] != k.shape[1] and "enable_gqa" in inspect.signature(varlen_attn).parameters:
+        options["enable_gqa"] = True  # torch 2.11 accepts grouped heads without this option
+    out: Tensor = varlen_attn(q, k, v, rows.offsets, rows.offsets, rows.longest, rows.longest, **options)
+    return out[None, ..., :width]

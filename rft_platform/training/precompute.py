@@ -1,20 +1,31 @@
-"""Frozen models: the reference of a KL or of preference pairs, and the teacher of a distillation."""
+"""Values that rows need before the first step: log-probs of frozen models, critic values, and token advantages.
+
+Frozen models are the reference of a KL or of preference pairs, and the teacher of a distillation. All values are of the
+policy as it is when the training starts; no gradient is computed. Only what the algorithm needs is computed: the
+defaults (no KL, ratio to the rollout log-probs) need no forward pass at all.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.files import digest_json
+from rft_platform.training.critic_step import compute_values
+from rft_platform.training.distillation import check_vocabulary
+from rft_platform.training.logprobs import PackedPolicy, score
 from rft_platform.training.manifest import identify, verified_weights
 from rft_platform.training.model import load_policy
-from rft_platform.training.ranks import Ranks
+from rft_platform.training.ranks import Ranks, Reduce
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import Sample
-from rft_platform.training.step import Reduce, score
+from rft_platform.training.training_run import TrainingRun
+from rft_platform.training.trajectories import set_token_advantages
 
 LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
 BLOCK = 256  # number of groups whose reference log-probs are computed together
@@ -43,6 +54,82 @@ class FrozenModel:
         return self._held[1]
 
 
+@dataclass(slots=True)
+class Precompute:
+    """The frozen models of a trainer. Each is loaded on first use and kept."""
+
+    reference: FrozenModel
+    teacher: FrozenModel
+
+    def compute(self, run: TrainingRun) -> None:
+        """Add to this rank's rows of ``run`` what its algorithm reads. Every rank must call it."""
+        request, algorithm = run.request, run.request.algorithm
+        rows = _rows_of_rank(run)
+        samples = [run.plan.rows.samples[row] for row in rows]
+        reduce, budget = run.ranks.reduce, request.max_tokens_per_pack
+        if needs_reference(run):
+            with run.watch.time("reference"):
+                self._compute_reference(run)
+        if request.teacher is not None:
+            with run.watch.time("teacher"):
+                self._compute_teacher(run, Path(request.teacher).absolute(), samples)
+        if algorithm.correction == "decoupled":
+            with run.watch.time("old_logprobs"):
+                compute_logprobs(run.state.policy, "old_logprobs", samples, budget, reduce)
+        if run.state.critic is not None:
+            with run.watch.time("values"):
+                compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
+        if algorithm.token_advantage is not None:
+            computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce)
+            run.precomputed, run.state.kl_control = computed.metrics, computed.kl_control
+
+    def _compute_reference(self, run: TrainingRun) -> None:
+        """Compute reference log-probs. The unchanged policy computes them if it started from the reference.
+
+        With an adapter, that is the base model below it; it is also the reference if the request names none.
+        """
+        request, state = run.request, run.state
+        folder = state.base_model if request.reference is None else Path(request.reference).absolute()
+        assert folder is not None, "the plan checks that there is a reference"
+        own = state.base_model or Path(request.parent).absolute()
+        digest = run.ranks.from_first(lambda: identify(folder))
+        own_digest = digest if own == folder else run.ranks.from_first(lambda: identify(own))
+        compute = partial(
+            compute_reference,
+            rows=run.plan.rows,
+            needed=np.unique(np.concatenate(run.plan.steps)),
+            source=digest_json([digest, request.seed, request.max_tokens_per_pack]),
+            seed=request.seed,
+            max_tokens_per_pack=request.max_tokens_per_pack,
+            ranks=run.ranks,
+        )
+        if digest == own_digest:
+            with without_adapter(state.policy) as policy:
+                compute(lambda: policy)
+        else:
+            compute(lambda: self.reference.model(folder))
+
+    def _compute_teacher(self, run: TrainingRun, folder: Path, samples: Sequence[Sample]) -> None:
+        """A distillation loss reads the teacher itself; a token advantage reads its log-probs."""
+        student = run.state.base_model or run.state.folder
+        run.ranks.from_first(lambda: check_vocabulary(student, folder))
+        teacher = self.teacher.model(folder)
+        if run.plan.objective.policy_loss.teacher:
+            run.teacher = teacher
+        else:
+            budget, reduce = run.request.max_tokens_per_pack, run.ranks.reduce
+            compute_logprobs(teacher, "teacher_logprobs", samples, budget, reduce)
+
+
+def needs_reference(run: TrainingRun) -> bool:
+    """Whether any part of the algorithm measures a distance to the reference model."""
+    return run.plan.objective.needs_reference or run.request.algorithm.kl_penalty is not None
+
+
+def _rows_of_rank(run: TrainingRun) -> np.ndarray:
+    return np.unique(np.concatenate([run.share(step) for step in run.plan.steps]))
+
+
 @contextmanager
 def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
     """Yield the base model below the adapter of ``policy``, without a copy; ``policy`` itself if it has no adapter."""
@@ -57,7 +144,7 @@ def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
         yield policy
 
 
-def give_logprobs(
+def compute_logprobs(
     policy: PackedPolicy, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int, reduce: Reduce
 ) -> None:
     """Set ``field`` of every sample to its log-probs under ``policy``; 0 for tokens that are not trained."""
@@ -66,7 +153,7 @@ def give_logprobs(
         _set(sample, field, values)
 
 
-def give_reference(
+def compute_reference(
     load: Callable[[], PackedPolicy],
     rows: TrainingRows,
     needed: np.ndarray,
@@ -87,13 +174,13 @@ def give_reference(
         rows.reference_source = source
         for sample in rows.samples:
             sample.reference_logprobs = None
-    lacking = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
-    if not lacking.any():
+    missing = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
+    if not missing.any():
         return
     policy, place = load(), _places(int(rows.group.max()) + 1, seed)[rows.group]
     order = np.argsort(place, kind="stable")
     blocks = np.split(order, np.flatnonzero(np.diff(place[order] // BLOCK)) + 1)
-    number = np.searchsorted([place[block[0]] // BLOCK for block in blocks], place[needed[lacking]] // BLOCK)
+    number = np.searchsorted([place[block[0]] // BLOCK for block in blocks], place[needed[missing]] // BLOCK)
     for index in np.unique(number):
         members = blocks[index]
         own = place[members] % ranks.world_size == ranks.rank
@@ -124,6 +211,6 @@ def _places(groups: int, seed: int) -> np.ndarray:
 
 
 def _set(sample: Sample, field: LogprobField, values: np.ndarray) -> None:
-    given = np.zeros(len(sample.token_ids), np.float32)
-    given[sample.loss_mask] = values
-    setattr(sample, field, given)
+    column = np.zeros(len(sample.token_ids), np.float32)
+    column[sample.loss_mask] = values
+    setattr(sample, field, column)
