@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rft_platform.algorithms.advantages.registry import compute_advantages
+from rft_platform.algorithms.objective import Objective
 from rft_platform.inference.interface import Completion, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
@@ -31,7 +32,6 @@ from rft_platform.training.ranks import Ranks
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import rollout_sample
 from rft_platform.training.training_run import TrainingRun
-from rft_platform.training.window import build_objective
 
 Task = Mapping[str, Any]
 Reward = Callable[[Task, str, bool], float]
@@ -128,7 +128,7 @@ class Trainer:
             Path(asked.parent), self.ranks, self.dtype, asked.optimizer,
             lora=asked.lora, version=0, seed=asked.seed, fresh=True, critic=asked.algorithm.critic,
         )  # fmt: skip
-        objective = build_objective(asked.algorithm)
+        objective = Objective.build(asked.algorithm)
         plan = TrainingPlan(TrainingRows([], np.zeros(0, np.int64), ""), [], None, objective, "", [])
         self._run = TrainingRun(state, plan, asked, self.ranks)
         self._precompute = Precompute(FrozenModel(self.ranks, self.dtype), FrozenModel(self.ranks, self.dtype))

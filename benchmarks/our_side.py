@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from in_process import Sampler, Task, Trainer, one_step, passed, rollout_rows
-from rft_platform.training.offline_data import read_demonstrations, read_preferences
 
 from rft_platform.algorithms.presets import preset
+from rft_platform.training.offline_data import read_demonstrations, read_preferences
 from rft_platform.training.plan import stream_steps
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
 from rft_platform.training.ranks import Ranks

@@ -3,8 +3,9 @@
 Functions are registered by name, one per file, in three subpackages: ``losses``, ``advantages`` (computed from rewards
 when a round is judged) and ``token_advantages`` (computed by the trainer). Read in this order:
 
-1. ``presets`` (an ``algorithm_type`` as a ``Preset``), ``choice`` (a preset with parts replaced);
+1. ``presets`` (an ``algorithm_type`` as a ``Preset``; ``choose``: a preset with parts replaced);
 2. ``registry`` (``Registry``, look-up by name), ``plugins`` (user modules that register functions);
-3. ``objective`` (``Objective``: loss, correction, masks, KL, entropy per token), ``ratio``, ``mismatch``, ``kl``;
-4. ``aggregation`` (token losses to one number), ``value_loss`` (critic), ``kl_control`` (KL penalty in the reward).
+3. ``spec`` (``ObjectiveSpec``), ``objective`` (``Objective``: loss, correction, masks, KL, entropy per token),
+   ``ratio`` (importance ratios), ``kl`` (estimators, coefficient of a KL penalty in the reward);
+4. ``aggregation`` (token losses to one number), ``value_loss`` (critic).
 """

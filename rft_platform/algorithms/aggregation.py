@@ -25,14 +25,14 @@ def check_mode(mode: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """One of ``MODES``; ``norm_length`` is the constant length by which ``seq-mean-token-sum-norm`` divides."""
+    """One of ``MODES``; ``loss_norm_length`` is the constant length by which ``seq-mean-token-sum-norm`` divides."""
 
-    mode: str = "token-mean"
-    norm_length: int | None = None
+    loss_agg_mode: str = "token-mean"
+    loss_norm_length: int | None = None
 
     def __post_init__(self) -> None:
-        check_mode(self.mode)
-        if self.mode == "seq-mean-token-sum-norm" and not self.norm_length:
+        check_mode(self.loss_agg_mode)
+        if self.loss_agg_mode == "seq-mean-token-sum-norm" and not self.loss_norm_length:
             raise UserError(
                 "loss_agg_mode 'seq-mean-token-sum-norm' divides by a constant length: give one, "
                 "for instance the largest number of response tokens"
@@ -40,12 +40,12 @@ class Aggregation:
 
     def weights(self, tokens_R: np.ndarray) -> np.ndarray:
         """Weight of each token of a row, from the number of trainable tokens of each row (>= 1)."""
-        if self.mode == "seq-mean-token-mean":
+        if self.loss_agg_mode == "seq-mean-token-mean":
             return 1.0 / tokens_R
-        if self.mode == "seq-mean-token-sum-norm":
-            return np.full(len(tokens_R), 1.0 / (self.norm_length or 1))
+        if self.loss_agg_mode == "seq-mean-token-sum-norm":
+            return np.full(len(tokens_R), 1.0 / (self.loss_norm_length or 1))
         return np.ones(len(tokens_R))
 
     def normaliser(self, tokens: float, rows: float) -> float:
         """The global divisor, from the GLOBAL numbers of trainable tokens and of rows that have any."""
-        return tokens if self.mode == "token-mean" else rows
+        return tokens if self.loss_agg_mode == "token-mean" else rows

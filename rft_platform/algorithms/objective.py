@@ -11,17 +11,14 @@ the training, pi is the trainer now. Exactly one importance ratio is applied to 
 The masks use the mismatch between trainer and engine: pi / pi_rollout with bypass, pi_old / pi_rollout with decoupled.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 from torch import Tensor
 
 from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
-from rft_platform.algorithms.mismatch import correction_weight, mismatch_sums, row_mask, token_mask
-
-Bounds = tuple[float, float]
+from rft_platform.algorithms.ratio import correction_weight, mismatch_sums, row_mask, token_mask
+from rft_platform.algorithms.spec import ObjectiveSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +29,29 @@ class Objective:
     """
 
     policy_loss: PolicyLoss
-    beta: float = 0.0
-    kl: str = "k2"
-    entropy_coef: float = 0.0
-    token_mask: Bounds | None = None  # bounds of the ratio to pi_rollout; the policy loss of tokens outside is 0
-    row_mask: Bounds | None = None  # bounds of a row's geometric mean ratio
-    correction: Literal["bypass", "decoupled"] = "bypass"
-    weight_cap: float = 2.0
+    spec: ObjectiveSpec
 
     @classmethod
-    def build(cls, name: str, args: Mapping[str, Any], **settings: Any) -> "Objective":
-        """Build the objective around the policy loss ``name``. Raises UserError for an unknown name or option."""
-        objective = cls(bind(name, dict(args)), **settings)
-        kl_estimator(objective.kl)
+    def build(cls, spec: ObjectiveSpec) -> "Objective":
+        """Build the objective of ``spec``. Raises UserError for an unknown name or option."""
+        objective = cls(bind(spec.policy_loss, spec.policy_loss_args), spec)
+        kl_estimator(spec.kl_loss)
         return objective
 
     @property
     def whole_rows(self) -> bool:
         """Whether all tokens of a row must be evaluated together."""
-        return self.policy_loss.whole_rows or self.row_mask is not None
+        return self.policy_loss.whole_rows or self.spec.row_mask is not None
 
     @property
     def needs_reference(self) -> bool:
         """Whether tokens need their log-probs under the reference model."""
-        return self.beta > 0 or self.policy_loss.reference
+        return self.spec.beta > 0 or self.policy_loss.reference
 
     @property
     def zero_advantage_is_inert(self) -> bool:
         """Whether a row with advantage 0 has loss 0 and gradient 0 for any policy."""
-        return self.policy_loss.policy_gradient and self.beta == 0 and self.entropy_coef == 0
+        return self.policy_loss.policy_gradient and self.spec.beta == 0 and self.spec.entropy_coef == 0
 
     def __call__(self, tokens: TokenBatch) -> TokenLoss:
         """Return the loss [N] of the tokens and the sums of all metrics."""
@@ -73,23 +64,23 @@ class Objective:
             out.metrics |= mismatch_sums(tokens.logp, tokens.rollout_logprobs)
             self._correct(out, tokens)
             self._mask(out, tokens)
-        if self.beta and tokens.reference_logprobs is not None:
-            divergence = kl_estimator(self.kl)(tokens.logp, tokens.reference_logprobs)
+        if self.spec.beta and tokens.reference_logprobs is not None:
+            divergence = kl_estimator(self.spec.kl_loss)(tokens.logp, tokens.reference_logprobs)
             out.metrics["kl"] = divergence.detach().sum()
             if tokens.rollout_logprobs is not None:  # the estimators need samples of the policy itself
-                divergence = divergence * correction_weight(tokens.logp, tokens.rollout_logprobs, self.weight_cap)
-            out.loss = out.loss + self.beta * divergence
-        if self.entropy_coef:
-            out.loss = out.loss - self.entropy_coef * tokens.entropy
+                divergence = divergence * correction_weight(tokens.logp, tokens.rollout_logprobs, self.spec.weight_cap)
+            out.loss = out.loss + self.spec.beta * divergence
+        if self.spec.entropy_coef:
+            out.loss = out.loss - self.spec.entropy_coef * tokens.entropy
         return out
 
     def _correct(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.rollout_logprobs is not None
-        if self.correction == "decoupled":
+        if self.spec.correction == "decoupled":
             assert tokens.old_logprobs is not None, "the training computes it before its first step"
-            weight = correction_weight(tokens.old_logprobs, tokens.rollout_logprobs, self.weight_cap)
+            weight = correction_weight(tokens.old_logprobs, tokens.rollout_logprobs, self.spec.weight_cap)
         elif self.policy_loss.correction == "weight":
-            weight = correction_weight(tokens.logp, tokens.rollout_logprobs, self.weight_cap)
+            weight = correction_weight(tokens.logp, tokens.rollout_logprobs, self.spec.weight_cap)
         else:
             return
         out.metrics["correction_weight"] = weight.sum()
@@ -97,14 +88,14 @@ class Objective:
 
     def _mask(self, out: TokenLoss, tokens: TokenBatch) -> None:
         assert tokens.rollout_logprobs is not None
-        logp = tokens.logp if self.correction == "bypass" else tokens.old_logprobs
+        logp = tokens.logp if self.spec.correction == "bypass" else tokens.old_logprobs
         assert logp is not None
-        if self.token_mask is not None:
-            keep = token_mask(logp, tokens.rollout_logprobs, *self.token_mask)
+        if self.spec.token_mask is not None:
+            keep = token_mask(logp, tokens.rollout_logprobs, *self.spec.token_mask)
             out.metrics["token_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
-        if self.row_mask is not None:
-            keep = row_mask(logp, tokens.rollout_logprobs, tokens.row, tokens.rows, *self.row_mask)
+        if self.spec.row_mask is not None:
+            keep = row_mask(logp, tokens.rollout_logprobs, tokens.row, tokens.rows, *self.spec.row_mask)
             out.metrics["row_masked"] = (1 - keep).sum()
             out.loss = out.loss * keep
 

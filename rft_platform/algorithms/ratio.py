@@ -1,5 +1,11 @@
-"""Log of an importance ratio, clamped so that its exponential is finite."""
+"""Importance ratios of trainer and rollout log-probs: metrics of the mismatch, weights, and masks against outliers.
 
+``r = pi / pi_rollout`` on sampled tokens (current trainer policy over the policy that sampled). Metrics, weights and
+masks are detached float32. Masks: IcePop (arXiv 2510.18855) per token; per row by the GEOMETRIC mean of r, because a
+product drifts with length.
+"""
+
+import torch
 from torch import Tensor
 
 LOG_RATIO_CLAMP = 20.0
@@ -8,3 +14,46 @@ LOG_RATIO_CLAMP = 20.0
 def log_ratio(logp: Tensor, other_logp: Tensor) -> Tensor:
     """``logp - other_logp`` clamped to +-20; the gradient is 0 outside."""
     return (logp - other_logp).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+
+
+@torch.no_grad()
+def mismatch_sums(logp: Tensor, rollout_logprobs: Tensor) -> dict[str, Tensor]:
+    """Sums over tokens [N]: k3 estimate of KL(pi_rollout || pi), |delta logp|, r outside 1 +- 10 %, r and r squared."""
+    delta = logp - rollout_logprobs
+    excess = torch.expm1(delta.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))  # r - 1
+    ratio = excess + 1
+    return {
+        "mismatch_k3": (excess - delta).sum(),
+        "mismatch_abs": delta.abs().sum(),
+        "mismatch_outside": (excess.abs() > 0.1).sum(),
+        "ratio": ratio.sum(),
+        "ratio_squared": (ratio * ratio).sum(),
+    }
+
+
+def effective_sample_share(ratio_sum: float, ratio_squared_sum: float, count: float) -> float:
+    """ESS / N = (sum r)^2 / (N sum r^2): 1 if all ratios are equal, near 0 if a few tokens have nearly all weight."""
+    return ratio_sum**2 / (count * ratio_squared_sum) if ratio_squared_sum > 0 else 1.0
+
+
+@torch.no_grad()
+def token_mask(logp: Tensor, rollout_logprobs: Tensor, low: float, high: float) -> Tensor:
+    """1.0 where ``low <= r <= high``, else 0.0; [N]."""
+    ratio = log_ratio(logp, rollout_logprobs).exp()
+    return ((ratio >= low) & (ratio <= high)).to(logp.dtype)
+
+
+@torch.no_grad()
+def correction_weight(logp: Tensor, rollout_logprobs: Tensor, cap: float) -> Tensor:
+    """``min(pi / pi_rollout, cap)`` for each token, detached; [N]."""
+    return log_ratio(logp, rollout_logprobs).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def row_mask(logp: Tensor, rollout_logprobs: Tensor, row: Tensor, rows: int, low: float, high: float) -> Tensor:
+    """1.0 on the tokens of rows whose geometric mean ratio is in ``[low, high]``, else 0.0; [N]."""
+    delta = logp - rollout_logprobs
+    total = delta.new_zeros(rows).index_add_(0, row, delta)
+    count = delta.new_zeros(rows).index_add_(0, row, torch.ones_like(delta))
+    mean_ratio = (total / count.clamp(min=1)).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
+    return ((mean_ratio >= low) & (mean_ratio <= high)).to(logp.dtype)[row]

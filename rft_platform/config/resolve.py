@@ -7,9 +7,8 @@ counts rounds and optimiser steps. Checks, dry run, driver, assets and phases re
 import math
 from dataclasses import dataclass, replace
 
-from rft_platform.algorithms.choice import choose
 from rft_platform.algorithms.plugins import import_plugins
-from rft_platform.algorithms.presets import Preset
+from rft_platform.algorithms.presets import Preset, choose
 from rft_platform.config.limits import Patience, RolloutLimits
 from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.schema import RftConfig

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.algorithms.kl import KlControl
 from rft_platform.errors import DamagedError, UserError
 from rft_platform.files import read_json
 from rft_platform.training.critic import Critic, load_critic

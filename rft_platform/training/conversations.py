@@ -135,8 +135,8 @@ def _end_ids(tokenizer: Any, model_folder: Path) -> set[int]:
     ends = {tokenizer.eos_token_id}
     file = model_folder / "generation_config.json"
     if file.exists():
-        given = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-        ends |= set(given) if isinstance(given, list) else {given}
+        end = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        ends |= set(end) if isinstance(end, list) else {end}
     return ends - {None}
 
 

@@ -246,8 +246,8 @@ def loss_gradient(
     """
     with torch.enable_grad():
         leaves = [values.detach().requires_grad_() for values, _ in sources]
-        given = [leaf.index_select(0, index) for leaf, (_, index) in zip(leaves, sources, strict=True)]
-        loss = loss_of(given[0], given[1], tokens, *given[2:])
+        per_token = [leaf.index_select(0, index) for leaf, (_, index) in zip(leaves, sources, strict=True)]
+        loss = loss_of(per_token[0], per_token[1], tokens, *per_token[2:])
         return loss.detach(), list(torch.autograd.grad(loss, leaves, allow_unused=True))
 
 

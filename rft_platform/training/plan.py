@@ -55,7 +55,7 @@ class Planner:
     """Makes plans. It caches the last demonstrations and pairs, which consecutive requests share."""
 
     def __init__(self) -> None:
-        self._held: dict[Reader, tuple[str, TrainingRows]] = {}
+        self._cache: dict[Reader, tuple[str, TrainingRows]] = {}
 
     def plan(
         self,
@@ -118,16 +118,16 @@ class Planner:
         """Read rows of at most ``limit`` tokens. The limit is part of the digest if it leaves rows out."""
         template = [path.name for pattern in ("tokenizer*", "*.jinja") for path in sorted(model_folder.glob(pattern))]
         key = f"{digest_files([file, *(str(model_folder / name) for name in template)])} {limit}"
-        if reader not in self._held or self._held[reader][0] != key:
-            self._held[reader] = (key, reader(file, model_folder).within(limit, file))
-        return self._held[reader][1]
+        if reader not in self._cache or self._cache[reader][0] != key:
+            self._cache[reader] = (key, reader(file, model_folder).within(limit, file))
+        return self._cache[reader][1]
 
 
 def _check(request: TrainRequest, objective: Objective) -> None:
     algorithm, loss = request.algorithm, objective.policy_loss
-    given = [bool(request.rollouts), request.demonstrations is not None, request.preferences is not None]
-    wanted = [True, True, False] if algorithm.expert_weight is not None else None
-    if given != wanted if wanted else sum(given) != 1:
+    sources = [bool(request.rollouts), request.demonstrations is not None, request.preferences is not None]
+    expected = [True, True, False] if algorithm.expert_weight is not None else None
+    if sources != expected if expected else sum(sources) != 1:
         raise UserError(
             "a training takes one of rollouts with their judgements, demonstrations, and preferences; with an expert "
             "weight it takes rollouts and demonstrations"

@@ -37,7 +37,7 @@ class FrozenModel:
     def __init__(self, ranks: Ranks, dtype: torch.dtype) -> None:
         self._ranks = ranks
         self._dtype = dtype
-        self._held: tuple[str, PackedPolicy] | None = None
+        self._loaded: tuple[str, PackedPolicy] | None = None
 
     def model(self, folder: Path) -> PackedPolicy:
         """Return the model in ``folder``; a different model held before is dropped.
@@ -45,13 +45,13 @@ class FrozenModel:
         Raises DamagedError if it is a platform checkpoint whose files do not match its manifest.
         """
         digest: str = self._ranks.from_first(lambda: identify(folder))
-        if self._held is None or self._held[0] != digest:
-            self._held = None
+        if self._loaded is None or self._loaded[0] != digest:
+            self._loaded = None
             self._ranks.from_first(lambda: verified_weights(folder))
             policy = load_policy(folder, self._ranks, self._dtype)
             policy.requires_grad_(False)
-            self._held = (digest, policy)
-        return self._held[1]
+            self._loaded = (digest, policy)
+        return self._loaded[1]
 
 
 @dataclass(slots=True)
@@ -177,13 +177,13 @@ def compute_reference(
     missing = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
     if not missing.any():
         return
-    policy, place = load(), _places(int(rows.group.max()) + 1, seed)[rows.group]
-    order = np.argsort(place, kind="stable")
-    blocks = np.split(order, np.flatnonzero(np.diff(place[order] // BLOCK)) + 1)
-    number = np.searchsorted([place[block[0]] // BLOCK for block in blocks], place[needed[missing]] // BLOCK)
+    policy, position = load(), _stream_positions(int(rows.group.max()) + 1, seed)[rows.group]
+    order = np.argsort(position, kind="stable")
+    blocks = np.split(order, np.flatnonzero(np.diff(position[order] // BLOCK)) + 1)
+    number = np.searchsorted([position[block[0]] // BLOCK for block in blocks], position[needed[missing]] // BLOCK)
     for index in np.unique(number):
         members = blocks[index]
-        own = place[members] % ranks.world_size == ranks.rank
+        own = position[members] % ranks.world_size == ranks.rank
         _score_together(policy, [rows.samples[row] for row in members], own, max_tokens_per_pack, ranks)
 
 
@@ -203,11 +203,11 @@ def _score_together(
         _set(sample, "reference_logprobs", row)
 
 
-def _places(groups: int, seed: int) -> np.ndarray:
+def _stream_positions(groups: int, seed: int) -> np.ndarray:
     """Position of each group in the first pass of the stream of ``seed``."""
-    place = np.empty(groups, np.int64)
-    place[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
-    return place
+    position = np.empty(groups, np.int64)
+    position[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
+    return position
 
 
 def _set(sample: Sample, field: LogprobField, values: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from rft_platform import errors
+from rft_platform.algorithms.spec import ObjectiveSpec
 from rft_platform.errors import RftError, TrainerError, UserError
 
 Message = dict[str, Any]
@@ -83,20 +84,9 @@ class KlPenaltySpec:
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmSpec:
-    """Loss, token advantage and aggregation by name (``rft_platform.algorithms``), with their arguments."""
+class AlgorithmSpec(ObjectiveSpec):
+    """Objective, token advantage and critic by name (``rft_platform.algorithms``), with their arguments."""
 
-    policy_loss: str = "ppo"
-    policy_loss_args: dict[str, Any] = field(default_factory=dict)
-    loss_agg_mode: str = "token-mean"
-    beta: float = 0.0  # weight of the KL to the reference model; 0: no reference model is loaded
-    entropy_coef: float = 0.0
-    kl_loss: str = "k2"  # estimator of that KL
-    loss_norm_length: int | None = None  # constant length by which seq-mean-token-sum-norm divides
-    token_mask: tuple[float, float] | None = None  # mask tokens whose trainer / engine ratio is outside
-    row_mask: tuple[float, float] | None = None  # mask rows whose geometric mean ratio is outside
-    correction: Literal["bypass", "decoupled"] = "bypass"  # decoupled: ratio to the trainer's own old log-probs
-    weight_cap: float = 2.0  # largest importance weight of a correction
     token_advantage: str | None = None  # computed in the trainer (needs values or log-probs); None: as judged
     token_advantage_args: dict[str, Any] = field(default_factory=dict)
     kl_penalty: KlPenaltySpec | None = None

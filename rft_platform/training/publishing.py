@@ -21,7 +21,7 @@ from rft_platform.training.ranks import Ranks
 from rft_platform.training.shards import TRAINER_STATE
 
 LOG = logging.getLogger(__name__)
-_LOOK_S = 0.01  # polling interval for the other ranks' marker files
+_POLL_S = 0.01  # polling interval for the other ranks' marker files
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class Publication:
         for rank in range(1, self.ranks.world_size):
             mark = self._mark(rank)
             while not mark.exists():
-                if self._abort.wait(_LOOK_S):
+                if self._abort.wait(_POLL_S):
                     raise StorageError(
                         f"{self.folder}: rank {rank} or another could not write its part of the checkpoint; the "
                         "trainer's log says why"

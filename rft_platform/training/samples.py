@@ -25,7 +25,7 @@ class Sample:
     weight: float = 1.0  # factor on the row's loss; the normaliser ignores it
     expert: bool = False  # a demonstration mixed into rollouts
     group: int = 0  # rows of a group are evaluated together if the loss needs whole groups (pairs)
-    # ``preparation`` adds these before the first step; float32 [n] each, at the row's temperature:
+    # ``precompute`` adds these before the first step; float32 [n] each, at the row's temperature:
     reference_logprobs: np.ndarray | None = None  # of the reference model
     teacher_logprobs: np.ndarray | None = None  # of the teacher
     old_logprobs: np.ndarray | None = None  # of this policy at the start of the training

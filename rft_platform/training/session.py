@@ -36,7 +36,6 @@ from rft_platform.training.state import TrainerState
 from rft_platform.training.step_metrics import Stopwatch
 from rft_platform.training.training_run import TrainingRun, is_published, published_before
 from rft_platform.training.trajectories import check_token_parts
-from rft_platform.training.window import build_objective
 
 OnStep = Callable[[StepEvent], None]
 LOG = logging.getLogger(__name__)
@@ -77,7 +76,13 @@ class TrainingSession:
         # 2. Load the parent: policy, optimizer, critic and random state.
         with watch.time("load"):
             run = TrainingRun(
-                self._hold(parent, parent_digest, request), plan, request, self.ranks, parent_digest, watch, cpu_start
+                self._ensure_state(parent, parent_digest, request),
+                plan,
+                request,
+                self.ranks,
+                parent_digest,
+                watch,
+                cpu_start,
             )
         if not plan.steps:
             return run.without_steps()
@@ -134,7 +139,7 @@ class TrainingSession:
         except RftError as error:
             run.drop_state()
             _forget_frames(error)
-            self._hold(Path(run.request.parent).absolute(), run.parent_digest, run.request)
+            self._ensure_state(Path(run.request.parent).absolute(), run.parent_digest, run.request)
             raise
 
     def _resume(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
@@ -147,7 +152,7 @@ class TrainingSession:
         with run.watch.time("load"):
             parent = run.state.folder
             run.drop_state()  # only the session may hold the state that is replaced next
-            run.state = self._hold(Path(found["folder"]), found["digest"], kept)
+            run.state = self._ensure_state(Path(found["folder"]), found["digest"], kept)
         run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
         run.state.digest = ""
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
@@ -156,7 +161,7 @@ class TrainingSession:
             on_step(replace(event, told_again=True))
         return events
 
-    def _hold(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
+    def _ensure_state(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
         """Hold the state of ``folder``, which has this digest. Read it from disk unless exactly this state is held.
 
         Memory does not suffice for two states: the caller must keep no reference to the previous one.
@@ -197,7 +202,7 @@ class TrainingSession:
         assert manifest is not None
         kept = replace(request, parent_version=manifest.policy_version, fresh_optimizer=False)
         try:
-            self._hold(target, manifest.state_digest, kept)
+            self._ensure_state(target, manifest.state_digest, kept)
         except StorageError as error:
             LOG.warning("%s is damaged and is trained again: %s", target, error)
             return None
@@ -214,7 +219,7 @@ def check_algorithm(request: TrainRequest) -> Objective:
         check_schedule(algorithm.critic.optimizer)
     import_plugins(algorithm.plugins)
     check_token_parts(algorithm)
-    return build_objective(algorithm)
+    return Objective.build(algorithm)
 
 
 def _forget_frames(error: BaseException) -> None:

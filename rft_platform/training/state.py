@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.algorithms.kl import KlControl
 from rft_platform.training.critic import Critic
 from rft_platform.training.logprobs import PackedPolicy
 from rft_platform.training.model import master_weights

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import TokenBatch
-from rft_platform.algorithms.mismatch import effective_sample_share
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.ratio import effective_sample_share
 from rft_platform.training.distillation import distillation_loss
 from rft_platform.training.flops import TrainingCost, Work, sharing_pays
 from rft_platform.training.lm_head import PackTensors

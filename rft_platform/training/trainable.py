@@ -37,11 +37,11 @@ def check_trainable(folder: Path, longest: int | None) -> None:
 
 
 def _main(arguments: str) -> None:
-    asked = json.loads(arguments)
+    request = json.loads(arguments)
     problems: list[str | None] = []
-    for folder in asked["folders"]:
+    for folder in request["folders"]:
         try:
-            check_trainable(Path(folder), asked["longest"])
+            check_trainable(Path(folder), request["longest"])
         except UserError as error:
             problems.append(str(error))
         else:

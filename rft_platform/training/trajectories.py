@@ -11,8 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from rft_platform.algorithms.kl import kl_estimator
-from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.algorithms.kl import KlControl, kl_estimator
 from rft_platform.algorithms.token_advantages.registry import (
     Trajectories,
     check_token_advantage,
@@ -136,7 +135,7 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
     start = layout.first_token[layout.first_row]
     given = rows.facts.get("step_reward") if entry.rewards else None
     reward = _rewards(layout, start, outcome, None if given is None else given[layout.order])
-    holders = _holders(len(rows.samples), layout.order, reduce)
+    ranks_per_row = _ranks_per_row(len(rows.samples), layout.order, reduce)
     return Trajectories(
         start=start,
         group=np.unique(rows.group[last], return_inverse=True)[1],
@@ -145,7 +144,7 @@ def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec,
         logp=layout.column(_own_logprobs(algorithm)),
         teacher_logp=layout.column("teacher_logprobs") if entry.teacher else None,
         value=layout.column("old_values") if entry.critic else None,
-        share=np.repeat(1.0 / holders[layout.order], np.diff(layout.first_token)),
+        share=np.repeat(1.0 / ranks_per_row[layout.order], np.diff(layout.first_token)),
     )
 
 
@@ -171,11 +170,11 @@ def _own_logprobs(algorithm: AlgorithmSpec) -> str:
     return "old_logprobs" if algorithm.correction == "decoupled" else "rollout_logprobs"
 
 
-def _holders(count: int, mine: np.ndarray, reduce: Reduce) -> np.ndarray:
+def _ranks_per_row(count: int, mine: np.ndarray, reduce: Reduce) -> np.ndarray:
     """How many ranks train each row, float64 [count]; with several epochs it may be more than one."""
-    held = np.zeros(count)
-    held[mine] = 1.0
-    return _sum(reduce, held)
+    count_of_row = np.zeros(count)
+    count_of_row[mine] = 1.0
+    return _sum(reduce, count_of_row)
 
 
 def _sum(reduce: Reduce, values: np.ndarray) -> np.ndarray:
@@ -186,9 +185,9 @@ def _sum(reduce: Reduce, values: np.ndarray) -> np.ndarray:
 def _check_steps(rows: TrainingRows) -> None:
     """Raise UserError if a run has a step twice. All ranks check all rows, so all of them stop."""
     run = rows.facts["run"]
-    place = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
-    first = np.unique(place, axis=1, return_index=True)[1]
-    again = np.setdiff1d(np.arange(place.shape[1]), first)
+    key = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
+    first = np.unique(key, axis=1, return_index=True)[1]
+    again = np.setdiff1d(np.arange(key.shape[1]), first)
     if len(again):
         named = some([rows.samples[row].row_id for row in again])
         raise UserError(

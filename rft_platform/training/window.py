@@ -47,7 +47,7 @@ class Window:
         static: bool = False,
     ) -> "Window":
         """Pack ``samples``. With ``skip``, samples that cannot have a gradient are counted but not computed."""
-        objective = build_objective(algorithm)
+        objective = Objective.build(algorithm)
         aggregation = Aggregation(algorithm.loss_agg_mode, algorithm.loss_norm_length)
         samples = [s for s in samples if s.loss_mask.any()]
         inert = skip and objective.zero_advantage_is_inert and not objective.policy_loss.whole_groups
@@ -90,21 +90,6 @@ class Window:
         return self.weight * factor * world_size
 
 
-def build_objective(algorithm: AlgorithmSpec) -> Objective:
-    """Build the per-token objective of a specification. Raises UserError for unknown names and options."""
-    return Objective.build(
-        algorithm.policy_loss,
-        algorithm.policy_loss_args,
-        beta=algorithm.beta,
-        kl=algorithm.kl_loss,
-        entropy_coef=algorithm.entropy_coef,
-        token_mask=algorithm.token_mask,
-        row_mask=algorithm.row_mask,
-        correction=algorithm.correction,
-        weight_cap=algorithm.weight_cap,
-    )
-
-
 def _trained_advantage(sample: Sample) -> float | np.ndarray:
     """The advantage of a row: one number, or the values of its trained tokens."""
     return sample.advantage[sample.loss_mask] if isinstance(sample.advantage, np.ndarray) else sample.advantage
@@ -136,7 +121,7 @@ def _needed(name: str, objective: Objective) -> bool:
     if name == "reference_logprobs":
         return objective.needs_reference
     if name == "old_logprobs":
-        return objective.policy_loss.policy_gradient and objective.correction == "decoupled"
+        return objective.policy_loss.policy_gradient and objective.spec.correction == "decoupled"
     return objective.policy_loss.policy_gradient
 
 

@@ -14,6 +14,7 @@ from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.gkd import generalized_jsd
 from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import ObjectiveSpec
 
 ADVANTAGE = torch.tensor([1.5, -0.5, 0.0, 2.0, -3.0], dtype=torch.float64)
 POLICY = torch.tensor([0.3, -0.2, 0.8, -1.0, 0.1], dtype=torch.float64)
@@ -37,7 +38,7 @@ def expected_gradient(
         rollout_logprobs=None if name == "sft" else sampler.log_softmax(0),
         expert=expert,
     )
-    loss = Objective.build(name, args)(tokens).loss
+    loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss
     (gradient,) = torch.autograd.grad((sampler.softmax(0) * loss).sum(), logits)
     return gradient
 
@@ -140,7 +141,7 @@ def sequence_gradient(name: str, policy: Tensor, sampler: Tensor, advantage: Ten
         rows=9,
         rollout_logprobs=mu[actions].reshape(-1),
     )
-    loss = Objective.build(name, args)(tokens).loss.reshape(9, 2).mean(1)
+    loss = Objective.build(ObjectiveSpec(name, args))(tokens).loss.reshape(9, 2).mean(1)
     (gradient,) = torch.autograd.grad((mu[actions].sum(1).exp() * loss).sum(), logits)
     return gradient
 
@@ -188,7 +189,7 @@ def dpo_gradient(policy: Tensor, reference: Tensor, beta: float, reward: Tensor)
         reference_logprobs=torch.cat([ref[winner], ref[loser]]),
         row_group=torch.arange(pairs).repeat(2),
     )
-    loss = Objective.build("dpo", {"beta": beta})(tokens).loss
+    loss = Objective.build(ObjectiveSpec("dpo", {"beta": beta}))(tokens).loss
     preferred = torch.sigmoid(reward[winner] - reward[loser]) / pairs
     (gradient,) = torch.autograd.grad((preferred.repeat(2) * loss).sum() / 2, logits)
     return gradient
@@ -259,6 +260,6 @@ def kl_term_gradient(name: str, sampler: Tensor, ref: Tensor) -> Tensor:
     zeros = torch.zeros(n, dtype=torch.float64)
     tokens = TokenBatch(logits.log_softmax(0), zeros, zeros, torch.arange(n), n, sampler.log_softmax(0))
     tokens.reference_logprobs = ref
-    loss = Objective.build("ppo", {}, beta=1.0, kl=name)(tokens).loss
+    loss = Objective.build(ObjectiveSpec("ppo", {}, beta=1.0, kl_loss=name))(tokens).loss
     (gradient,) = torch.autograd.grad((sampler.softmax(0) * loss).sum(), logits)
     return gradient

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import TokenBatch, bind
-from rft_platform.algorithms.mismatch import effective_sample_share, mismatch_sums, row_mask, token_mask
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.ratio import effective_sample_share, mismatch_sums, row_mask, token_mask
+from rft_platform.algorithms.spec import ObjectiveSpec
 from rft_platform.errors import UserError
 
 
@@ -54,12 +55,12 @@ def test_unknown_loss_and_option_are_user_errors() -> None:
     with pytest.raises(UserError, match="takes no argument"):
         bind("sft", {"clip_high": 0.3})
     with pytest.raises(UserError, match="unknown KL estimator 'k4'"):
-        Objective.build("ppo", {}, kl="k4")
+        Objective.build(ObjectiveSpec("ppo", {}, kl_loss="k4"))
 
 
 def test_objective_adds_kl_and_entropy_bonus() -> None:
     tokens = batch([1.0, 1.1], [1.0, -1.0])
-    objective = Objective.build("ppo", {}, beta=0.1, kl="k2", entropy_coef=0.01)
+    objective = Objective.build(ObjectiveSpec("ppo", {}, beta=0.1, kl_loss="k2", entropy_coef=0.01))
     plain = bind("ppo", {}).function(tokens).loss
     kl = 0.5 * (tokens.logp - tokens.reference_logprobs) ** 2
     out = objective(tokens)
@@ -67,16 +68,16 @@ def test_objective_adds_kl_and_entropy_bonus() -> None:
     torch.testing.assert_close(out.loss, plain + 0.1 * rho * kl - 0.01 * 0.5)
     torch.testing.assert_close(out.metrics["kl"], kl.sum())
     assert not objective.zero_advantage_is_inert
-    assert Objective.build("ppo", {}).zero_advantage_is_inert
-    assert not Objective.build("sft", {}).zero_advantage_is_inert
+    assert Objective.build(ObjectiveSpec("ppo", {})).zero_advantage_is_inert
+    assert not Objective.build(ObjectiveSpec("sft", {})).zero_advantage_is_inert
 
 
 def test_masks_remove_tokens_and_rows_from_the_policy_loss() -> None:
     tokens = batch([1.0, 6.0, 0.4, 1.0, 3.0, 3.0], [-1.0] * 6, row=[0, 0, 0, 1, 2, 2])
-    out = Objective.build("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0))(tokens)
+    out = Objective.build(ObjectiveSpec("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0)))(tokens)
     assert (out.loss != 0).tolist() == [True, False, False, True, True, True]
     assert int(out.metrics["token_masked"]) == 2
-    out = Objective.build("ppo", {"dual_clip": None}, row_mask=(0.5, 2.0))(tokens)
+    out = Objective.build(ObjectiveSpec("ppo", {"dual_clip": None}, row_mask=(0.5, 2.0)))(tokens)
     assert (out.loss != 0).tolist() == [True, True, True, True, False, False]  # row 0: (1 * 6 * 0.4)^(1/3) = 1.34
     assert int(out.metrics["row_masked"]) == 2
 
@@ -85,7 +86,9 @@ def test_decoupled_masks_look_at_the_trainer_that_began_not_at_its_progress() ->
     tokens = batch([6.0, 6.0], [-1.0] * 2, row=[0, 1])
     assert tokens.rollout_logprobs is not None
     tokens.old_logprobs = torch.stack([tokens.rollout_logprobs[0], tokens.logp.detach()[1]])  # the second is far
-    out = Objective.build("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0), correction="decoupled")(tokens)
+    out = Objective.build(ObjectiveSpec("ppo", {"dual_clip": None}, token_mask=(0.5, 5.0), correction="decoupled"))(
+        tokens
+    )
     assert (out.loss != 0).tolist() == [True, False]
     assert int(out.metrics["token_masked"]) == 1
 

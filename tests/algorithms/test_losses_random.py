@@ -10,6 +10,7 @@ from loss_references import REFERENCES, Array, Case, ppo, random_case, with_wide
 from rft_platform.algorithms.losses.gkd import generalized_jsd
 from rft_platform.algorithms.losses.registry import LOSSES, bind
 from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.spec import ObjectiveSpec
 from rft_platform.errors import UserError
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -116,7 +117,7 @@ def test_exactly_one_ratio_is_counted(name: str, mode: Any, seed: int) -> None:
         case.old = case.behaviour
     tokens = case.tokens()
     tokens.expert = None
-    out = Objective.build(name, {}, correction=mode, weight_cap=1.5)(tokens)
+    out = Objective.build(ObjectiveSpec(name, {}, correction=mode, weight_cap=1.5))(tokens)
     value, gradient = REFERENCES[name](case)
     if mode == "decoupled":
         w = weight(case.old, case.behaviour, 1.5)
@@ -134,7 +135,7 @@ def test_the_whole_objective(kl: str, seed: int) -> None:
     tokens = case.tokens()
     tokens.expert = None
     objective = Objective.build(
-        "ppo", {}, beta=0.3, kl=kl, entropy_coef=0.02, token_mask=(0.5, 2.0), row_mask=(0.8, 1.25)
+        ObjectiveSpec("ppo", {}, beta=0.3, kl_loss=kl, entropy_coef=0.02, token_mask=(0.5, 2.0), row_mask=(0.8, 1.25))
     )
     out = objective(tokens)
     value, gradient = ppo(case)
@@ -157,7 +158,7 @@ def test_masks_and_diagnostics_leave_demonstrations_alone() -> None:
     case = random_case(5)
     case.behaviour = case.old = np.where(case.expert > 0, -40.0, case.logp)  # nobody sampled the experts
     tokens = case.tokens()
-    out = Objective.build("mix", {}, token_mask=(0.5, 2.0), row_mask=(0.9, 1.1))(tokens)
+    out = Objective.build(ObjectiveSpec("mix", {}, token_mask=(0.5, 2.0), row_mask=(0.9, 1.1)))(tokens)
     value, gradient = REFERENCES["mix"](case)
     np.testing.assert_allclose(out.loss.detach().numpy(), value, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(gradient_of(out.loss, tokens.logp), gradient, rtol=1e-9, atol=1e-12)

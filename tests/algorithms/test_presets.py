@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
-from rft_platform.algorithms.choice import choose
 from rft_platform.algorithms.losses.registry import LOSSES, bind
-from rft_platform.algorithms.presets import PRESETS, Preset, preset
+from rft_platform.algorithms.presets import PRESETS, Preset, choose, preset
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES, check_token_advantage
 from rft_platform.errors import UserError
 
@@ -130,7 +129,7 @@ def test_what_does_not_exist_or_fit_is_refused(name: str, changes: dict[str, Any
 
 def test_presets_and_advantages_load_without_torch() -> None:
     code = (
-        "import sys; from rft_platform.algorithms.choice import choose; choose('grpo'); choose('ppo'); "
+        "import sys; from rft_platform.algorithms.presets import choose; choose('grpo'); choose('ppo'); "
         "import rft_platform.rounds.algorithm, rft_platform.judging.apply; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )

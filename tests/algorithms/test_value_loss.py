@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rft_platform.algorithms.kl_control import KlControl
+from rft_platform.algorithms.kl import KlControl
 from rft_platform.algorithms.value_loss import explained_variance, value_loss
 
 

@@ -13,7 +13,7 @@ RESOLVED = {
     r"\bbuffer\.train_batch_size\b": {"config/resolve.py", "config/checks.py", "config/plan.py"},
     r"\bbuffer\.total_epochs\b": {"config/resolve.py", "config/plan.py", "rounds/offline.py"},
     r"\bgradient_accumulation_steps\b": {"config/resolve.py", "config/plan.py", "config/trainer.py"},
-    r"(?<![\w.])preset\(|\bPRESETS\b": {"algorithms/presets.py", "algorithms/choice.py"},
+    r"(?<![\w.])preset\(|\bPRESETS\b": {"algorithms/presets.py"},
 }
 
 

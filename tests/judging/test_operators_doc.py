@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from rft_platform.algorithms.choice import choose
+from rft_platform.algorithms.presets import choose
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.judging.operators.experiences import Experiences

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from pytest import LogCaptureFixture
-from rft_platform.training.offline_data import read_demonstrations
 
 from rft_platform.errors import TrainingCancelled, UserError
+from rft_platform.training.offline_data import read_demonstrations
 from rft_platform.training.protocol import StepEvent, TrainRequest
 from rft_platform.training.rows import TrainingRows
 from rft_platform.training.samples import demonstration_sample

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rft_platform.algorithms.objective import Objective
 from rft_platform.errors import TrainingCancelled, UserError
 from rft_platform.training.checkpoint import read_position
 from rft_platform.training.logprobs import PackedPolicy
@@ -20,7 +21,6 @@ from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEve
 from rft_platform.training.samples import Sample
 from rft_platform.training.session import TrainingSession
 from rft_platform.training.step import accumulate_gradients
-from rft_platform.training.window import build_objective
 
 ANSWERS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (12, 12)]]
 
@@ -114,7 +114,7 @@ def test_on_the_way_the_position_is_that_of_the_demonstrations(
     mixed_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
     request = mixed_request(data_position=3)
-    plan = Planner().plan(request, tiny_model, "parent", build_objective(request.algorithm))
+    plan = Planner().plan(request, tiny_model, "parent", Objective.build(request.algorithm))
     positions = [plan.position_after(steps) for steps in range(4)]
     assert [position and position.rows for position in positions] == [3, 7, 11, 15]
 

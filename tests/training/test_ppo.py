@@ -141,7 +141,7 @@ def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
     first = train(session, round_request(1, edit=two_steps, algorithm=algorithm))
     following = after(round_request(2, edit=two_steps, algorithm=algorithm), first)
     other = TrainingSession(ranks, "float32")
-    state = other._hold(Path(first.checkpoint), "", following)
+    state = other._ensure_state(Path(first.checkpoint), "", following)
     assert state.critic is not None and state.critic.updates == 3
     rows: list = []
     judged: list = []

@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rft_platform.training.offline_data import read_demonstrations
 
+from rft_platform.algorithms.objective import Objective
 from rft_platform.errors import NonFiniteError, StorageError, UserError
 from rft_platform.experience.selections import SELECTION_SCHEMA
+from rft_platform.training.offline_data import read_demonstrations
 from rft_platform.training.plan import Planner
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec
 from rft_platform.training.rows import read_rollouts
-from rft_platform.training.window import build_objective
 
 
 def read(request, policy_gradient: bool = True):
@@ -278,7 +278,7 @@ def test_a_decay_that_there_is_not_has_no_end(round_request, tiny_model: Path) -
         critic = CriticSpec(optimizer=OptimizerSpec(**fields))
         algorithm = AlgorithmSpec(token_advantage="gae", critic=critic)
         request = round_request(optimizer=OptimizerSpec(**fields), algorithm=algorithm)
-        return Planner().plan(request, tiny_model, "parent", build_objective(request.algorithm)).identity
+        return Planner().plan(request, tiny_model, "parent", Objective.build(request.algorithm)).identity
 
     assert identity(total_steps=3) == identity(total_steps=30) == identity()
     assert identity(lr_scheduler_type="linear", total_steps=3) != identity(lr_scheduler_type="linear", total_steps=30)
