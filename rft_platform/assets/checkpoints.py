@@ -65,15 +65,12 @@ def policy_checkpoint(
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
     from rft_platform.rounds.landing import selection_note
-    from rft_platform.rounds.register import register
-    from rft_platform.rounds.round import train_further
-    from rft_platform.rounds.train import engine_mismatch, lineage, train
+    from rft_platform.rounds.round import Round
+    from rft_platform.rounds.train import engine_mismatch
 
     opened, number = project.open(), round_of(context)
-    further = train_further(opened, trainer.connect(), registry.connect(), number, context.run.run_id)
-    result, steps = train(opened, trainer.connect(), number, context.run.run_id)
-    made_of = lineage(opened, number, context.run.run_id)
-    policy = register(opened, registry.connect(), number, result, steps, made_of)
+    training = Round(opened, number, context.run.run_id).train(trainer.connect(), registry.connect())
+    policy, result = training.policy, training.result
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
@@ -84,8 +81,8 @@ def policy_checkpoint(
             **selection_metadata(selection_note(opened.store, number)),
             **numbers(result.metrics),
             **{f"seconds/{name}": value for name, value in result.seconds.items()},
-            **further_metadata(further),
+            **further_metadata(training.further),
         },
         data_version=dg.DataVersion(policy.weights_digest),
-        check_results=checkpoint_results(result.steps, engine_mismatch(steps)),
+        check_results=checkpoint_results(result.steps, engine_mismatch(training.steps)),
     )

@@ -37,8 +37,8 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """Held-out results of the round's policy, compared with the champion; the engine serves the policy from here on."""
     from rft_platform.rounds.bench import write_bench
-    from rft_platform.rounds.evaluate import evaluate_round
     from rft_platform.rounds.offline import evaluate_offline
+    from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
     if opened.settings.offline:
@@ -46,8 +46,8 @@ def evaluation_report(
             opened, engine.connect, registry.connect(), number, force=config.force, promote=config.promote
         )
     else:
-        summary = evaluate_round(
-            opened, engine.connect(), registry.connect(), number, force=config.force, promote=config.promote
+        summary = Round(opened, number).evaluate(
+            engine.connect(), registry.connect(), force=config.force, promote=config.promote
         )
     return dg.MaterializeResult(
         metadata={

@@ -44,12 +44,13 @@ def judged_experiences(
 ) -> dg.MaterializeResult:
     """Rewards, their parts, advantages and the judge's version, joined to the rollouts by row_id."""
     from rft_platform.experience.schema import JUDGED_SCHEMA
-    from rft_platform.rounds.judge import judge, quality, restore, sample_transcripts
+    from rft_platform.rounds.judge import quality, restore, sample_transcripts
+    from rft_platform.rounds.round import Round
     from rft_platform.rounds.workflows import other_judge
 
     opened, number = project.open(), round_of(context)
     other = other_judge(config.judge, config.judge_args, config.judges)
-    summary = restore(opened, number, config.restore) if config.restore else judge(opened, number, other)
+    summary = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": summary["rows"],

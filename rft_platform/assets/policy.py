@@ -64,11 +64,11 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
 
     The edge back from ``policy_checkpoint`` is not declared, because an asset graph must not contain cycles.
     """
-    from rft_platform.rounds.explore import snapshot_for
     from rft_platform.rounds.policy import explored_with
+    from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    policy = snapshot_for(opened, number)
+    policy = Round(opened, number).snapshot()
     further = explored_with(opened, number)
     return dg.MaterializeResult(
         metadata={

@@ -22,12 +22,10 @@ def rollout_batches(
 ) -> dg.MaterializeResult:
     """Runs of the workflow on this round's tasks: token ids, rollout log-probs, messages. Written once."""
     from rft_platform.experience.schema import ROLLOUT_SCHEMA
-    from rft_platform.rounds.explore import explore
-    from rft_platform.rounds.policy import snapshot_of
+    from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)
-    policy = snapshot_of(opened.store, number)
-    summary = explore(opened, engine.connect(), policy, number)
+    summary = Round(opened, number).explore(engine.connect())
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": summary["rows"],
