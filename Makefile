@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test chaos lint ui image clean lock licences configuration audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo test chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -77,6 +77,12 @@ licences: setup
 # docs/configuration.md, from the schema of rft.yaml.
 configuration: setup
 	$(BIN)/python -m scripts.configuration
+
+# The documentation site, in build/site. MERMAID_JS=/path/to/mermaid.min.js puts the drawing of diagrams into it, for readers
+# without network; otherwise their browser loads it from unpkg.com.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html; for the search: $(BIN)/python -m http.server --directory build/site"
 
 # Known vulnerabilities of everything locked. Exit status 1: found some; 3: could not ask the vulnerability database.
 audit: setup

@@ -43,18 +43,21 @@ trap 'rm -rf "$parts"' EXIT
 awk -v folder="$parts" '
   /^[A-Za-z0-9]/ { if (count++ % 20 == 0) part = sprintf("%s/%03d.txt", folder, count / 20) }
   part { print > part }' requirements/lock.txt requirements/lock-dev.txt
+progress() { printf 'set-up: %3d of %d packages, %d:%02d min  %s\n' "$done" "$total" $((SECONDS / 60)) $((SECONDS % 60)) "$1"; }
 done=0 total=$(cat "$parts"/*.txt | grep -c '==')
 for part in "$parts"/*.txt; do
+  names=$(sed -n 's/^\([A-Za-z0-9][^=]*\)==.*/\1/p' "$part")
+  progress "next: $(head -n 1 <<< "$names") to $(tail -n 1 <<< "$names")"
   "$venv/bin/python" -m pip install --quiet --require-hashes --no-deps --only-binary :all: --requirement "$part"
   done=$((done + $(grep -c '==' "$part")))
-  printf 'set-up: %3d of %d packages\n' "$done" "$total"
 done
+progress "next: $(grep '^torch==' requirements/torch.txt) (200 MB; some GB with CUDA)"
 
 # torch, whose other dependencies are there already, and the platform itself
-echo "set-up: $(grep '^torch==' requirements/torch.txt) (200 MB; some GB with CUDA)"
-"$venv/bin/python" -m pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} --requirement requirements/torch.txt
+# On a terminal pip draws a bar for its download.
+"$venv/bin/python" -m pip install ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} --requirement requirements/torch.txt
 PYTHONWARNINGS=ignore "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 "$venv/bin/python" -m pip check > /dev/null ||
   { "$venv/bin/python" -m pip check || true; fail "the lock files do not match pyproject.toml: run make lock, then make setup"; }
 touch "$venv/.installed"
-echo "set-up: done; source $venv/bin/activate"
+echo "set-up: done in $((SECONDS / 60)):$(printf %02d $((SECONDS % 60))) min; source $venv/bin/activate"

@@ -1,5 +1,8 @@
-"""What README and docs name exists: linked files and headings, commands and options of ``rft``, keys of rft.yaml."""
+"""What README and docs name exists: linked files and headings, commands, options and targets, keys of rft.yaml, paths,
+modules. Their Python compiles, and their configurations are valid."""
 
+import ast
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -8,23 +11,33 @@ from typing import Any
 
 import pytest
 import typer
+import yaml
 
 from rft_platform.cli.main import app
+from rft_platform.config.schema import RftConfig
 from scripts.configuration import keys
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
 BLOCK = re.compile(r"^```(?:bash|console|sh)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHORTENED = {"...", "FILE", "N", "D", "DIR"}
+#: Paths that exist only after a command that the page names.
+MADE = {"examples/tiny", "examples/*/.venv", "build/site"}
 #: Dotted names that begin like a section of rft.yaml and are something else: metrics, Python modules, other files.
 NO_KEYS = re.compile(r"^(?:model|policies|algorithm|buffer|explorer|engine|trainer|evaluation|registry|monitor)\.(?:"
                      r"json|py|log|lock|safetensors|md|yaml|chat|complete|policy|base_url|api_key|(?:get|set|give|extract)_\w+|"
                      r"model_name|temperature_\w+|sampling\w*)")  # fmt: skip
+
+
+def name_of(page: Path) -> str:
+    """A page's path in the repository."""
+    return str(page.relative_to(REPOSITORY))
 
 
 def headings(page: Path) -> set[str]:
@@ -34,7 +47,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_resolve(page: Path) -> None:
     broken = []
     for target in LINK.findall(page.read_text(encoding="utf-8")):
@@ -59,7 +72,7 @@ def commands_in(page: Path) -> Iterator[str]:
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_their_options_exist(page: Path) -> None:
     root: Any = typer.main.get_command(app)
     unknown = []
@@ -79,7 +92,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     assert not unknown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_keys_exist(page: Path) -> None:
     known = {re.sub(r"\[\]", "", key) for key, _ in keys()}
     known |= {key.rsplit(".", depth)[0] for key in known for depth in range(1, key.count(".") + 1)}
@@ -96,3 +109,59 @@ def test_keys_exist(page: Path) -> None:
             if name not in known and mapping.rpartition(".")[2] not in ("args", "trainer_config", "vllm_args"):
                 unknown.append(code)
     assert not unknown
+
+
+def blocks_of(page: Path, *languages: str) -> list[str]:
+    """Code blocks in one of the languages; a block in a list item without its indentation."""
+    fenced = re.findall(r"^( *)```(\w*)[^\n]*\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [re.sub(rf"^{indent}", "", body, flags=re.M) for indent, language, body in fenced if language in languages]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_targets_of_make_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    code = [*CODE.findall(page.read_text(encoding="utf-8")), *"\n".join(blocks_of(page, "bash", "sh")).splitlines()]
+    named = {match[1] for line in code if (match := re.match(r"(?:\S+=\S+ )*make ([a-z][\w-]*)", line.strip()))}
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_paths_of_the_repository_exist(page: Path) -> None:
+    """A path in code that begins with a folder of the repository; ``*`` and ``NAME`` stand for anything."""
+    folders = [entry.name for entry in REPOSITORY.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    path = re.compile(rf"(?:{'|'.join(folders)})/[\w.*/-]*")
+    named = {code for code in CODE.findall(page.read_text(encoding="utf-8")) if path.fullmatch(code)}
+    missing = {name for name in named if not any(REPOSITORY.glob(name.replace("NAME", "*").rstrip("/")))}
+    assert not missing - MADE
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_modules_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    started = re.findall(r"python -m (rft_platform[\w.]*|scripts[\w.]*|chaos[\w.]*)", text)
+    imported = [
+        node.module
+        for block in blocks_of(page, "python")
+        for node in ast.walk(ast.parse(block))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("rft_platform")
+    ]
+    assert [name for name in {*started, *imported} if importlib.util.find_spec(name) is None] == []
+
+
+def configurations() -> list[Any]:
+    """Complete configurations in the pages' YAML."""
+    found = [(name_of(page), block) for page in PAGES for block in blocks_of(page, "yaml")]
+    return [pytest.param(block, id=name) for name, block in found if re.search("^project:", block, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("block", configurations())
+def test_configurations_are_valid(block: str) -> None:
+    RftConfig.model_validate(yaml.safe_load(block))
+
+
+def test_the_readme_takes_two_minutes_and_agents_is_one_page() -> None:
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 120
+    figures = readme.split("## Measured")[1].split("##")[0]
+    assert len(re.findall(r"^\|", figures, re.MULTILINE)) - 2 == 6
+    assert len((REPOSITORY / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 110

@@ -47,3 +47,18 @@ def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "is not a virtual environment" in done.stderr
     assert (tmp_path / "home" / "thesis.txt").read_text() == "years of work"
+
+
+def test_the_set_up_says_how_far_it_is(tmp_path: Path) -> None:
+    """With an interpreter that installs nothing."""
+    stub = interpreter(tmp_path, "3.12")
+    environment = tmp_path / "venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    (environment / "bin" / "python").symlink_to(stub)
+    done = set_up(environment, stub)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("set-up:")]
+    assert "  0 of 2" in lines[0] and "next: absl-py to " in lines[0]
+    assert "next: torch==" in lines[-2] and "done in 0:" in lines[-1]
+    assert len(lines) > 10
