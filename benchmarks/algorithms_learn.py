@@ -267,7 +267,7 @@ class Run:
 
     def _row(self, number: int, index: int, rollout: Rollout) -> RolloutRow:
         done, run = rollout.completion, f"{number}-{index}"
-        return RolloutRow(
+        return RolloutRow.from_columns(
             row_id=row_id(run, 0), task_id=str(rollout.group), taskset="sums", group_id=f"{number}-{rollout.group}",
             run_id=run, step=0, msg_id=run, round=number, policy_version=self.request.parent_version,
             engine="transformers", template_hash="", prompt_ids=rollout.prompt_ids, response_ids=done.token_ids,

@@ -40,7 +40,7 @@ def make_round(work: Path, rows: int) -> Any:
     home.config_file.write_text(json.dumps(config))
     project = Project.open(home)
     made = [
-        RolloutRow(
+        RolloutRow.from_columns(
             row_id=row_id(run_id(1, 0, index, repeat), 0, 0),
             task_id=task.task_id,
             taskset=task.taskset,

@@ -82,7 +82,7 @@ def template(random: np.random.Generator, rows: int) -> tuple[pa.Table, pa.Table
     logprobs = np.log(random.uniform(0.05, 1.0, (rows, RESPONSE))).astype(np.float32)
     numbers, rewards = random.integers(0, 10_000, (rows, 3)), random.integers(0, 2, rows)
     rollouts = [
-        RolloutRow(
+        RolloutRow.from_columns(
             row_id="", task_id=f"task-{numbers[i // REPEATS, 2]:05d}", taskset="arithmetic", group_id="", run_id="",
             step=0, msg_id="", round=0, policy_version=0, engine="transformers 5.16.1", template_hash="a" * 64,
             prompt_ids=prompts[i].tolist(), response_ids=responses[i].tolist(), rollout_logprobs=logprobs[i].tolist(),

@@ -73,7 +73,7 @@ def write_round(folder: Path, groups: int, runs: int, prompt: int, answer: int) 
             identity = row_id(name, 0)
             ids = rng.integers(5, VOCABULARY, answer).tolist()
             rows.append(
-                RolloutRow(
+                RolloutRow.from_columns(
                     row_id=identity, task_id=str(group), taskset="random", group_id=str(group), run_id=name, step=0,
                     msg_id=identity, round=1, policy_version=0, engine="random", template_hash="",
                     prompt_ids=prompt_ids, response_ids=ids, rollout_logprobs=[-float(np.log(VOCABULARY))] * answer,

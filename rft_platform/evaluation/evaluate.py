@@ -159,7 +159,7 @@ def _judged(
     scores, read = [], []
     for run in judged:
         row = last[run.run_id]
-        parts = {**row.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
+        parts = {**row.call.metrics, **{name: value for name, value in run.parts.items() if name != alone}}
         scores.append(RunScore(row.taskset, run.task_id, mode, run.reward, parts))
         read.append(transcript(row, tasks[run.task_id], mode, run.reward))
     return _Pass(scores, read, len(runs) - len(judged), rollouts.report)

@@ -21,7 +21,7 @@ class Transcript:
 
 def transcript(row: RolloutRow, task: Task, mode: str, reward: float) -> Transcript:
     """Build the transcript of the run whose last model call is ``row``."""
-    return Transcript(row.task_id, mode, reward, [*row.messages, row.response], task.answer)
+    return Transcript(row.task_id, mode, reward, [*row.call.messages, row.call.response], task.answer)
 
 
 def choose(transcripts: Sequence[Transcript], count: int, pass_threshold: float) -> list[Transcript]:

@@ -1,8 +1,9 @@
-"""The records of the experience store: one model call (``RolloutRow``) and its judgement (``JudgedRow``)."""
+"""The records of the experience store: a model call (``ModelCall``) in its row (``RolloutRow``), and its judgement."""
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 ROLLOUT_SCHEMA_VERSION = 5  # 2: attempt; 3: env_state_hash; 4: policy, step_reward; 5: rollout_logprobs (logprobs)
 JUDGED_SCHEMA_VERSION = 1
@@ -41,13 +42,59 @@ def valid_text(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
+_NOT_STORED: Mapping[str, bool] = {"stored": False}
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """One choice of one model call, token for token as the engine sampled it: from the recorder to the Parquet file.
+
+    ``response_ids`` and ``rollout_logprobs`` have equal length. ``rollout_logprobs`` are natural logarithms under the
+    sampling distribution (temperature applied). A workflow may set ``reward``, ``step_reward``, ``metrics`` and
+    ``env_state_hash``; all other fields are recorded facts. Every field is a column of the store, except those that are
+    needed only while the run lasts.
+    """
+
+    msg_id: str  # id of the engine's response
+    prompt_ids: list[int]
+    response_ids: list[int]
+    rollout_logprobs: list[float]
+    finish_reason: str
+    temperature: float
+    top_p: float
+    top_k: int
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+    response: dict[str, Any]  # the assistant message
+    policy_version: int | None = None  # optimiser steps of the weights that sampled; None: not reported
+    created_at: float = 0.0  # seconds since the epoch
+    duration_s: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    env_state_hash: str | None = None  # hash of the environment's state at this call; None: the workflow reported none
+    policy: str | None = None  # which further trainable policy was called; None: the first policy
+    step_reward: float | None = None  # the environment's reward for this step alone, if the workflow reported it
+    # needed while the run lasts; a row has ``step``, ``row_id``, ``run_reward`` and ``loss_mask`` instead:
+    order: int = field(default=0, compare=False, metadata=_NOT_STORED)  # position of the call, by its first send
+    choice: int = field(default=0, compare=False, metadata=_NOT_STORED)
+    reward: float | None = field(default=None, compare=False, metadata=_NOT_STORED)  # of the run, set by a workflow
+    constrained: bool = field(default=False, compare=False, metadata=_NOT_STORED)  # sampled under a grammar
+
+    @property
+    def response_text(self) -> str:
+        """Text of the answer; empty if the answer has tool calls only."""
+        return self.response.get("content") or ""
+
+
+#: Fields of a call that are columns of the store.
+CALL_COLUMNS = tuple(each.name for each in fields(ModelCall) if each.metadata.get("stored", True))
+
+
 @dataclass(slots=True)
 class RolloutRow:
-    """One model call, exactly as the engine saw it. Written once, never changed.
+    """A model call and its place in the project. Written once, never changed.
 
-    ``response_ids``, ``rollout_logprobs`` and ``loss_mask`` have equal length. ``rollout_logprobs`` are natural
-    logarithms under the sampling distribution (temperature applied). ``run_output`` and ``run_reward`` are set in the
-    last row of a run only.
+    ``loss_mask`` has one value per token of the response. ``run_output`` and ``run_reward`` are set in the last row of
+    a run only. The fields of ``call`` can be read on the row as well: ``row.response_ids``.
     """
 
     row_id: str
@@ -56,32 +103,28 @@ class RolloutRow:
     group_id: str  # runs of one task in one round
     run_id: str  # one run of the workflow
     step: int  # position of the call within its run, from 0
-    msg_id: str  # id of the engine's response
     round: int
-    policy_version: int  # optimiser steps of the weights that sampled
     engine: str
     template_hash: str  # digest of the chat template that rendered the prompt
-    prompt_ids: list[int]
-    response_ids: list[int]
-    rollout_logprobs: list[float]
+    call: ModelCall
     loss_mask: list[bool]  # True if the policy sampled the token and it may be trained on
-    temperature: float
-    top_p: float
-    top_k: int
-    finish_reason: str
     truncated: bool
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    response: dict[str, Any]  # the assistant message
     run_output: Any = None  # what the workflow returned for the judge, JSON-serialisable
     run_reward: float | None = None  # the workflow's own reward, if it returned one
-    metrics: dict[str, float] = field(default_factory=dict)
-    created_at: float = 0.0  # seconds since the epoch
-    duration_s: float = 0.0
     attempt: int | None = None  # attempt of the run, from 0; its sampling seed depends on it; None: not recorded
-    env_state_hash: str | None = None  # hash of the environment's state at this call; None: the workflow reported none
-    policy: str | None = None  # which further trainable policy was called; None: the first policy
-    step_reward: float | None = None  # the environment's reward for this step alone, if the workflow reported it
+
+    @classmethod
+    def from_columns(cls, **values: Any) -> "RolloutRow":
+        """The row with these values, by names of columns."""
+        call = ModelCall(**{name: values.pop(name) for name in CALL_COLUMNS if name in values})
+        return cls(call=call, **values)
+
+    if not TYPE_CHECKING:  # the package itself says ``row.call``, which is checked
+
+        def __getattr__(self, name: str) -> Any:
+            if name in CALL_COLUMNS:
+                return getattr(self.call, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from rft_platform.experience.schema import rows_to_table
 def check_storable(rows: Sequence[RolloutRow]) -> None:
     """Raise ValueError if the rows of one run cannot be stored or averaged; then the run fails, not its batch."""
     table = rows_to_table(rows)
-    for name, value in ((name, value) for row in rows for name, value in row.metrics.items()):
+    for name, value in ((name, value) for row in rows for name, value in row.call.metrics.items()):
         if not is_metric_value(value):
             raise ValueError(f"the metric {name!r} is {value!r}; expected {METRIC_EXPECTED}")
     check_lengths(table)

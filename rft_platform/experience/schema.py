@@ -10,7 +10,13 @@ import pyarrow.compute as pc
 
 from rft_platform.errors import StorageError
 from rft_platform.experience import columns
-from rft_platform.experience.record import JUDGED_SCHEMA_VERSION, ROLLOUT_SCHEMA_VERSION, JudgedRow, RolloutRow
+from rft_platform.experience.record import (
+    CALL_COLUMNS,
+    JUDGED_SCHEMA_VERSION,
+    ROLLOUT_SCHEMA_VERSION,
+    JudgedRow,
+    RolloutRow,
+)
 
 VERSION_KEY = b"rft.schema_version"
 RECORD_KEY = b"rft.record"
@@ -92,17 +98,18 @@ JSON_COLUMNS = frozenset({"messages", "tools", "response", "run_output"})
 
 def rows_to_table(rows: Sequence[RolloutRow]) -> pa.Table:
     """Rollout rows as a table of ``ROLLOUT_SCHEMA``. ValueError names the column that cannot hold a value."""
-    return _to_table(rows, ROLLOUT_SCHEMA)
+    places = [f"call.{name}" if name in CALL_COLUMNS else name for name in ROLLOUT_SCHEMA.names]
+    return _to_table(rows, ROLLOUT_SCHEMA, places)
 
 
 def table_to_rows(table: pa.Table) -> list[RolloutRow]:
     """The rows of a rollout table. Rows with equal JSON documents share one object: treat it as read-only."""
-    return _from_table(table, ROLLOUT_SCHEMA, RolloutRow)
+    return _from_table(table, ROLLOUT_SCHEMA, RolloutRow.from_columns)
 
 
 def judged_to_table(rows: Sequence[JudgedRow]) -> pa.Table:
     """Judged rows as a table of ``JUDGED_SCHEMA``."""
-    return _to_table(rows, JUDGED_SCHEMA)
+    return _to_table(rows, JUDGED_SCHEMA, JUDGED_SCHEMA.names)
 
 
 def table_to_judged(table: pa.Table) -> list[JudgedRow]:
@@ -154,8 +161,9 @@ def upgraded(table: pa.Table, version: int, expected: pa.Schema, columns: Sequen
     return table.select(columns).replace_schema_metadata(expected.metadata)
 
 
-def _to_table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
-    columns = [_column(field, list(map(attrgetter(field.name), rows))) for field in schema]
+def _to_table(rows: Sequence[Any], schema: pa.Schema, places: Sequence[str]) -> pa.Table:
+    """A table of ``schema``; ``places`` are the attributes of a row that hold the columns."""
+    columns = [_column(field, list(map(attrgetter(place), rows))) for field, place in zip(schema, places, strict=True)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 

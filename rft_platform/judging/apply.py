@@ -137,12 +137,12 @@ def judge_rollouts(
     )
     version = WORKFLOW_REWARD if judge is None else judge.version
     learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
-    policies = list(dict.fromkeys(row.policy for row in rows)) or [None]
+    policies = list(dict.fromkeys(row.call.policy for row in rows)) or [None]
     if policies == [None]:
         return learn.judged(rows, runs)
     parts = {}
     for policy in policies:
-        own = [row for row in rows if row.policy == policy]
+        own = [row for row in rows if row.call.policy == policy]
         took_part = {row.run_id for row in own}
         parts[policy] = learn.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
     return _joined(rows, parts)
@@ -184,8 +184,8 @@ class _Learning:
             [row.run_id for row in kept],
             [row.step for row in kept],
             columns={
-                "env_state_hash": [row.env_state_hash for row in kept],
-                "step_reward": [row.step_reward for row in kept],
+                "env_state_hash": [row.call.env_state_hash for row in kept],
+                "step_reward": [row.call.step_reward for row in kept],
             },
             **self.advantage_args,
         )
@@ -251,7 +251,7 @@ def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, 
 
 def _is_cut_off(row: RolloutRow) -> bool:
     """Whether the run that ended with ``row`` exceeded the context, so that its workflow returned nothing."""
-    return TRUNCATED_METRIC in row.metrics and row.run_output is None
+    return TRUNCATED_METRIC in row.call.metrics and row.run_output is None
 
 
 def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
@@ -273,14 +273,14 @@ def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
         )
     if not math.isfinite(row.run_reward):
         return _failed(row, f"the reward is {row.run_reward}; expected a finite number")
-    rewards_by_name = {name: value for name, value in row.metrics.items() if name.startswith(POLICY_REWARD)}
+    rewards_by_name = {name: value for name, value in row.call.metrics.items() if name.startswith(POLICY_REWARD)}
     rewards = {name.removeprefix(POLICY_REWARD): value for name, value in rewards_by_name.items()}
     return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
 
 
 def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:
     """Return what judges see of the run that ``rows`` record; ``last`` holds its output."""
-    response = last.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
+    response = last.call.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
     return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
 
 

@@ -62,15 +62,15 @@ def judged_run(rows: Sequence[RolloutRow]) -> JudgedRun:
     """Return the judge's view of the run that ``rows`` record (all rows of one run, at least one)."""
     rows = sorted(rows, key=lambda row: row.step)
     last = rows[-1]
-    tools = {json.dumps(tool, sort_keys=True): tool for row in rows for tool in row.tools or []}
+    tools = {json.dumps(tool, sort_keys=True): tool for row in rows for tool in row.call.tools or []}
     return JudgedRun(
         run_id=last.run_id,
         task_id=last.task_id,
-        messages=(*last.messages, last.response),
+        messages=(*last.call.messages, last.call.response),
         steps=tuple(map(_step, rows)),
         tool_calls=tuple(_tool_calls(rows)),
         tools=tuple(tools.values()),
-        metrics=dict(last.metrics),
+        metrics=dict(last.call.metrics),
         reward=last.run_reward,
     )
 
@@ -78,13 +78,13 @@ def judged_run(rows: Sequence[RolloutRow]) -> JudgedRun:
 def _step(row: RolloutRow) -> JudgedStep:
     return JudgedStep(
         row.step,
-        row.response,
-        len(row.response_ids),
-        row.finish_reason,
+        row.call.response,
+        len(row.call.response_ids),
+        row.call.finish_reason,
         row.truncated,
-        row.step_reward,
-        row.env_state_hash,
-        row.policy,
+        row.call.step_reward,
+        row.call.env_state_hash,
+        row.call.policy,
     )
 
 
@@ -92,7 +92,7 @@ def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
     """Return every tool call that the model requested, with its result from a later prompt of the run (by id)."""
     calls = []
     for number, row in enumerate(rows):
-        asked_for = row.response.get("tool_calls") or []
+        asked_for = row.call.response.get("tool_calls") or []
         later = _results([m for after in rows[number + 1 :] for m in _since(row, after)]) if asked_for else {}
         for call in asked_for:
             function = call.get("function") or {}
@@ -104,8 +104,8 @@ def _tool_calls(rows: Sequence[RolloutRow]) -> list[ToolCall]:
 
 def _since(row: RolloutRow, later: RolloutRow) -> Sequence[Mapping[str, Any]]:
     """Messages that a later prompt has beyond that of ``row``: all of them if it is another conversation."""
-    length = len(row.messages)
-    return later.messages[length:] if later.messages[:length] == row.messages else later.messages
+    length = len(row.call.messages)
+    return later.call.messages[length:] if later.call.messages[:length] == row.call.messages else later.call.messages
 
 
 def _results(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -82,14 +82,14 @@ def _pair(better: list[RolloutRow], worse: list[RolloutRow], reward: Mapping[str
     """Pair the first answers in which two runs differ; None if the runs diverge at something else."""
     steps = zip(*(sorted(run, key=lambda row: row.step) for run in (better, worse)), strict=False)
     for chosen, rejected in steps:
-        if _without_ids(chosen.messages) != _without_ids(rejected.messages):
+        if _without_ids(chosen.call.messages) != _without_ids(rejected.call.messages):
             return None
-        if _without_ids([chosen.response]) != _without_ids([rejected.response]):
+        if _without_ids([chosen.call.response]) != _without_ids([rejected.call.response]):
             return {
-                "prompt": list(chosen.messages),
-                "chosen": [chosen.response],
-                "rejected": [rejected.response],
-                **({"tools": list(chosen.tools)} if chosen.tools else {}),
+                "prompt": list(chosen.call.messages),
+                "chosen": [chosen.call.response],
+                "rejected": [rejected.call.response],
+                **({"tools": list(chosen.call.tools)} if chosen.call.tools else {}),
                 "chosen_reward": reward[chosen.run_id],
                 "rejected_reward": reward[rejected.run_id],
                 "chosen_run": chosen.run_id,

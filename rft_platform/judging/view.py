@@ -28,7 +28,7 @@ def experiences_of(
     last: dict[str, RolloutRow] = {}
     metrics: list[dict[str, float]] = [{} for _ in judgements]
     for row in rows:
-        metrics[run[row.run_id]].update(row.metrics)
+        metrics[run[row.run_id]].update(row.call.metrics)
         if row.run_id not in last or row.step >= last[row.run_id].step:
             last[row.run_id] = row
     of_run = [last[judgement.run_id] for judgement in judgements]
@@ -38,7 +38,7 @@ def experiences_of(
     return Experiences(
         run_N=np.array([run[row.run_id] for row in rows], np.int64),
         step_N=np.array([row.step for row in rows], np.int64),
-        length_N=np.array([len(row.response_ids) for row in rows], np.int64),
+        length_N=np.array([len(row.call.response_ids) for row in rows], np.int64),
         truncated_N=np.array([row.truncated for row in rows], bool),
         kept_N=np.ones(len(rows), bool),
         run_ids=tuple(run),
@@ -66,5 +66,5 @@ def _columns(values: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray]:
 
 
 def _is_empty(row: RolloutRow) -> bool:
-    content = row.response.get("content")
-    return not (content.strip() if isinstance(content, str) else content) and not row.response.get("tool_calls")
+    content = row.call.response.get("content")
+    return not (content.strip() if isinstance(content, str) else content) and not row.call.response.get("tool_calls")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_platform.rollout.history import RecordedCall
+from rft_platform.experience.record import ModelCall
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.tasks.task import Task as PlatformTask
 from rft_platform.threads import call_in_thread
@@ -18,7 +18,7 @@ from rft_platform.threads import call_in_thread
 ModelWrapper = ModelHandle
 
 #: One recorded model call; ``reward``, ``step_reward`` and ``metrics`` may be set.
-Experience = RecordedCall
+Experience = ModelCall
 
 
 @dataclass(frozen=True, slots=True)

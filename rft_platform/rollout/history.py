@@ -3,51 +3,14 @@
 import math
 import threading
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 from rft_platform.errors import EngineError, UserCodeError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.identity import derive_seed
 from rft_platform.rollout.policies import PolicyRoute
-
-
-@dataclass(slots=True)
-class RecordedCall:
-    """One choice of one model call of a run, token for token as the engine sampled it.
-
-    A workflow may set ``reward``, ``step_reward``, ``metrics`` and ``env_state_hash``; all other fields are recorded
-    facts.
-    """
-
-    order: int  # position of the call in its run, by the time of its first send
-    choice: int
-    msg_id: str
-    policy_version: int | None  # None if the engine does not report it
-    prompt_ids: list[int]
-    response_ids: list[int]
-    rollout_logprobs: list[float]
-    finish_reason: str
-    temperature: float
-    top_p: float
-    top_k: int
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]
-    response: dict[str, Any]
-    created_at: float
-    duration_s: float
-    reward: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    env_state_hash: str | None = None  # of the environment state that the call responds to
-    policy: str | None = None  # the further trainable policy that answered; None: the project's first
-    step_reward: float | None = None  # the environment's reward for this step alone
-    constrained: bool = False  # sampled under a grammar: the log-probs are of a masked distribution
-
-    @property
-    def response_text(self) -> str:
-        """Text of the answer; empty if the answer has tool calls only."""
-        return self.response.get("content") or ""
 
 
 class RunEndedError(EngineError):
@@ -150,7 +113,7 @@ class RunHistory:
         self.connection_lost = False  # the engine could not be reached at least once
         self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
         self._seed = seed
-        self._calls: list[RecordedCall] = []
+        self._calls: list[ModelCall] = []
         self._extracted = 0
         self._closed = False
         self._slots = CallSlots()
@@ -192,7 +155,7 @@ class RunHistory:
         """Sampling seed of a call that sets none."""
         return derive_seed(self._seed, order)
 
-    def add(self, sending: Sending, calls: list[RecordedCall]) -> None:
+    def add(self, sending: Sending, calls: list[ModelCall]) -> None:
         """Record the choices of one finished call; they replace those of an earlier send of the call.
 
         Nothing is recorded if the run has ended, or if the client has meanwhile sent the call again.
@@ -207,11 +170,11 @@ class RunHistory:
                 self._extracted -= earlier
             self._calls.extend(calls)
 
-    def calls(self) -> list[RecordedCall]:
+    def calls(self) -> list[ModelCall]:
         """Return all recorded choices, in the order in which their calls were sent."""
         return sorted(self._calls, key=lambda call: (call.order, call.choice))
 
-    def extract(self, clear: bool = True) -> list[RecordedCall]:
+    def extract(self, clear: bool = True) -> list[ModelCall]:
         """Return the choices recorded since the last extraction with ``clear``, in the order of recording."""
         start, end = self._extracted, len(self._calls)
         if clear:

@@ -5,7 +5,8 @@ import json
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rft_platform.errors import UserCodeError
-from rft_platform.rollout.history import RecordedCall, RunHistory
+from rft_platform.experience.record import ModelCall
+from rft_platform.rollout.history import RunHistory
 
 if TYPE_CHECKING:
     import openai
@@ -94,7 +95,7 @@ class ModelHandle:
         """
         self._history.give_step_reward(value, self._policy)
 
-    def extract_experience_from_history(self, clear_history: bool = True) -> list[RecordedCall]:
+    def extract_experience_from_history(self, clear_history: bool = True) -> list[ModelCall]:
         """Return the calls recorded since the last clearing extraction; their ``reward`` and ``metrics`` may be set."""
         return self._history.extract(clear_history)
 

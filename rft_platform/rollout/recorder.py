@@ -6,6 +6,7 @@ rollout log-probs are the engine's, never derived from text.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter, time
 from typing import Any
 
@@ -17,7 +18,7 @@ from rft_platform.rollout.endpoints.chat import ChatCall
 from rft_platform.rollout.endpoints.completions import CompletionCall
 from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint
 from rft_platform.rollout.endpoints.responses import ResponsesCall
-from rft_platform.rollout.history import RecordedCall, RunHistory
+from rft_platform.rollout.history import RunHistory
 
 #: Endpoints whose calls are recorded, below /v1.
 ENDPOINTS: dict[str, type[Endpoint]] = {
@@ -40,8 +41,8 @@ def recorded_path(path: str) -> str | None:
     return next((suffix for suffix in ENDPOINTS if path.endswith(suffix)), None)
 
 
-class ModelCall:
-    """One request to the engine, and its answer."""
+class CallRecorder:
+    """Records one request to the engine, and its answer."""
 
     def __init__(self, endpoint: str, content: bytes, headers: Headers, history: RunHistory) -> None:
         """``endpoint`` is a result of ``recorded_path``; ``headers`` are those received.
@@ -107,41 +108,22 @@ class ModelCall:
         return RecordedEvents(self, self._form, headers)
 
     def _record(self, answer: dict[str, Any], headers: Mapping[str, str]) -> None:
-        sent, form = self._form.sent, self._form
-        common: dict[str, Any] = {
+        known: dict[str, Any] = {
             "order": self._sending.order,
-            "msg_id": form.msg_id(answer),
             "policy_version": _policy_version(answer, headers),
-            "temperature": float(sent["temperature"]),
-            "top_p": float(sent["top_p"]),
-            "top_k": int(sent.get("top_k") or -1),
-            "tools": form.tools,
             "created_at": self._created_at,
             "duration_s": perf_counter() - self._started,
             "env_state_hash": self._env_state_hash,
             "policy": self._policy,
-            "constrained": bool(answer.get("constrained")),
         }
-        calls = [
-            RecordedCall(
-                **common,
-                choice=choice.index,
-                prompt_ids=choice.prompt_ids,
-                response_ids=choice.token_ids,
-                rollout_logprobs=choice.rollout_logprobs,
-                finish_reason=choice.finish_reason,
-                messages=form.messages_of(choice.index),
-                response=choice.message,
-            )
-            for choice in form.sampled(answer)
-        ]
+        calls = [replace(call, **known) for call in self._form.sampled(answer)]
         self._history.add(self._sending, calls)
 
 
 class RecordedEvents:
     """The events of a streamed answer: recorded once every choice has finished, and passed on as the caller asked."""
 
-    def __init__(self, call: ModelCall, form: Endpoint, headers: Mapping[str, str]) -> None:
+    def __init__(self, call: CallRecorder, form: Endpoint, headers: Mapping[str, str]) -> None:
         self._call = call
         self._form = form
         self._headers = headers

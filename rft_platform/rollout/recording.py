@@ -16,7 +16,7 @@ from rft_platform.inference.replicas import Replicas
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import describe
 from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recorder import ModelCall, recorded_path
+from rft_platform.rollout.recorder import CallRecorder, recorded_path
 from rft_platform.rollout.routing import AsyncRouter, SyncRouter
 from rft_platform.rollout.wire import ELSEWHERE, TOKENS, wire
 
@@ -120,7 +120,7 @@ class AsyncRecorder(wire.AsyncBaseTransport):
             if endpoint is None:
                 return await self._inner.handle_async_request(_with_key(request, self._api_key))
             try:
-                call = ModelCall(endpoint, await request.aread(), request.headers.raw, self._history)
+                call = CallRecorder(endpoint, await request.aread(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
             return await self._sent(call, _engine_request(_with_key(request, self._api_key), endpoint, call))
@@ -128,7 +128,7 @@ class AsyncRecorder(wire.AsyncBaseTransport):
             self._history.connection_lost = True
             raise
 
-    async def _sent(self, call: ModelCall, request: Any) -> Any:
+    async def _sent(self, call: CallRecorder, request: Any) -> Any:
         streamed = False
         try:
             response = await self._inner.handle_async_request(request)
@@ -163,7 +163,7 @@ class SyncRecorder(wire.BaseTransport):
             if endpoint is None:
                 return self._inner.handle_request(_with_key(request, self._api_key))
             try:
-                call = ModelCall(endpoint, request.read(), request.headers.raw, self._history)
+                call = CallRecorder(endpoint, request.read(), request.headers.raw, self._history)
             except UserError as error:
                 return _refusal(error)
             return self._sent(call, _engine_request(_with_key(request, self._api_key), endpoint, call))
@@ -171,7 +171,7 @@ class SyncRecorder(wire.BaseTransport):
             self._history.connection_lost = True
             raise
 
-    def _sent(self, call: ModelCall, request: Any) -> Any:
+    def _sent(self, call: CallRecorder, request: Any) -> Any:
         streamed = False
         try:
             response = self._inner.handle_request(request)
@@ -191,7 +191,7 @@ def _with_key(request: Any, api_key: str) -> Any:
     return request
 
 
-def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
+def _engine_request(request: Any, endpoint: str, call: CallRecorder) -> Any:
     headers = wire.Headers(request.headers)
     headers["content-length"] = str(len(call.content))
     headers["accept-encoding"] = "identity"  # a streamed answer is parsed as it arrives
@@ -208,7 +208,7 @@ def _engine_request(request: Any, endpoint: str, call: ModelCall) -> Any:
     return wire.Request(request.method, url, headers=headers, stream=stream, extensions=extensions)
 
 
-def _answer(response: Any, call: ModelCall, content: bytes) -> Any:
+def _answer(response: Any, call: CallRecorder, content: bytes) -> Any:
     """Record a whole answer and return it as the caller asked for it; return a refusal unchanged."""
     status = response.status_code
     if status != _OK:
@@ -228,7 +228,7 @@ def _refusal(error: UserError) -> Any:
     return wire.Response(_BAD_REQUEST, headers={"content-type": "application/json"}, content=json_codec.dump(body))
 
 
-def _streamed(response: Any, call: ModelCall) -> Any:
+def _streamed(response: Any, call: CallRecorder) -> Any:
     stream = _RecordedStream(response.stream, call, response.headers)
     return wire.Response(_OK, headers=response.headers, stream=stream, extensions=response.extensions)
 
@@ -236,7 +236,7 @@ def _streamed(response: Any, call: ModelCall) -> Any:
 class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
     """The bytes of a streamed answer, recorded as they pass."""
 
-    def __init__(self, inner: Any, call: ModelCall, headers: Any) -> None:
+    def __init__(self, inner: Any, call: CallRecorder, headers: Any) -> None:
         self._inner = inner
         self._call = call
         self._events = call.event_stream(headers)

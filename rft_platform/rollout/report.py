@@ -135,16 +135,18 @@ def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
     """Return the report fields that depend on the rows alone."""
     kept = list(rows)
     shared, later = shared_prefix_tokens(kept)
+    versions = (row.call.policy_version for row in kept if row.call.policy is None)
+    unfinished = (row.call.metrics.get(UNFINISHED_METRIC, 0) for row in kept)
     return {
         "shared_prefix_tokens": shared,
         "later_prompt_tokens": later,
         "rows": len(kept),
         "truncated_rows": sum(row.truncated for row in kept),
-        "prompt_tokens": sum(len(row.prompt_ids) for row in kept),
-        "completion_tokens": sum(len(row.response_ids) for row in kept),
-        "policy_versions": tuple(sorted({row.policy_version for row in kept if row.policy is None})),
-        "context_truncated": sum(TRUNCATED_METRIC in row.metrics for row in kept),
-        "unfinished_calls": int(sum(filter(math.isfinite, (row.metrics.get(UNFINISHED_METRIC, 0) for row in kept)))),
+        "prompt_tokens": sum(len(row.call.prompt_ids) for row in kept),
+        "completion_tokens": sum(len(row.call.response_ids) for row in kept),
+        "policy_versions": tuple(sorted({version for version in versions if version is not None})),
+        "context_truncated": sum(TRUNCATED_METRIC in row.call.metrics for row in kept),
+        "unfinished_calls": int(sum(filter(math.isfinite, unfinished))),
         "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
     }
 
@@ -162,11 +164,11 @@ def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
         earlier: list[Ids] = []
         for step, call in groupby(run, key=lambda row: row.step):
             choices = list(call)
-            prompt = np.asarray(choices[0].prompt_ids, np.int32)
+            prompt = np.asarray(choices[0].call.prompt_ids, np.int32)
             if step > 0:
                 total += len(prompt)
                 shared += _longest(prompt, earlier)
-            earlier += [np.asarray([*row.prompt_ids, *row.response_ids], np.int32) for row in choices]
+            earlier += [np.asarray([*row.call.prompt_ids, *row.call.response_ids], np.int32) for row in choices]
             del earlier[:-_PREVIOUS_CALLS]
     return shared, total
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rft_platform.errors import EngineError
@@ -11,13 +11,13 @@ from rft_platform.experience.record import (
     LARGEST_TOP_K,
     POLICY_REWARD,
     TRUNCATED_METRIC,
+    ModelCall,
     RolloutRow,
     row_id,
     valid_text,
 )
 from rft_platform.experience.responses import encode_response
 from rft_platform.inference.interface import EngineStatus, SamplingParams
-from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.identity import derive_seed, group_id, record_key, run_id
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
@@ -73,14 +73,14 @@ class ExploreBatch:
         ]
 
 
-def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput, list[RecordedCall]]:
+def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, list[ModelCall]]:
     """Convert what a workflow returned to an output and the calls that represent the run.
 
     A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count. Or
     it returns a list of calls that it extracted: then these count, each once, and the run's reward is the last
     ``reward`` that was set on one of them. Raises TypeError or ValueError for anything else.
     """
-    if isinstance(returned, list) and all(isinstance(call, RecordedCall) for call in returned):
+    if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)
         own = {call.policy: call.reward for call in returned if call.reward is not None}  # the last of each policy
         reward = own.pop(None, next((call.reward for call in reversed(returned) if call.reward is not None), None))
@@ -99,7 +99,7 @@ def as_output(returned: Any, calls: list[RecordedCall]) -> tuple[WorkflowOutput,
     return output, kept
 
 
-def _each_once(experiences: list[RecordedCall]) -> list[RecordedCall]:
+def _each_once(experiences: list[ModelCall]) -> list[ModelCall]:
     """Remove repeated experiences. Raises ValueError for an empty list, and for copies of one experience."""
     if not experiences:
         raise ValueError(
@@ -121,14 +121,14 @@ def _each_once(experiences: list[RecordedCall]) -> list[RecordedCall]:
 class RunResult:
     """Result of a run that succeeded: plain values, so that it can come from another process."""
 
-    calls: list[RecordedCall]
+    calls: list[ModelCall]
     reward: float | None = None
     response: Any = None  # encoded by ``encode_response``
     metrics: dict[str, float] = field(default_factory=dict)
     truncated: bool = False  # the run ended because its next prompt was longer than the context
 
     @classmethod
-    def of(cls, returned: Any, calls: list[RecordedCall], policies: Collection[str] = ()) -> "RunResult":
+    def of(cls, returned: Any, calls: list[ModelCall], policies: Collection[str] = ()) -> "RunResult":
         """Return the result of a run whose workflow ``returned`` a value after ``calls``; ``policies``: further ones.
 
         A run with step rewards and no reward of its own gets their sum; so does each further policy. Raises TypeError
@@ -150,7 +150,7 @@ class RunResult:
         return cls(kept, reward, encode_response(output.response), metrics)
 
     @classmethod
-    def cut_off(cls, calls: list[RecordedCall], reward: float) -> "RunResult":
+    def cut_off(cls, calls: list[ModelCall], reward: float) -> "RunResult":
         """Return the result of a run that exceeded the context; ``reward`` counts if its steps got no reward."""
         _check_calls(calls)
         earned = total_step_reward(calls)
@@ -159,7 +159,7 @@ class RunResult:
         return cls(calls, reward if earned is None else earned, None, metrics, truncated=True)
 
 
-def _check_calls(calls: Sequence[RecordedCall]) -> None:
+def _check_calls(calls: Sequence[ModelCall]) -> None:
     aborted = [call.msg_id for call in calls if call.finish_reason == "abort"]
     if aborted:
         raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
@@ -168,14 +168,14 @@ def _check_calls(calls: Sequence[RecordedCall]) -> None:
             raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
 
 
-def total_step_reward(calls: Sequence[RecordedCall], policy: str | None = None) -> float | None:
+def total_step_reward(calls: Sequence[ModelCall], policy: str | None = None) -> float | None:
     """Sum of a policy's step rewards, counting each call once however many choices it had; None without any."""
     of_policy = [call for call in calls if call.policy == policy]
     steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
     return sum(steps.values()) if steps else None
 
 
-def _step_rewards(calls: Sequence[RecordedCall]) -> dict[str, float]:
+def _step_rewards(calls: Sequence[ModelCall]) -> dict[str, float]:
     """Sums of step rewards of the further policies that got any."""
     sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} if name is not None}
     return {name: total for name, total in sums.items() if total is not None}
@@ -201,12 +201,12 @@ def rows_of_run(
     ]
     last = rows[-1]
     last.run_output, last.run_reward = result.response, result.reward
-    last.metrics = {**last.metrics, **result.metrics}
+    last.call.metrics |= result.metrics
     last.truncated = last.truncated or result.truncated
     return rows
 
 
-def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, attempt: int = 0) -> RolloutRow:
+def row_of_call(run: Run, step: int, call: ModelCall, status: EngineStatus, attempt: int = 0) -> RolloutRow:
     """Return the row of one recorded choice, without output and reward of the run."""
     return RolloutRow(
         row_id=row_id(run.run_id, step, call.choice),
@@ -215,28 +215,22 @@ def row_of_call(run: Run, step: int, call: RecordedCall, status: EngineStatus, a
         group_id=run.group_id,
         run_id=run.run_id,
         step=step,
-        msg_id=call.msg_id,
         round=run.round,
-        policy_version=status.policy_version if call.policy_version is None else call.policy_version,
         engine=status.engine,
         template_hash=status.template_hash,
-        prompt_ids=call.prompt_ids,
-        response_ids=call.response_ids,
-        rollout_logprobs=call.rollout_logprobs,
+        call=_as_stored(call, status),
         loss_mask=[not call.constrained] * len(call.response_ids),
-        temperature=call.temperature,
-        top_p=call.top_p,
-        top_k=min(call.top_k, LARGEST_TOP_K),
-        finish_reason=call.finish_reason,
         truncated=call.finish_reason == "length",
-        messages=call.messages,
-        tools=call.tools,
-        response=call.response,
-        metrics=dict(call.metrics or {}),
-        created_at=call.created_at,
-        duration_s=call.duration_s,
         attempt=attempt,
-        env_state_hash=call.env_state_hash,
-        policy=call.policy,
+    )
+
+
+def _as_stored(call: ModelCall, status: EngineStatus) -> ModelCall:
+    """A copy of a call with the engine's version if the answer had none, and with values that the columns can hold."""
+    return replace(
+        call,
+        policy_version=status.policy_version if call.policy_version is None else call.policy_version,
+        top_k=min(call.top_k, LARGEST_TOP_K),
+        metrics=dict(call.metrics or {}),
         step_reward=None if call.step_reward is None else float(call.step_reward),
     )

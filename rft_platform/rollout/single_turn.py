@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter, time
 from typing import Any
 
-from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.record import ModelCall, RolloutRow
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
-from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.identity import derive_seed
 from rft_platform.rollout.run import ExploreBatch, row_of_call
 from rft_platform.rollout.workflow import SingleTurnWorkflow
@@ -48,9 +47,7 @@ def run_single_turn(
     for run, (messages, generation, completion), text in zip(batch.runs(), sampled, texts, strict=True):
         if completion.finish_reason == "abort":
             continue
-        call = RecordedCall(
-            order=0,
-            choice=0,
+        call = ModelCall(
             msg_id=f"gen-{run.run_id}",
             policy_version=generation.policy_version,
             prompt_ids=generation.prompt_ids,

@@ -11,14 +11,14 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rft_platform.errors import UserError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import FormatArgs
-from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.run import RunResult
 from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.tasks.task import Task
 
-_CALL_FIELDS = [item.name for item in fields(RecordedCall)]
+_CALL_FIELDS = [item.name for item in fields(ModelCall)]
 _TASK_FIELDS = [item.name for item in fields(Task)]
 
 
@@ -46,7 +46,7 @@ def result_to_json(result: RunResult) -> dict[str, Any]:
 
 def result_from_json(value: Mapping[str, Any]) -> RunResult:
     """Restore a result from the output of ``result_to_json``."""
-    return RunResult(**{**value, "calls": [RecordedCall(**call) for call in value["calls"]]})
+    return RunResult(**{**value, "calls": [ModelCall(**call) for call in value["calls"]]})
 
 
 def task_to_json(task: Task) -> dict[str, Any]:

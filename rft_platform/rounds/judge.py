@@ -141,7 +141,7 @@ def reward_figures(
 
 
 def _of_policy(judged: Sequence[JudgedRow], rows: Sequence[RolloutRow], policy: str | None) -> list[JudgedRow]:
-    return [one for one, row in zip(judged, rows, strict=True) if row.policy == policy]
+    return [one for one, row in zip(judged, rows, strict=True) if row.call.policy == policy]
 
 
 def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequence[RolloutRow]) -> dict[str, float]:
@@ -155,8 +155,8 @@ def _further_rewards(project: Project, judged: Sequence[JudgedRow], rows: Sequen
 
 def _own_rewards(rows: Sequence[RolloutRow]) -> int:
     """Number of runs with a workflow reward for the whole run. Step rewards stay in effect beside a judge's reward."""
-    by_steps = {row.run_id for row in rows if row.step_reward is not None}
-    rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.metrics}
+    by_steps = {row.run_id for row in rows if row.call.step_reward is not None}
+    rewarded = {row.run_id for row in rows if row.run_reward is not None and TRUNCATED_METRIC not in row.call.metrics}
     return len(rewarded - by_steps)
 
 

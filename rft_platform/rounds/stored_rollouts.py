@@ -41,7 +41,8 @@ class StoredRollouts:
         groups = {group_id(self._round, number, index): task for index, task in enumerate(tasks)}
         rows = [row for name in groups for row in self._groups.get(name, ())]
         fits = all(
-            row.task_id == groups[row.group_id].task_id and row.policy_version == self._versions.get(row.policy)
+            row.task_id == groups[row.group_id].task_id
+            and row.call.policy_version == self._versions.get(row.call.policy)
             for row in rows
         )
         if not rows or not fits:

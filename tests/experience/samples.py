@@ -45,7 +45,7 @@ def _rollout(round: int, batch: int, index: int, repeat: int, changes: dict[str,
         "created_at": 1700000000.25,
         "duration_s": 0.125,
     }
-    return RolloutRow(**{**values, **changes})
+    return RolloutRow.from_columns(**{**values, **changes})
 
 
 def judged(rows: list[RolloutRow], judge_version: str = "exact@1", **changes: Any) -> list[JudgedRow]:

@@ -50,7 +50,7 @@ def test_faults_name_their_rows(changes: dict[str, Any], fault: str) -> None:
 
 def test_groups_versions_and_truncation() -> None:
     rows = rollouts(3)[:-1]
-    rows[0].policy_version, rows[0].truncated = 3, True
+    rows[0].call.policy_version, rows[0].truncated = 3, True
     quality = check(rows)
     assert quality.incomplete_groups == (rows[-1].group_id,)
     assert (quality.policy_versions, quality.truncated_share) == ((3, 4), 0.2)

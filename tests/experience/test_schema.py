@@ -1,7 +1,9 @@
 """Rows to Arrow and back, without loss."""
 
+import copy
 import math
-from dataclasses import fields
+import pickle
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from rft_platform.errors import StorageError
 from rft_platform.experience.parquet import read_table, write_table
-from rft_platform.experience.record import JudgedRow, RolloutRow
+from rft_platform.experience.record import CALL_COLUMNS, JudgedRow, ModelCall, RolloutRow
 from rft_platform.experience.schema import (
     JUDGED_SCHEMA,
     ROLLOUT_SCHEMA,
@@ -25,6 +27,9 @@ from rft_platform.experience.schema import (
 )
 
 from .samples import judged, rollouts
+
+#: Fields of a call that are needed only while the run lasts.
+NOT_STORED = {"order", "choice", "reward", "constrained"}
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
@@ -39,8 +44,39 @@ json_values = st.recursive(
 
 
 def test_schemas_name_the_fields_of_the_records() -> None:
-    assert ROLLOUT_SCHEMA.names == [field.name for field in fields(RolloutRow)]
+    of_row = [field.name for field in fields(RolloutRow) if field.name != "call"]
+    of_call = [field.name for field in fields(ModelCall) if field.name not in NOT_STORED]
+    assert sorted(ROLLOUT_SCHEMA.names) == sorted(of_row + of_call)
     assert JUDGED_SCHEMA.names == [field.name for field in fields(JudgedRow)]
+
+
+def test_every_field_of_a_call_reaches_the_file(tmp_path: Path) -> None:
+    """A field that is added to ``ModelCall`` must get a column, and a value here that is not its default."""
+    call = ModelCall(
+        msg_id="m", prompt_ids=[1, 2], response_ids=[3], rollout_logprobs=[-0.5], finish_reason="stop",
+        temperature=0.75, top_p=0.5, top_k=7, messages=[{"role": "user", "content": "?"}], tools=[{"type": "function"}],
+        response={"role": "assistant", "content": "!"}, policy_version=3, created_at=1.5, duration_s=2.5,
+        metrics={"turns": 1.0}, env_state_hash="e", policy="p", step_reward=0.25,
+    )  # fmt: skip
+    for field in fields(ModelCall):
+        if field.name not in NOT_STORED:
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            assert getattr(call, field.name) != default, f"{field.name}: give it a value here"
+    row = RolloutRow("id", "t", "set", "g", "r", 0, 1, "engine", "h", call, [True], False)
+    write_table(rows_to_table([row]), tmp_path / "rows.parquet")
+    (back,) = table_to_rows(read_table(tmp_path / "rows.parquet", ROLLOUT_SCHEMA))
+    assert {name: getattr(back.call, name) for name in CALL_COLUMNS} == {
+        name: getattr(call, name) for name in CALL_COLUMNS
+    }
+    assert back == row and set(CALL_COLUMNS) | NOT_STORED == {field.name for field in fields(ModelCall)}
+
+
+def test_a_row_shows_the_fields_of_its_call() -> None:
+    (row,) = rollouts(1, 1)
+    assert all(getattr(row, name) is getattr(row.call, name) for name in CALL_COLUMNS)
+    assert copy.deepcopy(row) == pickle.loads(pickle.dumps(row)) == row
+    with pytest.raises(AttributeError, match="'RolloutRow' object has no attribute 'logprob'"):
+        row.logprob  # noqa: B018
 
 
 def test_rows_come_back_as_they_were() -> None:

@@ -68,7 +68,7 @@ def round_rows(project: Project, number: int = 1) -> list[RolloutRow]:
 
 def _row(project: Project, number: int, index: int, repeat: int) -> RolloutRow:
     run, answer = run_id(number, 0, index, repeat), "2x"[repeat]
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run, 0), task_id=project.tasks.tasks[index].task_id, taskset="train", run_id=run, step=0,
         group_id=group_id(number, 0, index), msg_id=run, round=number, policy_version=0, engine="none",
         template_hash="t", prompt_ids=[1, 2], response_ids=[3, 4], rollout_logprobs=[-0.5, -0.25],
@@ -80,7 +80,7 @@ def _row(project: Project, number: int, index: int, repeat: int) -> RolloutRow:
 
 def grown(row: RolloutRow, to: int) -> RolloutRow:
     """The row with an answer of so many random characters: what no compression makes smaller."""
-    return replace(row, response={"role": "assistant", "content": os.urandom(to // 2).hex()})
+    return replace(row, call=replace(row.call, response={"role": "assistant", "content": os.urandom(to // 2).hex()}))
 
 
 @pytest.fixture

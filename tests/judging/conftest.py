@@ -132,7 +132,7 @@ def a_row(
     **message: Any,
 ) -> RolloutRow:
     """A model call that answered ``text``."""
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id(run, step), task, "tasks", group, run, step, "m", 1, 0, "test", "h", [1], [2] * tokens, [-0.1] * tokens,
         [True] * tokens, 1.0, 1.0, -1, "stop", False, messages or [{"role": "user", "content": "Say a."}], tools or [],
         {"role": "assistant", "content": text, **message},

@@ -29,7 +29,7 @@ TASKS = {
 
 def row(task: int, run: int, text: str, step: int = 0, output: Any = None, reward: float | None = None) -> RolloutRow:
     run_id = f"g{task}-{run}"
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run_id, step),
         task_id=f"t{task}",
         taskset="sums",
@@ -139,7 +139,7 @@ def test_a_run_that_outgrew_the_context_is_not_judged() -> None:
         return float(response["final"] == task["answer"])
 
     cut = row(1, 9, "half an answer", reward=0.25)
-    cut.metrics = {TRUNCATED_METRIC: 1.0}
+    cut.call.metrics = {TRUNCATED_METRIC: 1.0}
     output = encode_response({"final": "2"})
     judged = judge_runs([row(1, 0, "", output=output), cut], TASKS, build_judge(judge))
     assert [(run.reward, run.error, dict(run.parts)) for run in judged] == [
@@ -148,7 +148,7 @@ def test_a_run_that_outgrew_the_context_is_not_judged() -> None:
     ]
     assert judge_runs([cut], TASKS, build_judge(judge))[0].reward == 0.25
     gone_on = row(1, 1, "", output=output)
-    gone_on.metrics = {TRUNCATED_METRIC: 1.0}
+    gone_on.call.metrics = {TRUNCATED_METRIC: 1.0}
     assert judge_runs([gone_on], TASKS, build_judge(judge))[0].reward == 1.0
 
 

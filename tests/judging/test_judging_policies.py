@@ -19,8 +19,10 @@ def run_of(
     number: int, *steps: tuple[str | None, str], reward: float | None = None, **rewards: float
 ) -> list[RolloutRow]:
     """A run of task 1: who said what, step by step, and what the workflow gave."""
-    rows = [replace(row(1, number, text, step=step), policy=policy) for step, (policy, text) in enumerate(steps)]
-    rows[-1].run_reward, rows[-1].metrics = reward, {f"reward/{name}": value for name, value in rewards.items()}
+    rows = [row(1, number, text, step=step) for step, (_, text) in enumerate(steps)]
+    for made, (policy, _) in zip(rows, steps, strict=True):
+        made.call.policy = policy
+    rows[-1].run_reward, rows[-1].call.metrics = reward, {f"reward/{name}": value for name, value in rewards.items()}
     return rows
 
 
@@ -57,7 +59,7 @@ def test_each_policy_alone_would_get_the_same(function: str) -> None:
         for made in (made for made in GAME if made.policy == policy):
             last = [other for other in GAME if other.run_id == made.run_id][-1]
             reward = last.run_reward if policy is None else last.metrics.get("reward/rival", last.run_reward)
-            alone.append(replace(made, policy=None, run_reward=reward, metrics={}))
+            alone.append(replace(made, call=replace(made.call, policy=None, metrics={}), run_reward=reward))
         for one in judge_rollouts(alone, TASKS, None, advantage_fn=function).rows:
             assert (one.reward, one.advantage) == (together[one.row_id].reward, together[one.row_id].advantage)
 

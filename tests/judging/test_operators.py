@@ -27,7 +27,7 @@ TASKS = {f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"answer": str(2
 
 def row(task: int, run: int, text: str, *, length: int = 1, step: int = 0, state: str | None = None) -> RolloutRow:
     run_id = f"g{task}-{run}"
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run_id, step),
         task_id=f"t{task}",
         taskset="sums",
@@ -196,7 +196,7 @@ def test_every_operator_says_what_came_in_and_what_went_out() -> None:
 
 def test_what_an_operator_changes_leaves_the_judges_reward_to_be_read() -> None:
     rows = [row(1, 0, "2", length=3), row(1, 1, "x", length=2)]
-    rows[0].metrics = {"tools": 2.0}
+    rows[0].call.metrics = {"tools": 2.0}
     add = {"response_tokens": -0.01, "metrics.tools": 0.5, "parts.exact_match": 1.0}
     found = judged(rows, pipeline(("reward_shaping", {"add": add, "scale": 2.0, "offset": 0.25})))
     assert [r.reward for r in found.rows] == pytest.approx([2.25 - 0.03 + 1.0 + 1.0, 0.25 - 0.02])

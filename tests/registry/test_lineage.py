@@ -37,7 +37,7 @@ class World:
 
 def rollout(number: int, run: int) -> RolloutRow:
     run_id = f"r{number:04d}-{run}"
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run_id, 0), task_id=f"task{run % 2}", taskset="sums", group_id=f"g{run % 2}", run_id=run_id,
         step=0, msg_id="m", round=number, policy_version=8 * (number - 1), engine="transformers 5", template_hash="t",
         prompt_ids=[1, 2], response_ids=[3], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0,
@@ -100,7 +100,7 @@ def test_a_checkpoint_leads_back_to_the_base_model(world: World) -> None:
 
 def test_changed_data_is_noticed(world: World) -> None:
     rows = world.store.rollout_rows(3)
-    rows[0].response_ids = [4]
+    rows[0].call.response_ids = [4]
     world.store.write_rollouts(3, 0, rows)
     judge(world.store, 1, "judge-2")
     newest, first, _ = trace_checkpoint(world.folder(24), world.store).trainings

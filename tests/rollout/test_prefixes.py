@@ -1,11 +1,11 @@
 """How much of a run's prompts continues its earlier calls."""
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.schema import ROLLOUT_SCHEMA
 from rft_platform.rollout.report import row_counts, shared_prefix_tokens
 
 Step = tuple[list[int], list[int]]  # prompt, answer
@@ -13,9 +13,9 @@ Step = tuple[list[int], list[int]]  # prompt, answer
 
 def row(run: int, step: int, prompt: list[int], answer: list[int]) -> RolloutRow:
     """A row of which only these matter."""
-    others: dict[str, Any] = dict.fromkeys((field.name for field in fields(RolloutRow)), 0)
+    others: dict[str, Any] = dict.fromkeys(ROLLOUT_SCHEMA.names, 0)
     given = {"run_id": f"run-{run}", "step": step, "prompt_ids": prompt, "response_ids": answer, "metrics": {}}
-    return RolloutRow(**{**others, **given})
+    return RolloutRow.from_columns(**{**others, **given})
 
 
 def rows_of(*runs: list[Step]) -> list[RolloutRow]:

@@ -10,8 +10,9 @@ import openai
 import pytest
 
 from rft_platform.errors import EngineError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.history import RecordedCall, RunHistory
+from rft_platform.rollout.history import RunHistory
 from rft_platform.rollout.recording import RecordingClients
 
 from .fake_engine import END, FakeEngine, answer_to, encode, logprobs_of, render
@@ -44,7 +45,7 @@ def new_history(**sampling: Any) -> RunHistory:
     return RunHistory("fake-model", SamplingParams(**{"max_tokens": 64, "temperature": 0.7, **sampling}), seed=1)
 
 
-def assert_as_sampled(call: RecordedCall, seed: int, choice: int = 0) -> None:
+def assert_as_sampled(call: ModelCall, seed: int, choice: int = 0) -> None:
     text = answer_to(PROMPT, seed, choice)
     assert call.response_ids == [*encode(text), END]
     assert call.rollout_logprobs == pytest.approx(logprobs_of(call.response_ids))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rft_platform.errors import EngineError, UserCodeError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.history import RecordedCall
 from rft_platform.rollout.model_handle import ModelHandle
 from rft_platform.rollout.report import RolloutBatch, RolloutReport
 from rft_platform.rollout.runner import run_rollouts
@@ -334,4 +334,4 @@ def test_recorded_calls_are_what_workflows_see(engine: FakeEngine) -> None:
         return WorkflowOutput(response=len(model.extract_experience_from_history()))
 
     (row,) = explore(engine, workflow, count=1, repeat_times=1).rows
-    assert kinds == [RecordedCall] and row.run_output == 1
+    assert kinds == [ModelCall] and row.run_output == 1

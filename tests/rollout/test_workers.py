@@ -15,6 +15,7 @@ import pytest
 
 from rft_platform.errors import UserCodeError, UserError
 from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.schema import ROLLOUT_SCHEMA
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
@@ -42,7 +43,8 @@ def explore(engine: FakeEngine, workflow: Workflow, given: Sequence[Task], **opt
 
 
 def facts(rows: Sequence[RolloutRow]) -> list[dict[str, Any]]:
-    return [{name: getattr(row, name) for name in row.__slots__ if name not in MEASURED} for row in rows]
+    """All columns of the rows that do not depend on time."""
+    return [{name: getattr(row, name) for name in ROLLOUT_SCHEMA.names if name not in MEASURED} for row in rows]
 
 
 def workers_of(pid: int) -> list[psutil.Process]:

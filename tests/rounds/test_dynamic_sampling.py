@@ -212,7 +212,8 @@ def test_a_judge_that_is_out_costs_no_rollouts(
     assert rows[0] == rows[1]
 
     other = start("other", refilled(3))
-    other.store.write_rollouts(1, 0, [replace(row, policy_version=9) for row in whole.store.rollout_rows(1)])
+    newer = [replace(row, call=replace(row.call, policy_version=9)) for row in whole.store.rollout_rows(1)]
+    other.store.write_rollouts(1, 0, newer)
     explore(other, policy_engine, policy, 1)
     assert {row.policy_version for row in other.store.rollout_rows(1)} == {policy.policy_version}
 

@@ -40,7 +40,7 @@ class Champion:
 
 def rollout(number: int, batch: int, run: int) -> RolloutRow:
     run_id = f"r{number:04d}-{batch}-{run}"
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run_id, 0), task_id="task", taskset="sums", group_id=f"g{batch}", run_id=run_id, step=0,
         msg_id="m", round=number, policy_version=8 * (number - 1), engine="e", template_hash="t", prompt_ids=[1],
         response_ids=[2], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,

@@ -37,7 +37,7 @@ def make_round(seed: int, groups: int, runs: int, number: int = 1) -> tuple[list
             run_id, group_id = f"{seed}-{group}-{run}", f"{seed}-{group}"
             identity = row_id(run_id, 0)
             rows.append(
-                RolloutRow(
+                RolloutRow.from_columns(
                     row_id=identity,
                     task_id=group_id,
                     taskset="random",

@@ -85,7 +85,7 @@ def sampled_logprobs(model: Any, prompt: list[int], answer: list[int]) -> list[f
 def row(
     task: Any, run: str, step: int, prompt: list[int], answer: list[int], logprobs: list[float], right: bool
 ) -> RolloutRow:
-    return RolloutRow(
+    return RolloutRow.from_columns(
         row_id=row_id(run, step),
         task_id=task.task_id,
         taskset=task.taskset,

@@ -77,7 +77,7 @@ def two_steps(rows: list, judged: list) -> None:
             record.run_id, record.step = first.run_id, step
         judgement.advantage = 0.0
         if step:
-            row.prompt_ids = [*first.prompt_ids, *first.response_ids, 7, 8, 9]
+            row.call.prompt_ids = [*first.prompt_ids, *first.response_ids, 7, 8, 9]
         else:
             judgement.reward = 0.5
 
@@ -108,8 +108,8 @@ def test_ppo_learns_a_bandit(
             context = number // 4 % len(contexts)
             logp = policy[context]
             arm = int(rng.choice(512, p=np.exp(logp) / np.exp(logp).sum()))
-            row.prompt_ids, row.response_ids = contexts[context], [arm]
-            row.rollout_logprobs, row.loss_mask = [float(logp[arm])], [True]
+            row.call.prompt_ids, row.call.response_ids = contexts[context], [arm]
+            row.call.rollout_logprobs, row.loss_mask = [float(logp[arm])], [True]
             judgement.reward, judgement.advantage = pays[arm, context] + 0.5 * context, 0.0
 
     def won(policy: list[np.ndarray]) -> float:

@@ -55,7 +55,7 @@ def test_the_row_at_fault_is_named_and_nothing_is_lost(session, round_request) -
     def spoil(rows, judged) -> None:
         culprit.append(judged[21].row_id)
         judged[21].advantage = -3e38  # finite, but not once it is multiplied by a large ratio
-        rows[21].rollout_logprobs = [-24.0] * len(rows[21].rollout_logprobs)
+        rows[21].call.rollout_logprobs = [-24.0] * len(rows[21].rollout_logprobs)
 
     before = session.train(request, lambda event: None, lambda: False)
     scores = session.score([[5, 6, 7]])
@@ -104,7 +104,7 @@ def test_two_ranks_tell_and_blame_the_same(tmp_path, round_request) -> None:
     def spoil(rows, judged) -> None:
         culprit.append(judged[30].row_id)
         judged[30].advantage = -3e38
-        rows[30].rollout_logprobs = [-24.0] * len(rows[30].rollout_logprobs)
+        rows[30].call.rollout_logprobs = [-24.0] * len(rows[30].rollout_logprobs)
 
     places = (tmp_path / "leases", tmp_path / "logs")
     trainer = find_or_start_trainer(*places, nproc=2, dtype="float32", device="cpu", idle_timeout_s=120)

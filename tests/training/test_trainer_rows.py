@@ -104,10 +104,14 @@ def test_a_selection_that_repeats_rows_or_names_others_is_refused(round_request,
             NonFiniteError,
             "1 rows have an advantage",
         ),
-        (lambda rows, judged: rows[0].rollout_logprobs.__setitem__(0, float("-inf")), NonFiniteError, "not finite"),
-        (lambda rows, judged: setattr(rows[3], "top_p", 0.9), UserError, "top_p 0.9"),
-        (lambda rows, judged: setattr(rows[3], "top_k", 5), UserError, "top_k 5"),
-        (lambda rows, judged: setattr(rows[3], "temperature", 0.0), UserError, "temperature 0.0"),
+        (
+            lambda rows, judged: rows[0].call.rollout_logprobs.__setitem__(0, float("-inf")),
+            NonFiniteError,
+            "not finite",
+        ),
+        (lambda rows, judged: setattr(rows[3].call, "top_p", 0.9), UserError, "top_p 0.9"),
+        (lambda rows, judged: setattr(rows[3].call, "top_k", 5), UserError, "top_k 5"),
+        (lambda rows, judged: setattr(rows[3].call, "temperature", 0.0), UserError, "temperature 0.0"),
     ],
 )
 def test_rows_that_cannot_be_used(round_request, edit, error, message) -> None:
@@ -116,7 +120,9 @@ def test_rows_that_cannot_be_used(round_request, edit, error, message) -> None:
 
 
 def test_greedy_rows_may_be_imitated(round_request) -> None:
-    rows = read(round_request(edit=lambda rows, judged: setattr(rows[3], "temperature", 0.0)), policy_gradient=False)
+    rows = read(
+        round_request(edit=lambda rows, judged: setattr(rows[3].call, "temperature", 0.0)), policy_gradient=False
+    )
     assert rows.samples[3].temperature == 1.0
 
 

@@ -5,7 +5,7 @@ restores the answer to the form that the caller asked for. ``rollout.recorder`` 
 
 Read in this order:
 
-- ``endpoint``: the interface: ``Endpoint``, ``StreamedAnswer``, ``SampledChoice``, ``CallDefaults``.
+- ``endpoint``: the interface: ``Endpoint``, ``StreamedAnswer``, ``CallDefaults``.
 - ``chat``, ``completions``: ``ChatCall`` for ``/v1/chat/completions``, ``CompletionCall`` for ``/v1/completions``.
 - ``responses``: ``ResponsesCall`` for ``/v1/responses``, translated to a chat call by ``responses_input``,
   ``responses_answer`` and ``responses_events``.

@@ -6,13 +6,8 @@ log-probs as ``choices[i].logprobs.content[j].logprob``. The chunks of a streame
 
 from typing import Any, ClassVar
 
-from rft_platform.rollout.endpoints.endpoint import (
-    CallDefaults,
-    Endpoint,
-    SampledChoice,
-    StreamedAnswer,
-    sampled_choice,
-)
+from rft_platform.experience.record import ModelCall
+from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint, StreamedAnswer
 
 
 class ChatCall(Endpoint):
@@ -32,13 +27,13 @@ class ChatCall(Endpoint):
         messages: list[dict[str, Any]] = self.sent.get("messages") or []
         return messages
 
-    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
+    def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
         """The choices, all with the prompt ids of the answer."""
         choices = []
         for choice in answer["choices"]:
             logprobs = [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or []]
             prompt_ids = answer.get("prompt_token_ids")
-            choices.append(sampled_choice(answer, choice, prompt_ids, logprobs, choice["message"]))
+            choices.append(self.sampled_call(answer, choice, prompt_ids, logprobs, choice["message"]))
         return choices
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:

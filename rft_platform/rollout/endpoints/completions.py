@@ -7,13 +7,8 @@ The engine returns ids as ``choices[i].prompt_token_ids`` and ``choices[i].token
 from typing import Any, ClassVar
 
 from rft_platform.errors import UserError
-from rft_platform.rollout.endpoints.endpoint import (
-    CallDefaults,
-    Endpoint,
-    SampledChoice,
-    StreamedAnswer,
-    sampled_choice,
-)
+from rft_platform.experience.record import ModelCall
+from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint, StreamedAnswer
 
 _FIELDS = ("token_ids", "prompt_token_ids")
 
@@ -40,13 +35,13 @@ class CompletionCall(Endpoint):
         """Number of choices: ``n`` for each prompt."""
         return len(self._prompts) * super().choices
 
-    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
+    def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
         """The choices, each with the ids of its own prompt."""
         found = []
         for choice in answer["choices"]:
             logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or []
             message = {"role": "assistant", "content": choice["text"]}
-            found.append(sampled_choice(answer, choice, choice.get("prompt_token_ids"), logprobs, message))
+            found.append(self.sampled_call(answer, choice, choice.get("prompt_token_ids"), logprobs, message))
         return found
 
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rft_platform.errors import EngineError
+from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.endpoints import events
 
@@ -29,18 +30,6 @@ class CallDefaults:
             defaults["max_tokens"] = sampling.max_tokens
         fields = {name: value for name, value in body.items() if value is not None}
         return {**defaults, **fields, "model": self.model, "return_token_ids": True, **forced}
-
-
-@dataclass(slots=True)
-class SampledChoice:
-    """One choice of an answer."""
-
-    index: int
-    prompt_ids: list[int]
-    token_ids: list[int]
-    rollout_logprobs: list[float]
-    finish_reason: str
-    message: dict[str, Any]
 
 
 class StreamedAnswer(ABC):
@@ -105,8 +94,39 @@ class Endpoint(ABC):
         """The conversation that a choice answers, in chat format."""
 
     @abstractmethod
-    def sampled(self, answer: dict[str, Any]) -> list[SampledChoice]:
-        """The choices of an answer. Raises EngineError if ids or log-probs are missing or their numbers differ."""
+    def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
+        """The choices of an answer, without what only the recorder knows: versions, times, place in the run.
+
+        Raises EngineError if ids or log-probs are missing or their numbers differ.
+        """
+
+    def sampled_call(
+        self, answer: dict[str, Any], choice: dict[str, Any], prompt_ids: Any, logprobs: list[float], response: Any
+    ) -> ModelCall:
+        """One choice, for ``sampled``. ``logprobs`` and ``response`` are those of the answer, in the store's form."""
+        if prompt_ids is None:
+            raise EngineError(
+                f"answer {answer.get('id')}: no prompt_token_ids; the engine must honour return_token_ids"
+            )
+        token_ids = choice.get("token_ids")
+        if token_ids is None or len(token_ids) != len(logprobs):
+            found = "no" if token_ids is None else len(token_ids)
+            raise EngineError(f"answer {answer.get('id')}: {found} token ids and {len(logprobs)} log-probs")
+        return ModelCall(
+            msg_id=self.msg_id(answer),
+            prompt_ids=prompt_ids,
+            response_ids=token_ids,
+            rollout_logprobs=logprobs,
+            finish_reason=choice.get("finish_reason") or "stop",
+            temperature=float(self.sent["temperature"]),
+            top_p=float(self.sent["top_p"]),
+            top_k=int(self.sent.get("top_k") or -1),
+            messages=self.messages_of(choice["index"]),
+            tools=self.tools,
+            response=response,
+            choice=choice["index"],
+            constrained=bool(answer.get("constrained")),
+        )
 
     @abstractmethod
     def restored(self, answer: dict[str, Any]) -> dict[str, Any] | None:
@@ -124,17 +144,3 @@ class Endpoint(ABC):
     def other_event(self, event: bytes) -> bytes:
         """The caller's event for an event without a chunk, such as ``[DONE]``."""
         return event + events.END
-
-
-def sampled_choice(
-    answer: dict[str, Any], choice: dict[str, Any], prompt_ids: Any, logprobs: list[float], message: dict[str, Any]
-) -> SampledChoice:
-    """Return a choice. Raises EngineError if ids are missing or their number differs from that of the log-probs."""
-    if prompt_ids is None:
-        raise EngineError(f"answer {answer.get('id')}: no prompt_token_ids; the engine must honour return_token_ids")
-    token_ids = choice.get("token_ids")
-    if token_ids is None or len(token_ids) != len(logprobs):
-        found = "no" if token_ids is None else len(token_ids)
-        raise EngineError(f"answer {answer.get('id')}: {found} token ids and {len(logprobs)} log-probs")
-    reason = choice.get("finish_reason") or "stop"
-    return SampledChoice(choice["index"], prompt_ids, token_ids, logprobs, reason, message)
