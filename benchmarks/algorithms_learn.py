@@ -38,21 +38,21 @@ from in_process import Rollout, Sampler
 from machine import describe
 
 from rft_platform.algorithms.presets import PRESETS
+from rft_platform.common.files import digest_json
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
 from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_json
-from rft_platform.judging.apply import judge_rollouts
-from rft_platform.judging.compose import build_judge
-from rft_platform.rollout.model_handle import state_hash
-from rft_platform.rounds.algorithm import algorithm_spec, optimizer_spec, pipeline_of
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_rollouts
+from rft_platform.rollout.recording.model_handle import state_hash
+from rft_platform.rounds.setup.algorithm import algorithm_spec, optimizer_spec, pipeline_of
 from rft_platform.tasks.task import Task
-from rft_platform.training.logprobs import score
+from rft_platform.training.data.samples import demonstration_sample
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.packed.packed_policy import score
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, TrainRequest
-from rft_platform.training.ranks import Ranks
-from rft_platform.training.samples import demonstration_sample
-from rft_platform.training.session import TrainingSession
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "algorithms.md"

@@ -60,8 +60,8 @@ class Gateway:
 def serve_gateway(url: str, key: str, model: str) -> None:
     """First line in: the address out. Each further line: a new run, whose key is the answer; older ones end."""
     from rft_platform.inference.interface import SamplingParams
-    from rft_platform.rollout.history import RunHistory
-    from rft_platform.rollout.recording import RecordingClients
+    from rft_platform.rollout.recording.clients import RecordingClients
+    from rft_platform.rollout.recording.history import RunHistory
 
     clients = RecordingClients(url, 300, api_key=key)
     runs: list[RunHistory] = []
@@ -142,7 +142,7 @@ def main() -> int:
     if given.serve_gateway:
         serve_gateway(*given.serve_gateway)
         return 0
-    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
     from rft_platform.recipes.arithmetic.model import build_model
 
     with tempfile.TemporaryDirectory() as work:

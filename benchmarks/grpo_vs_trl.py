@@ -73,13 +73,13 @@ def our_config(peers: Path, seed: int) -> dict[str, Any]:
 
 def run_ours(folder: Path) -> list[list[float]]:
     """Drive the project in ``folder``; the curve holds [round, wall s, CPU s, sampled pass]. Run in its own process."""
+    from rft_platform.common.files import write_text
     from rft_platform.config.home import Home
     from rft_platform.config.load import dump_config, load_config
     from rft_platform.definitions import defs
-    from rft_platform.files import write_text
     from rft_platform.jobs.driver import drive
-    from rft_platform.rounds.processes import connect_engine, connect_trainer
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
 
     home = Home(folder / "home")
     write_text(home.config_file, dump_config(load_config(folder / "rft.yaml")))
@@ -112,7 +112,7 @@ def _processor_seconds(home: Any) -> float:
     """Processor seconds so far of this process, the engine and the trainer."""
     import psutil
 
-    from rft_platform.processes.lease import read_lease
+    from rft_platform.common.processes.lease import read_lease
 
     total = time.process_time()
     for name in ("engine", "trainer"):

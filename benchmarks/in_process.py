@@ -22,16 +22,16 @@ from rft_platform.inference.transformers_engine.model import PolicyModel
 from rft_platform.inference.transformers_engine.request import Request
 from rft_platform.inference.transformers_engine.weights import replace_weights
 from rft_platform.judging.rules.matching import exact_match
-from rft_platform.training.checkpoint import load_state
-from rft_platform.training.logprobs import warm_up
-from rft_platform.training.optimiser_step import OptimiserStep
-from rft_platform.training.plan import TrainingPlan
-from rft_platform.training.precompute import FrozenModel, Precompute
+from rft_platform.training.checkpoint.reading import load_state
+from rft_platform.training.data.rollout_rows import TrainingRows
+from rft_platform.training.data.samples import rollout_sample
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.optimiser_step import OptimiserStep
+from rft_platform.training.loop.plan import TrainingPlan
+from rft_platform.training.loop.precompute import FrozenModel, Precompute
+from rft_platform.training.loop.training_run import TrainingRun
+from rft_platform.training.packed.packed_policy import warm_up
 from rft_platform.training.protocol import StepEvent, TrainRequest
-from rft_platform.training.ranks import Ranks
-from rft_platform.training.rows import TrainingRows
-from rft_platform.training.samples import rollout_sample
-from rft_platform.training.training_run import TrainingRun
 
 Task = Mapping[str, Any]
 Reward = Callable[[Task, str, bool], float]

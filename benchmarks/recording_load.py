@@ -46,8 +46,8 @@ class Agents:
         import openai
 
         from rft_platform.inference.interface import SamplingParams
-        from rft_platform.rollout.history import RunHistory
-        from rft_platform.rollout.recording import RecordingClients
+        from rft_platform.rollout.recording.clients import RecordingClients
+        from rft_platform.rollout.recording.history import RunHistory
 
         self._model = side["model"]
         self._replayed = side["replayed"]

@@ -56,8 +56,8 @@ class Bench:
         stack: ExitStack,
     ) -> None:
         from rft_platform.inference.interface import SamplingParams
-        from rft_platform.rollout.history import RunHistory
-        from rft_platform.rollout.recording import RecordingClients
+        from rft_platform.rollout.recording.clients import RecordingClients
+        from rft_platform.rollout.recording.history import RunHistory
 
         clients = RecordingClients(url, 600, api_key=key)
         stack.callback(clients.close)
@@ -134,7 +134,7 @@ def real_answers(url: str, key: str, model: str) -> list[dict[str, Any]]:
 @contextmanager
 def running_engine(kind: str, work: Path) -> Iterator[Any]:
     """The embedded engine with the tiny model, or vLLM on a GPU with random weights of 0.6 billion parameters."""
-    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
     from rft_platform.recipes.arithmetic.model import build_model
 
     if kind == "vllm":

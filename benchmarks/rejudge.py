@@ -22,8 +22,8 @@ def make_round(work: Path, rows: int) -> Any:
     """A project whose round 1 holds ``rows`` stored rollouts."""
     from rft_platform.config.home import Home
     from rft_platform.experience.record import RolloutRow, row_id
-    from rft_platform.rollout.identity import group_id, run_id
-    from rft_platform.rounds.project import Project
+    from rft_platform.rollout.recording.run_ids import group_id, run_id
+    from rft_platform.rounds.project.project import Project
 
     tasks = work / "tasks.jsonl"
     count = rows // REPEAT

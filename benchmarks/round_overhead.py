@@ -21,9 +21,9 @@ ASSETS = ("policy_snapshot", "rollout_batches", "judged_experiences", "policy_ch
 
 def run(work: Path, rounds: int) -> list[dict[str, Any]]:
     """Drive a fresh project of ``rounds`` rounds in ``work``; one split a round, in seconds."""
+    from rft_platform.common.files import write_text
     from rft_platform.config.home import Home
     from rft_platform.config.load import dump_config, load_config
-    from rft_platform.files import write_text
     from rft_platform.recipes.arithmetic.prepare import prepare
 
     home = Home(work / "home")
@@ -31,8 +31,8 @@ def run(work: Path, rounds: int) -> list[dict[str, Any]]:
     from rft_platform.definitions import defs
     from rft_platform.jobs.driver import drive
     from rft_platform.jobs.instance import open_instance
-    from rft_platform.rounds.processes import connect_engine, connect_trainer
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
 
     config = load_config(prepare(work / "arithmetic"))
     config = config.model_copy(update={"buffer": config.buffer.model_copy(update={"total_steps": rounds})})

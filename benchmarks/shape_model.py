@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from rft_platform.files import atomic_path, read_json
+from rft_platform.common.files import atomic_path, read_json
 from rft_platform.recipes.arithmetic.model import CONTEXT, build_tokenizer
 
 SHAPE = {

@@ -82,7 +82,7 @@ def ask_append(home: Path) -> list[Seconds]:
 def ask_training_read(home: Path) -> list[Seconds]:
     """Read a round as the trainer does: digest, match rows with judgements, make samples."""
     from rft_platform.experience.store import ExperienceStore
-    from rft_platform.training.rows import read_rollouts
+    from rft_platform.training.data.rollout_rows import read_rollouts
 
     store = ExperienceStore(home / "rounds")
     number = store.rounds()[len(store.rounds()) // 2]
@@ -95,7 +95,7 @@ def ask_query(home: Path, name: str) -> list[Seconds]:
     from rft_platform.config.home import Home
     from rft_platform.experience import queries
     from rft_platform.experience.store import ExperienceStore
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
 
     store, checkpoints = ExperienceStore(home / "rounds"), Project.open(Home(home)).checkpoints
     number = store.rounds()[len(store.rounds()) // 2]
@@ -192,7 +192,7 @@ def ask_all(home: Path) -> dict[str, dict[str, Any]]:
 
 def commands(home: Path) -> dict[str, list[str]]:
     """The commands that are timed whole."""
-    from rft_platform.experience.rounds import round_key
+    from rft_platform.experience.file_names import round_key
     from rft_platform.experience.store import ExperienceStore
 
     store = ExperienceStore(home / "rounds")
@@ -257,8 +257,8 @@ def main() -> None:
     """Make the project, ask, compact, ask again, write the result; exit code 1 where a limit is not kept."""
     from store_project import Size, make_project
 
+    from rft_platform.common.files import write_json
     from rft_platform.config.home import Home
-    from rft_platform.files import write_json
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--work", type=Path, default=Path("/tmp/store_at_size"), help="where the project is made")

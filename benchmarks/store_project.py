@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
+from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience import schema
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import JudgedRow, RolloutRow
-from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import write_json, write_text
 
 PROJECT, NAME, JUDGE = "size", "grown", "exact@1"
 PROMPT, RESPONSE, REPEATS, STEPS_A_ROUND = 30, 12, 8, 8
@@ -35,7 +35,7 @@ class Size:
 
 def make_project(home: Home, size: Size) -> dict[str, float]:
     """Make the project below ``home``; returns the seconds that each part took."""
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
 
     tasks = home.root / "tasks.jsonl"
     write_text(tasks, "\n".join(f'{{"question": "{i}+{i}=", "answer": "{2 * i}"}}' for i in range(64)))
@@ -152,7 +152,7 @@ def write_notes(store: ExperienceStore, number: int, rows: int) -> None:
 
 def policy(folder: str, version: int, number: int) -> dict[str, Any]:
     """The note of a published policy, with a canary of usual size."""
-    from rft_platform.rounds.policy import Policy
+    from rft_platform.rounds.project.policy import Policy
 
     canary = {"sequences": [[7] * (PROMPT + RESPONSE)] * 8, "logprobs": [[-0.123456789] * (PROMPT + RESPONSE - 1)] * 8}
     note = asdict(Policy(folder, version, f"weights{version}", round=number, model_version=str(number) or None))
@@ -186,7 +186,7 @@ def publish(project: Any, number: int, parent: str) -> str:
 
 def make_versions(project: Any, size: Size) -> None:
     """A model version for every checkpoint, the newest of them champion."""
-    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.rounds.setup.connections import connect_registry
 
     registry = connect_registry(project)
     for number in range(1, size.rounds):

@@ -195,9 +195,9 @@ def warm_model(size: str, data: Path, work: Path) -> Path:
     import pyarrow.parquet as pq
 
     from rft_platform.recipes.arithmetic.model import build_model
+    from rft_platform.training.distributed import Ranks
+    from rft_platform.training.loop.session import TrainingSession
     from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
-    from rft_platform.training.ranks import Ranks
-    from rft_platform.training.session import TrainingSession
 
     steps, target = WARM_STEPS[size], work / f"warm-{size}"
     found = target / f"global_step_{steps}"

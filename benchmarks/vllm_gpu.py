@@ -19,11 +19,11 @@ from safetensors.torch import load_file, save_file
 from shape_model import build_shape_model
 from transformers import AutoModelForCausalLM
 
-from rft_platform.errors import WeightMismatchError
+from rft_platform.common.errors import WeightMismatchError
 from rft_platform.inference.canary import Canary, check_canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

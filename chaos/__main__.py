@@ -16,11 +16,11 @@ from chaos.records import summary
 from chaos.schedule import check_targets
 from chaos.scratch import make_scratch
 from rft_platform.cli.exits import exit_codes
-from rft_platform.driving.console import notes, output
-from rft_platform.driving.preflight import refuse_bad_target
-from rft_platform.errors import RftError
-from rft_platform.files import write_json
-from rft_platform.processes.signals import terminable
+from rft_platform.common.errors import RftError
+from rft_platform.common.files import write_json
+from rft_platform.common.processes.signals import terminable
+from rft_platform.driver.console import notes, output
+from rft_platform.driver.preflight import refuse_bad_target
 
 _ALL = "driver,engine,trainer,daemon,webserver,run_worker,code_server,mlflow"
 

@@ -18,9 +18,9 @@ from chaos.records import Outcome
 from chaos.schedule import Kill, Mode, schedule, shares, targets_of
 from chaos.scratch import Scratch
 from chaos.supervisor import ProjectRunner
-from rft_platform.errors import RftError
-from rft_platform.processes.signals import undisturbed
-from rft_platform.rounds.project import Project
+from rft_platform.common.errors import RftError
+from rft_platform.common.processes.signals import undisturbed
+from rft_platform.rounds.project.project import Project
 
 Log: TypeAlias = Callable[[str], None]
 

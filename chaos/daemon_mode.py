@@ -12,15 +12,15 @@ from chaos.driver_mode import environment
 from chaos.records import Ended
 from chaos.schedule import Mode
 from chaos.scratch import Scratch
+from rft_platform.common.processes.spawn import free_port
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.processes.spawn import free_port
-from rft_platform.rounds.observe import observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Plan
-from rft_platform.servers.interface import start_sensors, ui_servers
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import observe
+from rft_platform.rounds.planning.state import Plan
+from rft_platform.rounds.project.project import Project
 from rft_platform.servers.supervise import Children, Server, serving
+from rft_platform.servers.ui_servers import start_sensors, ui_servers
 from rft_platform.web_guard.token import access_token
 
 _TICK_S = "1"  # polling interval of the sensors

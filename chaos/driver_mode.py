@@ -10,7 +10,7 @@ from chaos.io_faults import IoFaults
 from chaos.records import Ended
 from chaos.schedule import Mode
 from chaos.scratch import Scratch
-from rft_platform.errors import RftError
+from rft_platform.common.errors import RftError
 
 _MESSAGE_LINES = 12
 _STUCK_AFTER = 6  # ends without progress in a row after which the project counts as stuck

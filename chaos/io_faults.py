@@ -7,7 +7,7 @@ from pathlib import Path
 from chaos.records import Injection
 from chaos.schedule import Kill
 from chaos.syscall_faults import Call, SyscallFault, build_library, injecting
-from rft_platform.errors import RftError
+from rft_platform.common.errors import RftError
 
 _FIRST_NUMBER = 1001  # above all numbers of kills
 _AT_ONCE = 6  # faults per start of the driver
@@ -20,7 +20,7 @@ _CALLS: dict[str, tuple[tuple[Call, int], ...]] = {
     ),
     "trainer": (("rename", 8), ("fsync", 16), ("write", 30), ("mkdir", 4)),
 }  # fmt: skip
-_PROCESS = {"driver": "rft_platform run", "trainer": "rft_platform.training.worker"}
+_PROCESS = {"driver": "rft_platform run", "trainer": "rft_platform.training.service.worker"}
 _ERRORS = ("EIO", "ENOSPC", "EXDEV", "ESTALE")
 _SIGNALS = ("SIGKILL", "SIGKILL", "SIGINT", "SIGTERM")
 _TRAINER_SHARE = 0.3

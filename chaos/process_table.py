@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import psutil
 
+from rft_platform.common.processes.lease import find_process
 from rft_platform.config.home import Home
-from rft_platform.processes.lease import find_process
 
 #: Role and the words of its command line; the first match wins.
 _ROLES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("rft_platform.inference.transformers_engine",)),
     ("engine", ("rft_platform.inference.vllm_engine.middleware.EnginePlanes",)),
-    ("trainer", ("rft_platform.training.worker",)),
+    ("trainer", ("rft_platform.training.service.worker",)),
     ("driver", ("rft_platform", "run", "--config")),
     ("daemon", ("rft_platform.jobs.daemon", "run")),
     ("webserver", ("rft_platform.servers.dagster_server",)),

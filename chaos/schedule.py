@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 Mode = Literal["driver", "daemon"]
 #: Moments at which a kill can happen; ``any`` is only a random delay.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
-from rft_platform.files import write_text
+from rft_platform.config.schema.rft_config import RftConfig
 
 MARKER = ".rft-chaos"
 PROJECT, NAME = "chaos", "scratch"

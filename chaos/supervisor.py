@@ -12,8 +12,8 @@ from chaos.process_table import processes_with_role
 from chaos.progress_probe import current_progress, progress_mark
 from chaos.records import Ended, Injection
 from chaos.schedule import Mode
+from rft_platform.common.errors import RftError
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError
 from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 MAINTAIN_S = 0.1

@@ -5,16 +5,16 @@ import multiprocessing
 import dagster as dg
 
 from rft_platform.assets import checkpoints, evaluation, experiences, offline, offline_data, policy, rollouts, tasks
+from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.common.user_code import drop_safe_path
 from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
-from rft_platform.processes.collector import keep_imports
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
-from rft_platform.user_code import drop_safe_path
 
 project = ProjectResource()
 

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.schema.rft_config import RftConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEADER = """# Configuration reference

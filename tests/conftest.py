@@ -15,7 +15,7 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.recipes.arithmetic.model import build_model
 
 if TYPE_CHECKING:
-    from rft_platform.training.ranks import Ranks
+    from rft_platform.training.distributed import Ranks
 
 # A deadline would measure the machine, not the code.
 settings.register_profile("rft", deadline=None)
@@ -80,7 +80,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def policy_engine(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
     """A running engine that serves the tiny model in fp32. Start one of your own to change its weights."""
-    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("engine")
     spec = EngineSpec(dtype="float32", device="cpu", idle_timeout_s=7200.0)  # a session may not need it for long
@@ -94,7 +94,7 @@ def ranks() -> Iterator["Ranks"]:
     """A trainer group of one on the CPU; a process can form one only."""
     import torch
 
-    from rft_platform.training.ranks import Ranks
+    from rft_platform.training.distributed import Ranks
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -107,7 +107,7 @@ def ranks() -> Iterator["Ranks"]:
 @pytest.fixture(scope="session")
 def with_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], None]:
     """Puts an empty MLflow store into a home: its migrations take seconds, a copy of what they make takes none."""
-    from rft_platform.registry.store import make_database
+    from rft_platform.model_registry.mlflow_client import make_database
 
     made = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     make_database(f"sqlite:///{made}")

@@ -7,8 +7,8 @@ import pytest
 
 SCRIPT = """
 import asyncio, os, sys
-from rft_platform.rollout.calling import await_user_code
-from rft_platform.threads import call_in_thread
+from rft_platform.rollout.runs.invoke_workflow import await_user_code
+from rft_platform.common.threads import call_in_thread
 
 def fork(raises):
     if os.fork() == 0 and raises:

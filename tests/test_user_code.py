@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
-from rft_platform.judging.version import judge_version
-from rft_platform.user_code import load_object, reference_of
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import load_object, reference_of
+from rft_platform.judging.execution.judge_version import judge_version
 
 SCRIPT = """
-from rft_platform.judging.version import judge_version
-from rft_platform.user_code import load_object, reference_of
+from rft_platform.judging.execution.judge_version import judge_version
+from rft_platform.common.user_code import load_object, reference_of
 import neighbour
 
 def judge(task, response):
@@ -43,7 +43,7 @@ def test_a_function_of_a_script_is_found_by_another_process(script: Path) -> Non
 
 
 def test_a_function_of_a_module_is_named_by_it() -> None:
-    assert reference_of(load_object) == "rft_platform.user_code:load_object"
+    assert reference_of(load_object) == "rft_platform.common.user_code:load_object"
     assert load_object("pathlib:Path.home", "workflow") == Path.home
 
 
@@ -95,7 +95,7 @@ judge = Scale(Factor())
 
 
 if __name__ == "__main__":
-    from rft_platform.judging.version import judge_version
+    from rft_platform.judging.execution.judge_version import judge_version
 
     print(judge_version([("judge", judge, {}, 1.0)]))
 """

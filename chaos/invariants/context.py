@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rft_platform.config.home import Home
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.model_registry.models import ModelRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,6 @@ class Context:
 
     def registry(self) -> "ModelRegistry":
         """The project's model registry, read from its file, because no server runs."""
-        from rft_platform.rounds.processes import connect_registry
+        from rft_platform.rounds.setup.connections import connect_registry
 
         return connect_registry(self.project, f"sqlite:///{self.home.mlflow / 'mlflow.db'}")

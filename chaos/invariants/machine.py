@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from chaos.invariants.context import Finding
 from chaos.process_table import processes_of
+from rft_platform.common.files import is_temporary
 from rft_platform.config.home import Home
-from rft_platform.files import is_temporary
 from rft_platform.servers.leases import leases_of
 
 _SERVERS = ("engine", "trainer")

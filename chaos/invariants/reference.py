@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from chaos.invariants.context import Context, Finding
-from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.project import Project
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.project import Project
 
 _ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "rollout_logprobs", "policy_version", "finish_reason"]
 _JUDGED_COLUMNS = ["row_id", "reward", "advantage"]

@@ -7,12 +7,12 @@ import dagster as dg
 
 from chaos.invariants.context import Context, Finding
 from rft_platform.assets.common import rft_rounds
-from rft_platform.assets.faults import CAUSE_TAG, fault_of
-from rft_platform.experience.rounds import round_key
+from rft_platform.assets.run_failure import CAUSE_TAG, fault_of
+from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
-from rft_platform.registry.models import DIGEST_TAG, RegisteredModel
-from rft_platform.rounds.policy import published
-from rft_platform.training.manifest import read_manifest
+from rft_platform.model_registry.models import DIGEST_TAG, RegisteredModel
+from rft_platform.rounds.project.policy import published
+from rft_platform.training.checkpoint.manifest import read_manifest
 
 _ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _CHAIN = ("policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report")

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from chaos.invariants.context import Context, Finding
-from rft_platform.checkpoint_files import THINNED
-from rft_platform.errors import StorageError
-from rft_platform.experience.rounds import round_key
-from rft_platform.rounds.policy import Policy, parent_of, published
-from rft_platform.training.manifest import read_manifest, verify
+from rft_platform.common.digests import THINNED
+from rft_platform.common.errors import StorageError
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.policy import Policy, parent_of, published
+from rft_platform.training.checkpoint.manifest import read_manifest, verify
 
 TOLERANCE = 1e-6  # maximum difference of a weight if the digests differ
 _SHOWN = 3

@@ -4,8 +4,8 @@ Functions are registered by name, one per file, in three subpackages: ``losses``
 when a round is judged) and ``token_advantages`` (computed by the trainer). Read in this order:
 
 1. ``presets`` (an ``algorithm_type`` as a ``Preset``; ``choose``: a preset with parts replaced);
-2. ``registry`` (``Registry``, look-up by name), ``plugins`` (user modules that register functions);
+2. ``common.registry`` (``Registry``, look-up by name), ``plugins`` (user modules that register functions);
 3. ``spec`` (``ObjectiveSpec``), ``objective`` (``Objective``: loss, correction, masks, KL, entropy per token),
-   ``ratio`` (importance ratios), ``kl`` (estimators, coefficient of a KL penalty in the reward);
+   ``common.ratio`` (importance ratios), ``kl`` (estimators, coefficient of a KL penalty in the reward);
 4. ``aggregation`` (token losses to one number), ``value_loss`` (critic).
 """

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rft_platform.algorithms.registry import unknown_name
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.registry import unknown_name
+from rft_platform.common.errors import UserError
 
 MODES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 

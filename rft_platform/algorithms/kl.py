@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_platform.algorithms.ratio import log_ratio
-from rft_platform.algorithms.registry import unknown_name
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.ratio import log_ratio
+from rft_platform.algorithms.common.registry import unknown_name
+from rft_platform.common.errors import UserError
 
 LARGEST_ERROR = 0.2  # of the adaptive coefficient, per update
 

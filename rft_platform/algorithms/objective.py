@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from rft_platform.algorithms.common.ratio import correction_weight, mismatch_sums, row_mask, token_mask
 from rft_platform.algorithms.kl import kl_estimator
 from rft_platform.algorithms.losses.registry import PolicyLoss, TokenBatch, TokenLoss, bind
-from rft_platform.algorithms.ratio import correction_weight, mismatch_sums, row_mask, token_mask
 from rft_platform.algorithms.spec import ObjectiveSpec
 
 

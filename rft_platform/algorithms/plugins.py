@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from rft_platform.algorithms.registry import REGISTRIES
-from rft_platform.errors import UserError
-from rft_platform.faults import user_place
-from rft_platform.files import digest_file, digest_json
-from rft_platform.user_code import find_working_folder
+from rft_platform.algorithms.common.registry import REGISTRIES
+from rft_platform.common.errors import UserError
+from rft_platform.common.fault_classification import user_place
+from rft_platform.common.files import digest_file, digest_json
+from rft_platform.common.user_code import find_working_folder
 
 _imported: dict[str, str] = {}  # digest of each plugin's files when it was imported
 

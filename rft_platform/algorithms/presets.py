@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES, check_advantage
 from rft_platform.algorithms.aggregation import check_mode
-from rft_platform.algorithms.registry import unknown_name
+from rft_platform.algorithms.common.registry import unknown_name
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES, check_token_advantage
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 def _frozen(**values: Any) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 Read in this order:
 - ``common``: round partitions, pools and metadata builders.
-- ``faults`` (``@reports_faults``, the decorator of every asset), with ``alone`` (one run per round).
+- ``run_failure`` (``@reports_faults``, the decorator of every asset), with ``round_lock`` (one run per round).
 - A round: ``tasks``, ``policy``, ``rollouts``, ``experiences``, ``checkpoints``, ``evaluation``.
 - Offline training: ``offline_data``, ``offline``.
 - ``checks``: the asset checks.

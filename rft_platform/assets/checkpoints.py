@@ -7,14 +7,14 @@ import dagster as dg
 
 from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
-from rft_platform.experience.rounds import round_key
+from rft_platform.assets.run_failure import reports_faults
+from rft_platform.experience.file_names import round_key
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.policy import Policy
+    from rft_platform.rounds.project.policy import Policy
     from rft_platform.training.protocol import TrainResult
 
 
@@ -64,8 +64,8 @@ def policy_checkpoint(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Weights after this round: HF safetensors, resumable state, a manifest with their lineage, a model version."""
-    from rft_platform.rounds.landing import selection_note
     from rft_platform.rounds.round import Round
+    from rft_platform.rounds.selection.pending_rows import selection_note
     from rft_platform.rounds.train import engine_mismatch
 
     opened, number = project.open(), round_of(context)

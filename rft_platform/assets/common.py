@@ -7,8 +7,8 @@ from typing import Any
 
 import dagster as dg
 
-from rft_platform.errors import UserError
-from rft_platform.experience.rounds import is_round_key, round_number
+from rft_platform.common.errors import UserError
+from rft_platform.experience.file_names import is_round_key, round_number
 
 #: One partition per sync round, added when the round begins: r0001, r0002, ...
 rft_rounds = dg.DynamicPartitionsDefinition(name="rft_round")

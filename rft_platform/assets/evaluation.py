@@ -5,7 +5,7 @@ from pydantic import Field
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
 from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, report_table, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
@@ -36,8 +36,8 @@ def evaluation_report(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     """Held-out results of the round's policy, compared with the champion; the engine serves the policy from here on."""
-    from rft_platform.rounds.bench import write_bench
     from rft_platform.rounds.offline import evaluate_offline
+    from rft_platform.rounds.reporting.bench import write_bench
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
 from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def judged_experiences(
     from rft_platform.experience.schema import JUDGED_SCHEMA
     from rft_platform.rounds.judge import quality, restore, sample_transcripts
     from rft_platform.rounds.round import Round
-    from rft_platform.rounds.workflows import other_judge
+    from rft_platform.rounds.setup.taskset_binding import other_judge
 
     opened, number = project.open(), round_of(context)
     other = other_judge(config.judge, config.judge_args, config.judges)

@@ -6,9 +6,9 @@ import dagster as dg
 
 from rft_platform.assets.checks import checkpoint_specs, offline_results
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
 from rft_platform.assets.offline_data import preference_pairs, sft_dataset
 from rft_platform.assets.policy import base_model
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 from rft_platform.resources.trainer import TrainerResource
@@ -86,8 +86,8 @@ def _train(
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
     from rft_platform.rounds.offline import check_kind, offline_lineage, start_training, train_offline
-    from rft_platform.rounds.offline_data import required_dataset
-    from rft_platform.rounds.register import register
+    from rft_platform.rounds.offline_dataset import required_dataset
+    from rft_platform.rounds.register_checkpoint import register
 
     opened, number, run_id = project.open(), round_of(context), context.run.run_id
     check_kind(opened, kind, number)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from rft_platform.assets.common import OWNERS, columns_of, path, report_table, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.offline_data import DatasetFile
+    from rft_platform.rounds.offline_dataset import DatasetFile
 
 _SAMPLES = 3
 
@@ -45,7 +45,7 @@ def preference_pairs(context: dg.AssetExecutionContext, project: ProjectResource
 
 
 def _dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
-    from rft_platform.rounds.offline_data import leaked_tasks, load_dataset, make_dataset
+    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset
 
     opened = project.open()
     written, dataset = make_dataset(opened, round_of(context)), load_dataset(opened)

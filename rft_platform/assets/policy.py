@@ -3,7 +3,7 @@
 import dagster as dg
 
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
-from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.engine import EngineResource
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
@@ -64,7 +64,7 @@ def policy_snapshot(context: dg.AssetExecutionContext, project: ProjectResource)
 
     The edge back from ``policy_checkpoint`` is not declared, because an asset graph must not contain cycles.
     """
-    from rft_platform.rounds.policy import explored_with
+    from rft_platform.rounds.project.policy import explored_with
     from rft_platform.rounds.round import Round
 
     opened, number = project.open(), round_of(context)

@@ -3,7 +3,7 @@
 import dagster as dg
 
 from rft_platform.assets.common import OWNERS, path, report_table
-from rft_platform.assets.faults import reports_faults
+from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
 
 
@@ -36,7 +36,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
 @reports_faults
 def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
     """Held-out tasks, and whether any of them is also explored (a leak)."""
-    from rft_platform.tasks.leaks import find_leaks
+    from rft_platform.tasks.leakage import find_leaks
 
     opened = project.open()
     datasets = [dataset for _, dataset in opened.eval_tasks]

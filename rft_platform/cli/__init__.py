@@ -1,8 +1,8 @@
-"""The ``rft`` command: its subcommands and their shared code.
+"""The ``rft`` command: its subcommands and what they print.
 
 Read in this order:
 - ``main``: the Typer application with all subcommands and the entry point.
 - ``exits``: error messages and exit codes.
 - ``commands``: one file per subcommand; each parses options and calls functions of other packages.
-- ``round_policy``, ``round_table``, ``summary``, ``bench``, ``health``: shared lookups and output of the commands.
+- ``views``: lookups and output that commands share.
 """

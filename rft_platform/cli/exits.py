@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import typer
 
-from rft_platform.errors import DiskFullError, RftError, StorageError, UserError
-from rft_platform.faults import as_fault
+from rft_platform.common.errors import DiskFullError, RftError, StorageError, UserError
+from rft_platform.common.fault_classification import as_fault
 
 _LONGEST_LINE = 1000  # characters
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130

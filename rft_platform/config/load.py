@@ -17,10 +17,10 @@ import yaml
 from pydantic import AliasChoices, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import digest_json
 from rft_platform.config.paths import resolve_paths
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
-from rft_platform.files import digest_json
+from rft_platform.config.schema.rft_config import RftConfig
 
 Location = tuple[int | str, ...]
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from rft_platform.algorithms.presets import Preset
 from rft_platform.config.paths import DATA_SUFFIXES
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.schema.rft_config import RftConfig
 
 OfflineKind = Literal["sft", "dpo", "distill"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.algorithms.presets import Preset, choose
-from rft_platform.config.limits import Patience, RolloutLimits
 from rft_platform.config.offline import OfflineKind, offline_kind
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.rollout_limits import Patience, RolloutLimits
+from rft_platform.config.schema.rft_config import RftConfig
 
 #: Value of ``train_batch_size`` if an optimiser step takes a whole round: more experiences than a round can have.
 WHOLE_ROUND = 2**31 - 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rft_platform.config.evaluation import PAIRED_METRICS
+from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, paired_interval, paired_share_interval
 from rft_platform.evaluation.results import GREEDY, MODES, SAMPLED, EvaluationResult, measured_alike
 

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from rft_platform.config.evaluation import PAIRED_METRICS
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.evaluation import PAIRED_METRICS
 from rft_platform.evaluation.comparison import compare
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED
 from rft_platform.evaluation.results import EvaluationResult, measured_alike

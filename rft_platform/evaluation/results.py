@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from rft_platform.common.files import digest_json
 from rft_platform.evaluation.metrics import BOOTSTRAP_SEED, PassRate, named, pass_rate, run_metrics
 from rft_platform.evaluation.transcripts import Transcript
-from rft_platform.files import digest_json
 
 SAMPLED, GREEDY = "sampled", "greedy"
 MODES = (SAMPLED, GREEDY)

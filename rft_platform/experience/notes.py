@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import StorageError
-from rft_platform.experience.rounds import is_round_key, round_key
-from rft_platform.files import read_sealed_json, write_json, write_sealed_json
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import read_sealed_json, write_json, write_sealed_json
+from rft_platform.experience.file_names import is_round_key, round_key
 
 ASIDE = "aside"
 _NOTE = re.compile(r"[a-z][a-z0-9_-]*")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
 from rft_platform.experience import schema
 
 # Dictionary encoding pays off for repeated values; token ids and log-probs are compressed by zstd only.

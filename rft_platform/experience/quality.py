@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rft_platform.config.limits import GroupPolicy, may_train
-from rft_platform.errors import NAMED
+from rft_platform.common.errors import NAMED
+from rft_platform.config.rollout_limits import GroupPolicy, may_train
 from rft_platform.experience.columns import list_lengths
 
 #: Columns that ``check_rollouts`` reads.

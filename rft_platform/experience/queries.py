@@ -16,13 +16,13 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from rft_platform.errors import StorageError
-from rft_platform.experience.ledger import Contents
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import read_json
+from rft_platform.experience.file_ledger import Contents
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
 from rft_platform.experience.schema import FORMER_NAMES, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.selections import SELECTION_SCHEMA, TRAINED_ON, selection_files
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import read_json
 
 #: The view ``conversations``, one row per run, over the view ``experiences``.
 #:

@@ -15,8 +15,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from rft_platform.common.user_code import module_elsewhere
 from rft_platform.experience.record import valid_text
-from rft_platform.user_code import module_elsewhere
 
 _CLASS, _VALUE = "$class", "value"
 

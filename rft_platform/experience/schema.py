@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
 from rft_platform.experience import columns
 from rft_platform.experience.record import (
     CALL_COLUMNS,

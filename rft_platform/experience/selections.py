@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from rft_platform.common.files import atomic_path
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.schema import RECORD_KEY, VERSION_KEY
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import atomic_path
 
 NAME = "row_selection"  # of the file and its note; those of a further policy end in its name
 

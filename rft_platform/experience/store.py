@@ -7,16 +7,16 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from rft_platform.errors import DamagedError, StorageError
+from rft_platform.common.errors import DamagedError, StorageError
+from rft_platform.common.files import digest_json, read_sealed_json, write_sealed_json
 from rft_platform.experience import integrity, schema
+from rft_platform.experience.file_ledger import JUDGED, ROLLOUTS, Contents, FileEntry, Ledger
+from rft_platform.experience.file_names import batch_file, batches_in, round_key
 from rft_platform.experience.integrity import DamagedFile
-from rft_platform.experience.ledger import JUDGED, ROLLOUTS, Contents, FileEntry, Ledger
 from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.parquet import read_table, read_tables, unreadable, write_table
 from rft_platform.experience.record import JudgedRow, RolloutRow
-from rft_platform.experience.rounds import batch_file, batches_in, round_key
 from rft_platform.experience.row_checks import check_judge, check_lengths, check_round, check_unique
-from rft_platform.files import digest_json, read_sealed_json, write_sealed_json
 
 _CURRENT = f"{JUDGED}/current.json"
 

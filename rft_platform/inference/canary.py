@@ -7,7 +7,7 @@ head). Only a comparison of log-probs detects that, so the check is never skippe
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.errors import WeightMismatchError
+from rft_platform.common.errors import WeightMismatchError
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
 
 #: Largest accepted mean |delta log-prob| in nats, by the engine's dtype. A version above it is refused.

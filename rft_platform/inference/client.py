@@ -18,12 +18,12 @@ from typing import Any
 import httpx
 import psutil
 
-from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.common.processes.lease import Lease, holder
+from rft_platform.common.processes.spawn import stop_holder, wait_until_ended
 from rft_platform.inference.http_contract import api_key_of
 from rft_platform.inference.interface import Completion, EngineStatus, Generation, PauseMode, SamplingParams
-from rft_platform.observability.context import context_headers
-from rft_platform.processes.lease import Lease, holder
-from rft_platform.processes.spawn import stop_holder, wait_until_ended
+from rft_platform.observability.log_context import context_headers
 
 CONNECT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 30.0

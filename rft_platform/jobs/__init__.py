@@ -3,10 +3,11 @@
 The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs, as ``rounds.plan_next`` decides.
 
 Read in this order:
-- What is launched: ``jobs`` (with tags and partitions), ``launches`` (Dagster's record of past launches).
-- Who launches: ``sensors`` with ``timing``, ``driver`` with ``driver_lock``, ``rejudge``; ``daemon`` runs Dagster's.
-- The instance: ``instance``, ``settings`` (``dagster.yaml``), ``prepare``, ``sole``.
-- Dagster's private APIs: ``masked_instance``, ``driver_instance``, ``run_storage``, ``run_launcher`` with ``workers``,
-  ``daemon_patches``.
-- After runs: ``alerts``, ``unsaid`` (reconciles Dagster with the disk), ``maintenance``.
+- What is launched: ``jobs`` (jobs, tags of their runs, round partitions), ``launches`` (Dagster's record of past
+  launches).
+- Who launches: ``sensors`` with ``sensor_interval``, ``driver`` with ``driver_lock``, ``rejudge``; ``daemon`` starts
+  Dagster's daemon.
+- The instance: ``instance``, ``dagster_yaml``, ``init_dagster_home``, ``singleton_lock``.
+- After runs: ``alerts``, ``reconcile_materializations`` (Dagster against the disk), ``maintenance``.
+- ``dagster_internals``: the adaptations that need Dagster's private modules.
 """

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import dagster as dg
 
-from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.common.errors import UserError
+from rft_platform.common.fault_classification import described
+from rft_platform.common.files import write_json
+from rft_platform.common.locks import locked
+from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
-from rft_platform.errors import UserError
-from rft_platform.faults import described
-from rft_platform.files import write_json
-from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.locks import locked
-from rft_platform.redaction import redact
+from rft_platform.jobs.sensor_interval import sensor_interval_s
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ set back they wait until it has caught up.
 
 import sys
 
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
-from rft_platform.jobs.daemon_patches import patch_daemon, run_dagster_daemon
+from rft_platform.jobs.dagster_internals.daemon_patches import patch_daemon, run_dagster_daemon
 from rft_platform.jobs.instance import end_stranded_launches, open_instance
-from rft_platform.jobs.sole import singleton_lock
-from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.processes.collector import keep_imports
+from rft_platform.jobs.sensor_interval import sensor_interval_s
+from rft_platform.jobs.singleton_lock import singleton_lock
 
 
 def main() -> None:

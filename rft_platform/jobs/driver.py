@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.errors import CheckFailedError, RftError
-from rft_platform.faults import as_fault, cause_line
+from rft_platform.common.errors import CheckFailedError, RftError
+from rft_platform.common.fault_classification import as_fault, cause_line
 from rft_platform.jobs.alerts import alert_run_failed
-from rft_platform.jobs.driver_instance import AssetCheckFailedError
+from rft_platform.jobs.dagster_internals.driver_instance import AssetCheckFailedError
+from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.jobs import BENCH, JOB_OF_KIND, add_next_round, run_tags
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.unsaid import reconcile_materializations
-from rft_platform.jobs.workers import driver_tags
-from rft_platform.rounds.observe import Failures, Launches, observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Action, Plan
+from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Failures, Launches, observe
+from rft_platform.rounds.planning.state import Action, Plan
+from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)
 

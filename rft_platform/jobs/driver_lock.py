@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from rft_platform.common.errors import TransientError, UserError
+from rft_platform.common.locks import is_locked, locked
 from rft_platform.config.home import Home
-from rft_platform.errors import TransientError, UserError
-from rft_platform.locks import is_locked, locked
 
 _LOCK = "driver.lock"
 _WAIT_S = 5.0  # another driver may be about to end; a working one takes hours

@@ -2,13 +2,13 @@
 
 import dagster as dg
 
-from rft_platform.assets.faults import fault_tags
+from rft_platform.assets.run_failure import fault_tags
+from rft_platform.common.errors import TransientError, UserError
+from rft_platform.common.locks import locked
 from rft_platform.config.home import Home
-from rft_platform.errors import TransientError, UserError
-from rft_platform.jobs.driver_instance import load_instance
-from rft_platform.jobs.settings import REPAIR_SETTINGS, ensure_settings, ensure_storage
-from rft_platform.jobs.workers import RunWorkers, driver_is_alive, driver_of
-from rft_platform.locks import locked
+from rft_platform.jobs.dagster_internals.driver_instance import load_instance
+from rft_platform.jobs.dagster_internals.run_workers import RunWorkers, driver_is_alive, driver_of
+from rft_platform.jobs.dagster_yaml import REPAIR_SETTINGS, ensure_settings, ensure_storage
 
 
 def open_instance(home: Home, capture_output: bool = True) -> dg.DagsterInstance:

@@ -6,9 +6,9 @@ Jobs: the warm start, the two halves of a round, offline trainings, evaluation a
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.experience.rounds import is_round_key, round_key
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.provenance import code_version
+from rft_platform.experience.file_names import is_round_key, round_key
+from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.project import Project
 
 JOB_OF_KIND = {
     "warm_start": "warm_start_job",

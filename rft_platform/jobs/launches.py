@@ -4,11 +4,11 @@ from collections import Counter, defaultdict
 
 import dagster as dg
 
-from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG, fault_of
-from rft_platform.experience.rounds import is_round_key, round_key, round_number
+from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG, fault_of
+from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import is_orphaned
 from rft_platform.jobs.jobs import JOB_OF_KIND, KIND_OF_JOB
-from rft_platform.rounds.observe import Failures, Launches
+from rft_platform.rounds.planning.project_state import Failures, Launches
 
 _RUNNING = [
     dg.DagsterRunStatus.QUEUED,

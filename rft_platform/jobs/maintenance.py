@@ -13,9 +13,9 @@ from pathlib import Path
 import dagster as dg
 from pydantic import Field
 
-from rft_platform.experience.rounds import round_number
+from rft_platform.experience.file_names import round_number
+from rft_platform.jobs.dagster_internals.run_storage import event_log_file
 from rft_platform.jobs.jobs import KIND_OF_JOB
-from rft_platform.jobs.run_storage import event_log_file
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
 
@@ -54,7 +54,7 @@ class HistoryConfig(dg.Config):
 @dg.op(description="Merge the rollout files of closed rounds.", out=dg.Out(dg.Nothing))
 def compact_store(context: dg.OpExecutionContext, config: CompactionConfig, project: ProjectResource) -> None:
     """Compact the store and report it. If a round could not be compacted, fails after processing all rounds."""
-    from rft_platform.rounds.maintenance import compact
+    from rft_platform.rounds.maintenance.store_maintenance import compact
 
     report = compact(project.open(), keep_last=config.keep_last, grace_s=config.grace_s, dry_run=config.dry_run)
     _report(context, report.problems, {
@@ -71,7 +71,7 @@ def retire_rounds(
     context: dg.OpExecutionContext, config: RetentionConfig, project: ProjectResource, registry: RegistryResource
 ) -> None:
     """Apply the retention and report it. If a round could not be retired, fails after processing all rounds."""
-    from rft_platform.rounds.maintenance import retain
+    from rft_platform.rounds.maintenance.store_maintenance import retain
 
     report = retain(
         project.open(),

@@ -7,14 +7,14 @@ from typing import Any
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.errors import RftError, UserError
-from rft_platform.experience.rounds import round_key
-from rft_platform.faults import as_fault
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.fault_classification import as_fault
+from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.dagster_internals.run_workers import driver_tags
 from rft_platform.jobs.driver_lock import driver_lock
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import run_tags
-from rft_platform.jobs.workers import driver_tags
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 REJUDGE_TAG = "rft/rejudge"  #: the same on all runs of one command
 

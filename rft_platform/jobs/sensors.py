@@ -6,9 +6,9 @@ from typing import get_args
 import dagster as dg
 
 from rft_platform.assets.common import rft_rounds
+from rft_platform.common.errors import UserError
 from rft_platform.config.offline import OfflineKind
-from rft_platform.errors import UserError
-from rft_platform.experience.rounds import round_key
+from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.driver_lock import driver_is_running
 from rft_platform.jobs.instance import end_orphaned_runs
 from rft_platform.jobs.jobs import (
@@ -23,14 +23,14 @@ from rft_platform.jobs.jobs import (
     warm_start_job,
 )
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.timing import sensor_interval_s
-from rft_platform.jobs.unsaid import reconcile_materializations
+from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.jobs.sensor_interval import sensor_interval_s
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.landing import rounds_ahead
-from rft_platform.rounds.observe import observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import published
-from rft_platform.rounds.state import Plan
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import observe
+from rft_platform.rounds.planning.state import Plan
+from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.selection.pending_rows import rounds_ahead
 
 _TICK_S = sensor_interval_s()
 

@@ -1,14 +1,12 @@
-"""Judge stored rollouts: rewards per run, operators on the judged experiences, advantages, and judge versions.
+"""Judges: what a judge function receives and returns, and the state that the judges of one judging share.
 
 Read in this order:
 
-- ``types``, ``judged_run``: judge functions, ``JudgeOutput``, and ``JudgedRun``, what a judge may read of a run.
-- ``registry``, ``compose``, ``version``: from a configuration to a ``JudgeSpec`` (one judge or a weighted sum) and its
-  version.
-- ``apply``: ``judge_runs`` and ``judge_rollouts``, the entry points; ``running`` calls judges concurrently, ``session``
-  (``JudgeContext``) holds what they share.
-- ``rules``: built-in judges by rule; ``llm``: judges that ask a model; ``metric_base``: AgentScope metrics as judges.
-- ``view``, ``pipeline``, ``operators``: the experience pipeline.
-- ``sandbox``, ``bounded``, ``bounded_patterns``: code, computations and pattern searches within limits.
-- ``preferences``: preference pairs from judged groups.
+- ``types``: judge functions and ``JudgeOutput``; ``judged_run``: ``JudgedRun``, what a judge may read of a run.
+- ``run_judgement``: ``RunJudgement``, the result for one run.
+- ``judge_context``: ``JudgeContext`` with models (``model_endpoint``) and stored answers (``answer_store``).
+- ``execution``: ``judge_runs`` and ``judge_rollouts``, the entry points, and the experience pipeline.
+- ``rules`` (built-in judges by rule), ``llm`` (judges that ask a model), ``sandbox`` (code within limits),
+  ``operators`` (filters and reward changes).
+- ``preferences``: preference pairs from judged groups; ``response_text``, ``inert_text``: text of answers.
 """

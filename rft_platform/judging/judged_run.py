@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_platform.experience.record import RolloutRow
-from rft_platform.judging.text import response_text
+from rft_platform.judging.response_text import response_text
 
 
 @dataclass(frozen=True, slots=True)

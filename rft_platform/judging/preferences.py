@@ -8,9 +8,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import atomic_path
 from rft_platform.experience.record import JudgedRow, RolloutRow
-from rft_platform.files import atomic_path
 
 Which = Literal["extremes", "all"]
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rft_platform.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
-from rft_platform.signature import check_parameters
+from rft_platform.common.call_signature import check_parameters
 
 
 @dataclass(slots=True)

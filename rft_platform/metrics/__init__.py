@@ -2,8 +2,8 @@
 
 Read in this order:
 
-- ``catalogue.py``: ``CATALOGUE``, every metric with kind, labels and meaning; ``Sample``, one value.
-- ``server.py``: the HTTP server with ``/metrics`` and ``/healthz``.
-- ``collector.py``: ``PlatformCollector``, which reads all sources at every scrape.
-- ``rounds.py``, ``processes.py``: the sources: rounds and store; Dagster, engines and trainer.
+- ``catalogue``: ``CATALOGUE``, every metric with kind, labels and meaning; ``Sample``, one value.
+- ``server``: the HTTP server with ``/metrics`` and ``/healthz``.
+- ``prometheus_collector``: ``PlatformCollector``, which reads all sources at every scrape.
+- ``round_metrics``, ``process_metrics``: the sources: rounds and store; Dagster, engines and trainer.
 """

@@ -11,7 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from rft_platform.config.home import Home
-from rft_platform.metrics.collector import PlatformCollector
+from rft_platform.metrics.prometheus_collector import PlatformCollector
 from rft_platform.web_guard.checks import (
     Refused,
     bearer_token,

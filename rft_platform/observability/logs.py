@@ -12,17 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rft_platform.errors import UserError
-from rft_platform.observability.context import current, log_context
-from rft_platform.observability.context import phase_context as _phase_context
-from rft_platform.observability.formats import HumanFormatter, JsonFormatter
+from rft_platform.common.errors import UserError
+from rft_platform.common.redaction import hide, redact
+from rft_platform.observability.log_context import current, log_context
+from rft_platform.observability.log_context import phase_context as _phase_context
+from rft_platform.observability.log_formats import HumanFormatter, JsonFormatter
 from rft_platform.observability.masked_output import mask_output
-from rft_platform.redaction import hide, redact
 
 __all__ = ["configure", "configured", "current", "hide", "log_context", "phase_context", "redact", "wants_json"]
 
 PACKAGE = "rft_platform"
-PROGRESS = "rft_platform.progress"
+PROGRESS = "rft_platform.common.progress"
 _PROGRESS_EVERY_S = 10.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

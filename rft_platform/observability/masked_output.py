@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
-from rft_platform.redaction import redact
+from rft_platform.common.redaction import redact
 
 
 class _MaskedStream:

@@ -6,7 +6,7 @@ from pathlib import Path
 import dagster as dg
 
 from rft_platform.config.home import Home
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 
 class ProjectResource(dg.ConfigurableResource):

@@ -8,7 +8,7 @@ import dagster as dg
 from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.model_registry.models import ModelRegistry
 
 
 class RegistryResource(dg.ConfigurableResource):
@@ -19,6 +19,6 @@ class RegistryResource(dg.ConfigurableResource):
 
     def connect(self) -> "ModelRegistry":
         """The registry of the project's experiment and training run."""
-        from rft_platform.rounds.processes import connect_registry
+        from rft_platform.rounds.setup.connections import connect_registry
 
         return connect_registry(self.project.open(), self.tracking_uri or None)

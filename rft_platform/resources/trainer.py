@@ -7,7 +7,7 @@ import dagster as dg
 from rft_platform.resources.project import ProjectResource
 
 if TYPE_CHECKING:
-    from rft_platform.training.group import TrainerClient
+    from rft_platform.training.service.trainer_client import TrainerClient
 
 
 class TrainerResource(dg.ConfigurableResource):
@@ -17,6 +17,6 @@ class TrainerResource(dg.ConfigurableResource):
 
     def connect(self) -> "TrainerClient":
         """A trainer group that is ready for commands."""
-        from rft_platform.rounds.processes import connect_trainer
+        from rft_platform.rounds.setup.connections import connect_trainer
 
         return connect_trainer(self.project.open())

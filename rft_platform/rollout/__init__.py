@@ -2,15 +2,13 @@
 
 Read in this order:
 
-- ``runner``: ``run_rollouts``, the entry point; ``report``: ``RolloutReport`` and ``Tally``.
-- ``workflow``, ``class_style``: workflow types, ``resolve_workflow``; built in: ``single_turn``, ``calculator``,
-  ``dialogue``, ``agentscope``.
-- ``run``, ``identity``: ``Run``, ``RunResult``, and the rows, ids and seeds of a run.
-- ``agents``: ``AgentRunner`` makes attempts concurrently (``attempt``, ``calling``, ``straggling``), in this process
-  (``inprocess``) or in worker processes (``workers``, ``worker_process``, ``worker_wire``, ``worker``,
-  ``worker_service``).
-- ``model_handle``, ``history``: the ``model`` argument of a workflow, and the recorded calls of a run.
-- ``recorder``, ``endpoints``: one recorded call, made through ``recording`` (OpenAI clients) or ``gateway`` (HTTP, for
-  agents in other processes); ``routing`` chooses the replica.
-- ``auxiliary``, ``policies``: models that are not trained, and further trainable policies.
+- ``workflow``, ``class_style``: the workflow types that users write, and ``resolve_workflow``.
+- ``runner``: ``run_rollouts``, the entry point: repeats per task, retries, time-outs and straggler handling.
+- ``runs``: one run and one attempt at it: ``Run``, ``RunResult``, ``make_attempt``, and calling user code.
+- ``workers``: attempts in worker processes, where a crash or hang of user code affects its own run only.
+- ``recording``: the ``model`` argument of a workflow; clients and gateway that record every model call of a run.
+- ``endpoints``: the OpenAI endpoints whose calls are recorded.
+- ``workflows``: built-in workflows, and auxiliary models for workflows and judges.
+
+Imports point downward: runner, workers, runs, workflows, workflow, recording, endpoints.
 """

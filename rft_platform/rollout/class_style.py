@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rft_platform.common.threads import call_in_thread
 from rft_platform.experience.record import ModelCall
-from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.tasks.task import Task as PlatformTask
-from rft_platform.threads import call_in_thread
 
 #: The policy as one run sees it.
 ModelWrapper = ModelHandle

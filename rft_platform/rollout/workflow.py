@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from rft_platform.errors import UserError
+from rft_platform.common.call_signature import check_parameters
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import load_object
 from rft_platform.rollout.class_style import ClassWorkflow, FormatArgs, is_class_style
-from rft_platform.signature import check_parameters
 from rft_platform.tasks.task import Task
-from rft_platform.user_code import load_object
 
 if TYPE_CHECKING:
-    from rft_platform.rollout.model_handle import ModelHandle
+    from rft_platform.rollout.recording.model_handle import ModelHandle
 
 
 @dataclass(slots=True)
@@ -75,10 +75,10 @@ Workflow = LocalWorkflow | WorkerWorkflow
 
 #: Built-in workflows by their name in a configuration.
 BUILT_IN = {
-    "single_turn": "rft_platform.rollout.single_turn:SingleTurn",
-    "calculator": "rft_platform.rollout.calculator:CalculatorWorkflow",
-    "agentscope_react": "rft_platform.rollout.agentscope:AgentScopeReActWorkflow",
-    "dialogue": "rft_platform.rollout.dialogue:DialogueWorkflow",
+    "single_turn": "rft_platform.rollout.runner.single_turn:SingleTurn",
+    "calculator": "rft_platform.rollout.workflows.calculator:CalculatorWorkflow",
+    "agentscope_react": "rft_platform.rollout.workflows.agentscope:AgentScopeReActWorkflow",
+    "dialogue": "rft_platform.rollout.workflows.dialogue:DialogueWorkflow",
 }
 
 

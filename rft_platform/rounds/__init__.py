@@ -1,16 +1,12 @@
 """The phases of a round as plain functions, and the plan that decides which one runs next. Independent of Dagster.
 
-``observe`` reads a project's state and ``plan_next`` decides on it. Each phase (``explore``, ``judge``, ``train``,
-``evaluate_round``) writes a note to its round when it is complete.
+Each phase is one module of this folder. It writes a note to its round when it is complete, so that a repeated call
+after a crash continues or repeats it with the same result. Sub-folders do not import the phases.
 
 Read in this order:
-- Phases: ``round``, ``warm_start``, ``explore``, ``judge``, ``train``, ``register``, ``evaluate``, ``measure``.
-- State and plan: ``project``, ``notes``, ``state``, ``observe``, ``plan``, ``dynamic``.
-- Policies and code version: ``policy``, ``mend``, ``provenance``.
-- Settings turned into parts: ``algorithm``, ``workflows``, ``demonstrations``.
-- Selection of tasks and rows: ``task_selection``, ``stored_rollouts``, ``landing``, ``replay``, ``row_selection``.
-- Reports: ``curve``, ``champion``, ``bench``, ``monitor``.
-- Offline training: ``offline``, ``offline_data``.
-- Services: ``processes``, ``auxiliary``, ``model_versions``, ``rebuild_registry``.
-- Maintenance: ``verification``, ``maintenance``, ``thinning``, ``moved_home``.
+1. ``round`` (``Round``: the stages of a round in order), then the phases: ``explore``, ``judge``, ``train``,
+   ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1 ``warm_start``;
+2. ``project`` (what a phase works with) and ``setup`` (its configuration turned into running parts);
+3. ``selection`` (tasks and rows), ``planning`` (what runs next), ``reporting``, ``maintenance``;
+4. ``offline`` and ``offline_dataset``: a training on a dataset, the only round of its project.
 """

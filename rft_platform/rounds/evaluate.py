@@ -10,19 +10,19 @@ from rft_platform.evaluation.plots import learning_curve
 from rft_platform.evaluation.report import data_uri, markdown_report, write_report
 from rft_platform.evaluation.results import EvaluationResult
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.champion import against_champion, compared
-from rft_platform.rounds.curve import curve_points, evaluation_of
-from rft_platform.rounds.landing import selection_note, through
-from rft_platform.rounds.measure import measure
-from rft_platform.rounds.mend import repair_on_failure
-from rft_platform.rounds.monitor import record_evaluation, scores_of
-from rft_platform.rounds.notes import EVALUATION
-from rft_platform.rounds.policy import Policy, deploy, required
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.thinning import thin_checkpoints
+from rft_platform.rounds.heldout_evaluation import measure
+from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
+from rft_platform.rounds.project.notes import EVALUATION
+from rft_platform.rounds.project.policy import Policy, deploy, required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.rounds.reporting.promotion import against_champion, compared
+from rft_platform.rounds.reporting.round_history import curve_points, evaluation_of
+from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
+from rft_platform.rounds.selection.pending_rows import selection_note, through
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
+    from rft_platform.model_registry.models import ModelRegistry
 
 
 @dataclass(frozen=True, slots=True)

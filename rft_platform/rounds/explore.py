@@ -5,19 +5,17 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from rft_platform.common.progress import announce, report
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import RolloutRow
-from rft_platform.experience.rounds import round_key
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.progress import announce, report
-from rft_platform.rollout.auxiliary import AuxiliaryModel
-from rft_platform.rollout.report import RolloutBatch, RolloutReport
-from rft_platform.rollout.runner import nothing_whole, run_rollouts
-from rft_platform.rounds.auxiliary import serving_auxiliaries, serving_policies
-from rft_platform.rounds.dynamic import versions_ahead
-from rft_platform.rounds.mend import repair_on_failure
-from rft_platform.rounds.notes import EXPLORE, SNAPSHOT
-from rft_platform.rounds.observe import Launches, observe
-from rft_platform.rounds.policy import (
+from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.runner.run_rollouts import nothing_whole, run_rollouts
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel
+from rft_platform.rounds.planning.dynamic_sync import versions_ahead
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.project.notes import EXPLORE, SNAPSHOT
+from rft_platform.rounds.project.policy import (
     Policy,
     deploy,
     explored_with,
@@ -26,10 +24,12 @@ from rft_platform.rounds.policy import (
     snapshot_of,
     take_snapshot,
 )
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.stored_rollouts import StoredRollouts
-from rft_platform.rounds.task_selection import SignalCount, TaskSelection
-from rft_platform.rounds.workflows import sampling_of, workflow_of
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.rounds.selection.stored_rollouts import StoredRollouts
+from rft_platform.rounds.selection.task_selection import SignalCount, TaskSelection
+from rft_platform.rounds.setup.side_engines import serving_auxiliaries, serving_policies
+from rft_platform.rounds.setup.taskset_binding import sampling_of, workflow_of
 from rft_platform.tasks.task import Task
 
 

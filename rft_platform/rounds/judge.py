@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from rft_platform.errors import StorageError, UserError
+from rft_platform.common.errors import StorageError, UserError
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.quality import (
     JUDGED_COLUMNS,
     ROLLOUT_COLUMNS,
@@ -20,15 +21,14 @@ from rft_platform.experience.quality import (
     check_rollouts,
 )
 from rft_platform.experience.record import TRUNCATED_METRIC, JudgedRow, RolloutRow
-from rft_platform.experience.rounds import round_key
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
-from rft_platform.rounds.algorithm import pipeline_of
-from rft_platform.rounds.auxiliary import auxiliaries_for_judge
-from rft_platform.rounds.mend import refuse_damaged_rows
-from rft_platform.rounds.notes import JUDGE
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.workflows import OtherJudge, judge_of
+from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts
+from rft_platform.rounds.project.notes import JUDGE
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import refuse_damaged_rows
+from rft_platform.rounds.setup.algorithm import pipeline_of
+from rft_platform.rounds.setup.side_engines import auxiliaries_for_judge
+from rft_platform.rounds.setup.taskset_binding import OtherJudge, judge_of
 
 LOG = logging.getLogger(__name__)
 

@@ -11,13 +11,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.checkpoint_files import digest_weights
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import UserError
 from rft_platform.config.load import config_digest
 from rft_platform.config.offline import OfflineKind
-from rft_platform.errors import UserError
-from rft_platform.experience.rounds import round_key
+from rft_platform.experience.file_names import round_key
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.rounds.algorithm import (
+from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round, is_due
+from rft_platform.rounds.offline_dataset import DatasetFile, required_dataset
+from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.notes import EVALUATION
+from rft_platform.rounds.project.policy import Policy, publish, published, required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
     lora_spec,
     optimizer_spec,
@@ -25,19 +31,13 @@ from rft_platform.rounds.algorithm import (
     spec_with_critic,
     teacher_folder,
 )
-from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round, is_due
-from rft_platform.rounds.notes import EVALUATION
-from rft_platform.rounds.offline_data import DatasetFile, required_dataset
-from rft_platform.rounds.policy import Policy, publish, published, required
-from rft_platform.rounds.processes import base_model_folder, connect_registry, connect_trainer
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.provenance import code_version
+from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
 from rft_platform.rounds.train import Training, refuse_with_successor, run_training
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
-    from rft_platform.training.group import TrainerClient
+    from rft_platform.model_registry.models import ModelRegistry
+    from rft_platform.training.service.trainer_client import TrainerClient
 
 ROUND = 1
 _CANARY_ROWS = 8

@@ -8,16 +8,16 @@ from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round
 from rft_platform.rounds.explore import explore, snapshot_for
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.policy import Policy, parent_of, publish, snapshot_of
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.register import register
+from rft_platform.rounds.project.policy import Policy, parent_of, publish, snapshot_of
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.setup.taskset_binding import OtherJudge
 from rft_platform.rounds.train import lineage, refuse_with_successor, train
-from rft_platform.rounds.workflows import OtherJudge
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
-    from rft_platform.registry.models import ModelRegistry
-    from rft_platform.training.group import TrainerClient
+    from rft_platform.model_registry.models import ModelRegistry
+    from rft_platform.training.service.trainer_client import TrainerClient
 
 
 @dataclass(frozen=True, slots=True)

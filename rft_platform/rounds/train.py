@@ -14,15 +14,22 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.files import digest_json
+from rft_platform.common.progress import announce, report
 from rft_platform.config.load import config_digest
-from rft_platform.errors import StorageError, UserError
-from rft_platform.experience.rounds import round_key
+from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import selection_file
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_json
 from rft_platform.inference.canary import Canary
-from rft_platform.progress import announce, report
-from rft_platform.rounds.algorithm import (
+from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.notes import JUDGE, TRAIN, note_of
+from rft_platform.rounds.project.policy import Policy, parent_of, publish, published, required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
+from rft_platform.rounds.selection.pending_rows import selection_note
+from rft_platform.rounds.selection.row_selection import rounds_of, select_rows
+from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
     lora_spec,
     optimizer_spec,
@@ -30,14 +37,7 @@ from rft_platform.rounds.algorithm import (
     spec_with_critic,
     teacher_folder,
 )
-from rft_platform.rounds.demonstrations import write_demonstrations
-from rft_platform.rounds.landing import selection_note
-from rft_platform.rounds.mend import refuse_damaged_rows, repair_on_failure
-from rft_platform.rounds.notes import JUDGE, TRAIN, note_of
-from rft_platform.rounds.policy import Policy, parent_of, publish, published, required
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.provenance import code_version
-from rft_platform.rounds.row_selection import rounds_of, select_rows
+from rft_platform.rounds.setup.demonstrations import write_demonstrations
 from rft_platform.training.protocol import (
     AlgorithmSpec,
     StepEvent,
@@ -46,7 +46,7 @@ from rft_platform.training.protocol import (
 )
 
 if TYPE_CHECKING:
-    from rft_platform.training.group import TrainerClient
+    from rft_platform.training.service.trainer_client import TrainerClient
 
 _CANARY_ROWS = 8
 

@@ -7,25 +7,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.checkpoint_files import digest_weights
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.progress import report
 from rft_platform.config.load import config_digest
-from rft_platform.config.trainer import WarmStart
+from rft_platform.config.schema.trainer import WarmStart
 from rft_platform.inference.canary import Canary
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.progress import report
-from rft_platform.rounds.algorithm import optimizer_spec
-from rft_platform.rounds.demonstrations import write_demonstrations
-from rft_platform.rounds.measure import sampled_pass
-from rft_platform.rounds.notes import WARM_START
-from rft_platform.rounds.policy import Policy, publish, published
-from rft_platform.rounds.processes import base_model_folder, start_all, start_folder
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.provenance import code_version
-from rft_platform.training.manifest import MANIFEST
+from rft_platform.rounds.heldout_evaluation import sampled_pass
+from rft_platform.rounds.project.code_version import code_version
+from rft_platform.rounds.project.notes import WARM_START
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.algorithm import optimizer_spec
+from rft_platform.rounds.setup.connections import base_model_folder, start_all, start_folder
+from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.training.checkpoint.manifest import MANIFEST
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
 
 if TYPE_CHECKING:
-    from rft_platform.training.group import TrainerClient
+    from rft_platform.training.service.trainer_client import TrainerClient
 
 LOG = logging.getLogger(__name__)
 _CANARY_TASKS = 8

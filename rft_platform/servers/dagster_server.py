@@ -9,8 +9,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import psutil
 
+from rft_platform.common.errors import TransientError
+from rft_platform.common.locks import locked
+from rft_platform.common.processes.lease import Lease, is_alive, read_lease, remove_lease
+from rft_platform.common.processes.spawn import lease_root, stop_holder
+from rft_platform.common.processes.strays import end_strays, leases_started_below
 from rft_platform.config.home import Home
-from rft_platform.errors import TransientError
-from rft_platform.locks import locked
-from rft_platform.processes.lease import Lease, is_alive, read_lease, remove_lease
-from rft_platform.processes.spawn import lease_root, stop_holder
-from rft_platform.processes.strays import end_strays, leases_started_below
 
 _START_WAIT_S = 15.0
 

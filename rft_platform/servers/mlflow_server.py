@@ -10,8 +10,8 @@ import os
 import sys
 import uuid
 
+from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
 from rft_platform.web_guard.asgi import WebGuard
 from rft_platform.web_guard.token import access_token
 

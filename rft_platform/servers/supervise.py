@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from rft_platform.errors import RftError, UserError
-from rft_platform.files import last_lines
-from rft_platform.observability.bounded import bound_logs_now_and_then
-from rft_platform.processes.spawn import stop_process, wait_until_ended
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.files import last_lines
+from rft_platform.common.processes.spawn import stop_process, wait_until_ended
+from rft_platform.observability.log_rotation import bound_logs_now_and_then
 
 _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 15.0

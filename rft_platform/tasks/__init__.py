@@ -1,8 +1,11 @@
 """Datasets: load tasks, demonstrations and preference pairs, and select batches of tasks.
 
-Read in this order: ``task`` (``Task``, one row of a dataset); ``sources`` (where the rows are: file, folder or Hugging
-Face hub), ``splits`` and ``readers`` (how they are read); ``dataset`` (``load_tasks``: rows become a
-``TaskDataset``) and ``leaks`` (evaluation tasks that were trained on). For offline trainings: ``messages`` and
-``columns`` (rows become conversations or pairs), ``offline`` (``load_conversations``, ``load_pairs``). Package
-``selectors`` chooses the tasks of each explore batch.
+Read in this order:
+
+- ``task``: ``Task``, one row of a dataset.
+- ``sources`` (file, folder or Hugging Face hub), ``splits`` and ``readers``: how rows are read.
+- ``dataset``: ``load_tasks``, rows become a ``TaskDataset``; ``leakage``: evaluation tasks that were trained on.
+- for offline trainings: ``messages`` and ``column_mapping`` (rows become conversations or pairs), ``offline_dataset``
+  (``load_conversations``, ``load_pairs``).
+- ``selectors``: choose the tasks of each explore batch.
 """

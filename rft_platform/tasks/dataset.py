@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import UserError
-from rft_platform.files import digest_json
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import digest_json
 from rft_platform.tasks.readers import NumberedRow
 from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.task import Task

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 Message = dict[str, Any]
 

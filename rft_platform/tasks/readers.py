@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.tasks.splits import names_any_split, names_split
 
 #: A row and its position: a line number in text files, a row number (from 1) in other files.

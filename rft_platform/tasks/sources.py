@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.paths import DATA_SUFFIXES
-from rft_platform.errors import UserError
 from rft_platform.tasks.readers import NumberedRow, plain, read_rows, split_files
 from rft_platform.tasks.splits import SplitPart, split_parts
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 Row = TypeVar("Row")
 

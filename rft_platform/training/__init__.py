@@ -3,13 +3,10 @@
 A request (``TrainRequest``) names a parent checkpoint, the rows, an algorithm and an optimizer. The group trains on the
 rows and publishes a checkpoint (``TrainResult``). It runs in processes of its own, one for each rank.
 
-Start with ``session``: ``TrainingSession.train`` serves one request, and its body names every stage in order. Then:
+Start with ``loop.session``: ``TrainingSession.train`` serves one request, and its body names every stage in order.
 
-1. ``plan``, ``rows``, ``samples``, ``offline_data``, ``conversations``: the rows of a request and its optimiser steps;
-2. ``training_run``, ``optimiser_step``, ``step``, ``window``: one optimiser step; ``critic_step``, ``distillation``;
-3. ``precompute``, ``trajectories``: what rows need before the first step;
-4. ``packing``, ``logprobs``, ``lm_head``, ``attention``: rows as prefix trees, exact log-probs and gradients over them;
-5. ``model``, ``critic``, ``optimizer``, ``state``, ``shards``: the trainer state in memory;
-6. ``manifest``, ``checkpoint``, ``draft``, ``publishing``, ``intermediate``: the trainer state on disk;
-7. ``protocol``, ``group``, ``launch``, ``rpc``, ``worker``, ``ranks``: the messages, the client, the processes.
+- ``protocol``, ``distributed``, ``launch``, ``join``: requests and results; the ranks; how a group is started;
+- ``service``: the client of the group, and the process of a rank;
+- ``loop``: the stages of a training; ``data``: its rows; ``packed``: rows as prefix trees, log-probs and gradients;
+- ``models``: policy, critic and optimizer in memory; ``checkpoint``: the same on disk.
 """

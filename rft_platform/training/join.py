@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.load import load_config
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.training.launch import TrainerSpec, command, configured_layout, configured_rendezvous
 
 LOG = logging.getLogger("rft_platform.training.join")

@@ -11,12 +11,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.training.protocol import HEARTBEAT_TIMEOUT_S, Layout
 
 START_TIMEOUT_S = 180.0
-_WORKER = "rft_platform.training.worker"
+_WORKER = "rft_platform.training.service.worker"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ Commands and events travel as JSON objects, one per line (``rpc``). Does not imp
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from rft_platform import errors
 from rft_platform.algorithms.spec import ObjectiveSpec
-from rft_platform.errors import RftError, TrainerError, UserError
+from rft_platform.common import errors
+from rft_platform.common.errors import RftError, TrainerError, UserError
 
 Message = dict[str, Any]
 
@@ -152,7 +152,7 @@ class TrainResult:
 
     checkpoint: str  # absolute folder
     policy_version: int
-    weights_digest: str  # as ``rft_platform.checkpoint_files`` defines it
+    weights_digest: str  # as ``rft_platform.common.digests`` defines it
     steps: int  # optimiser steps done; 0 if no row had a gradient (a recorded no-op)
     metrics: dict[str, float]  # summary over the steps (``step_metrics.summarise``)
     seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...

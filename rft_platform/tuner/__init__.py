@@ -6,14 +6,15 @@ Source-compatible with ``agentscope.tuner``; AgentScope itself is needed only if
 Read in this order:
 
 - ``tuning``: ``tune()``; ``types``: workflow and judge types and their outputs.
-- ``section``: the settings that users give for model, dataset and algorithm.
-- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``layers`` and ``place``.
+- ``sections``: the settings that users give for model, dataset and algorithm.
+- ``translation``: from the arguments to the platform's configuration, with ``functions``, ``config_layers`` and
+  ``experiment_paths``.
 - ``result``: ``TuneResult``; ``event_loops``: calls from notebooks.
 """
 
 from rft_platform.rollout.class_style import Experience, ModelWrapper, Task, Workflow
 from rft_platform.tuner.result import TuneResult
-from rft_platform.tuner.section import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.tuning import tune
 from rft_platform.tuner.types import (
     JudgeOutput,

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rft_platform.errors import UserError
-from rft_platform.judging.metric_base import is_metric
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import is_live, keep_alive, load_object, reference_of
+from rft_platform.judging.execution.agentscope_metrics import is_metric
 from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.workflow import check_workflow_function
-from rft_platform.user_code import is_live, keep_alive, load_object, reference_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.tuner.place import ExperimentPaths
+from rft_platform.tuner.experiment_paths import ExperimentPaths
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TuneResult:
 
 def result_of(project: "Project", paths: ExperimentPaths) -> TuneResult:
     """Read the result of an experiment, also of one that has not ended."""
-    from rft_platform.rounds.policy import published
+    from rft_platform.rounds.project.policy import published
 
     store = project.store
     policies = {n: policy for n in store.rounds() if (policy := published(store, n)) is not None}
@@ -90,7 +90,7 @@ def _numbers(values: dict[str, Any] | None) -> dict[str, float]:
 
 
 def _mlflow_run(project: "Project") -> str | None:
-    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.rounds.setup.connections import connect_registry
 
     return connect_registry(project).training_run(project.config.name).run_id
 

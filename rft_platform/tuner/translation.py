@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config, read_yaml
 from rft_platform.config.paths import resolve_paths
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.tuner.config_layers import Layer, merged, nested, value_at
+from rft_platform.tuner.experiment_paths import ExperimentPaths, experiment_paths
 from rft_platform.tuner.functions import TunedFunctions
-from rft_platform.tuner.layers import Layer, merged, nested, value_at
-from rft_platform.tuner.place import ExperimentPaths, experiment_paths
-from rft_platform.tuner.section import (
+from rft_platform.tuner.sections import (
     AlgorithmConfig,
     DatasetConfig,
     TunerModelConfig,

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rft_platform.errors import RftError, UserError
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.user_code import file_being_loaded
 from rft_platform.tuner.event_loops import outside_event_loop
+from rft_platform.tuner.experiment_paths import ExperimentPaths
 from rft_platform.tuner.functions import TunedFunctions, tuned_functions
-from rft_platform.tuner.place import ExperimentPaths
 from rft_platform.tuner.result import TuneResult, result_of
-from rft_platform.tuner.section import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from rft_platform.tuner.sections import AlgorithmConfig, DatasetConfig, TunerModelConfig
 from rft_platform.tuner.translation import TuneArguments, translate
 from rft_platform.tuner.types import JudgeType, WorkflowType
-from rft_platform.user_code import file_being_loaded
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from rft_platform.config.schema import RftConfig
+    from rft_platform.config.schema.rft_config import RftConfig
 
 _ENVIRONMENT = ("RFT_HOME", "DAGSTER_HOME")
 
@@ -100,10 +100,10 @@ def _run_without_event_loop(
 
 def _run(config: "RftConfig", paths: ExperimentPaths, functions: TunedFunctions, notices: list[str]) -> TuneResult:
     from rft_platform.config.home import private_files
-    from rft_platform.driving.console import notes
-    from rft_platform.driving.drive import drive_project, use_home
-    from rft_platform.driving.starting import begin
-    from rft_platform.rounds.project import Project
+    from rft_platform.driver.console import notes
+    from rft_platform.driver.run import drive_project, use_home
+    from rft_platform.driver.start import begin
+    from rft_platform.rounds.project.project import Project
 
     console = notes()
     with _environment_kept(), private_files():
@@ -142,7 +142,7 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: TunedFunctions, what: str) -> None:
-    from rft_platform.driving.next_steps import rft_command
+    from rft_platform.driver.next_steps import rft_command
 
     home = paths.home
     lines = [f"{what}: tune(..., experiment_name={paths.experiment!r}) goes on from here"]
@@ -154,7 +154,7 @@ def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: 
 
 def _print_result(console: "Console", result: TuneResult) -> None:
     from rft_platform.config.home import Home
-    from rft_platform.driving.next_steps import rft_command
+    from rft_platform.driver.next_steps import rft_command
 
     facts = {
         "checkpoint": result.checkpoint or "nothing was trained",

@@ -10,7 +10,7 @@ from typing import Any
 
 from rft_platform.judging.types import check_judge_function
 from rft_platform.rollout.workflow import check_workflow_function
-from rft_platform.tuner.section import TunerSection
+from rft_platform.tuner.sections import TunerSection
 
 __all__ = [
     "JudgeOutput",

@@ -5,10 +5,10 @@ import re
 import secrets
 from pathlib import Path
 
-from rft_platform.errors import UserError
-from rft_platform.files import atomic_path
-from rft_platform.locks import locked
-from rft_platform.redaction import hide
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import atomic_path
+from rft_platform.common.locks import locked
+from rft_platform.common.redaction import hide
 
 TOKEN_VARIABLE = "RFT_WEB_TOKEN"
 _SHAPE = re.compile(r"[A-Za-z0-9._~-]{16,}")

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.config.limits import RolloutLimits
+from rft_platform.common.files import digest_file, digest_json
+from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
-from rft_platform.files import digest_file, digest_json
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow
 from rft_platform.tasks.task import Task
 
@@ -114,8 +114,8 @@ def watch(stacks: list[str], log_folder: Path) -> list[RolloutRow]:
 
 def teach(ranks: Any, model: Path, shown: list[dict[str, Any]], target: Path) -> None:
     """Train until the demonstrations are known by heart."""
+    from rft_platform.training.loop.session import TrainingSession
     from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
-    from rft_platform.training.session import TrainingSession
 
     work = target.with_suffix(".work")
     shutil.rmtree(work, ignore_errors=True)
@@ -141,7 +141,7 @@ def teach(ranks: Any, model: Path, shown: list[dict[str, Any]], target: Path) ->
 @pytest.fixture(scope="session")
 def agents_engine(pupil: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
     """A running embedded engine with the taught model."""
-    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("agents-engine")
     with find_or_start_engine(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 HALF = 0.5 / (np.sqrt(0.5) + 1e-6)  # rewards 1 and 0: mean 0.5, sample standard deviation 0.70711
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.algorithms.aggregation import MODES, Aggregation
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 FORMULAS = {
     "token-mean": lambda rows: np.concatenate(rows).mean(),

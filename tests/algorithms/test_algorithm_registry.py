@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES
+from rft_platform.algorithms.common.registry import REGISTRIES, Registry, unknown_name
 from rft_platform.algorithms.losses.registry import LOSSES
-from rft_platform.algorithms.registry import REGISTRIES, Registry, unknown_name
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 def test_every_module_of_the_package_is_found_without_being_named() -> None:

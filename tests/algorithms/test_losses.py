@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_platform.algorithms.common.ratio import effective_sample_share, mismatch_sums, row_mask, token_mask
 from rft_platform.algorithms.losses.registry import TokenBatch, bind
 from rft_platform.algorithms.objective import Objective
-from rft_platform.algorithms.ratio import effective_sample_share, mismatch_sums, row_mask, token_mask
 from rft_platform.algorithms.spec import ObjectiveSpec
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 def batch(ratio: list[float], advantage: list[float], row: list[int] | None = None) -> TokenBatch:

@@ -11,7 +11,7 @@ from rft_platform.algorithms.losses.gkd import generalized_jsd
 from rft_platform.algorithms.losses.registry import LOSSES, bind
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.spec import ObjectiveSpec
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("ppo", {}),

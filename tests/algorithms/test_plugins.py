@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from rft_platform.algorithms.advantages.registry import ADVANTAGES, compute_advantages
+from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch, bind
 from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import choose
-from rft_platform.algorithms.registry import REGISTRIES
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 NAME = "rft_test_plugin"
 SOURCE = """

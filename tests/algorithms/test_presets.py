@@ -10,7 +10,7 @@ from rft_platform.algorithms.advantages.registry import ADVANTAGES
 from rft_platform.algorithms.losses.registry import LOSSES, bind
 from rft_platform.algorithms.presets import PRESETS, Preset, choose, preset
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES, check_token_advantage
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 #: algorithm_type: loss, advantage, token advantage, aggregation, reference, smallest group
 TABLE = {
@@ -130,7 +130,7 @@ def test_what_does_not_exist_or_fit_is_refused(name: str, changes: dict[str, Any
 def test_presets_and_advantages_load_without_torch() -> None:
     code = (
         "import sys; from rft_platform.algorithms.presets import choose; choose('grpo'); choose('ppo'); "
-        "import rft_platform.rounds.algorithm, rft_platform.judging.apply; "
+        "import rft_platform.rounds.setup.algorithm, rft_platform.judging.execution.judge_rollouts; "
         "assert 'torch' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -11,7 +11,7 @@ from rft_platform.algorithms.token_advantages.registry import (
     compute_token_advantages,
 )
 from rft_platform.algorithms.token_advantages.whiten import whiten
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 def trajectories(seed: int, lengths: list[int], group: list[int] | None = None) -> Trajectories:

@@ -9,15 +9,15 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from rft_platform.assets import alone
-from rft_platform.assets.alone import RoundBusyError, exclusive_round, hold_round
+from rft_platform.assets import round_lock
+from rft_platform.assets.round_lock import RoundBusyError, exclusive_round, hold_round
 from rft_platform.config.home import Home
 from rft_platform.resources.project import ProjectResource
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from rft_platform.assets.alone import hold_round
+from rft_platform.assets.round_lock import hold_round
 from rft_platform.config.home import Home
 hold_round(Home(Path(sys.argv[1])), "r0001", "run-a")
 print("held", flush=True)
@@ -29,7 +29,7 @@ time.sleep(600)
 def home(tmp_path, monkeypatch) -> Iterator[Home]:
     """A home whose rounds this process holds until the test ends."""
     held: dict[Path, Any] = {}
-    monkeypatch.setattr(alone, "_round_locks", held)
+    monkeypatch.setattr(round_lock, "_round_locks", held)
     yield Home(tmp_path)
     for each in held.values():
         each.stream.close()
@@ -71,7 +71,7 @@ def test_a_process_works_on_one_run_after_another(home):
 
 def test_an_interrupted_body_gives_its_work_up_and_stays_interrupted(home, monkeypatch):
     given_up = []
-    monkeypatch.setattr(alone, "cancel_work", lambda project, resources: given_up.append(list(resources)))
+    monkeypatch.setattr(round_lock, "cancel_work", lambda project, resources: given_up.append(list(resources)))
 
     def run_that_raises(error: BaseException) -> None:
         @dg.asset(name="rollout_batches")

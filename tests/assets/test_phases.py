@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from rft_platform.assets.faults import asset_phase
+from rft_platform.assets.run_failure import asset_phase
 from rft_platform.config.home import Home
 from rft_platform.resources.project import ProjectResource
 

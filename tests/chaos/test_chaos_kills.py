@@ -23,12 +23,12 @@ from chaos.invariants.context import Context, Invariant
 from chaos.records import Outcome, summary
 from chaos.schedule import TARGETS
 from chaos.scratch import Scratch
+from rft_platform.common.files import temporary_path
+from rft_platform.common.processes.lease import Lease, write_lease
 from rft_platform.config.home import Home
-from rft_platform.files import temporary_path
 from rft_platform.jobs.instance import open_instance
-from rft_platform.processes.lease import Lease, write_lease
-from rft_platform.rounds.policy import published
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.project import Project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -110,7 +110,7 @@ def test_a_stale_lease_an_orphan_and_a_half_written_file_are_told(tmp_path):
     home = Home(tmp_path / "home")
     write_lease(home.leases / "engine.json", Lease("engine", 1, 1.0, "127.0.0.1", 1, "t", "", 0.0, {}))
     temporary_path(home.root / "rounds").mkdir()
-    command = [sys.executable, "-c", "import time; time.sleep(600)", "rft_platform.training.worker"]
+    command = [sys.executable, "-c", "import time; time.sleep(600)", "rft_platform.training.service.worker"]
     with subprocess.Popen(command, env=environment(home.root)) as orphan:
         open_project = " ".join(found.message for found in machine.servers_hold_their_leases(home))
         stopped = [found.message for found in machine.no_process_is_left(home)]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from dagster._daemon import controller
 
-from rft_platform.jobs.daemon_patches import replace_dead_code_servers
+from rft_platform.jobs.dagster_internals.daemon_patches import replace_dead_code_servers
 
 
 @pytest.fixture

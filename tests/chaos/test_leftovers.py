@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.files import atomic_path, is_temporary, temporary_path, write_text
+from rft_platform.common.files import atomic_path, is_temporary, temporary_path, write_text
 
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from rft_platform.files import atomic_path
+from rft_platform.common.files import atomic_path
 with atomic_path(Path(sys.argv[1])) as temp:
     temp.mkdir() if sys.argv[2] == "folder" else temp.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)

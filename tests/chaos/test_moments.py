@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from chaos.progress_probe import PointWatch, Progress, current_progress, progress_mark
+from rft_platform.common.files import temporary_path, write_json
 from rft_platform.config.home import Home
-from rft_platform.experience.rounds import round_key
-from rft_platform.files import temporary_path, write_json
+from rft_platform.experience.file_names import round_key
 
 
 @pytest.fixture

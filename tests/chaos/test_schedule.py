@@ -6,7 +6,7 @@ import pytest
 
 from chaos.io_faults import plan_io_faults
 from chaos.schedule import TARGETS, check_targets, schedule, shares
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 EVERY = [*TARGETS["driver"], *(target for target in TARGETS["daemon"] if target not in TARGETS["driver"])]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
+from rft_platform.common.processes.lease import Lease, write_lease
+from rft_platform.common.processes.strays import end_strays, lease_environment, leases_started_below, started_for
 from rft_platform.config.home import Home
-from rft_platform.processes.lease import Lease, write_lease
-from rft_platform.processes.strays import end_strays, lease_environment, leases_started_below, started_for
 from rft_platform.servers.leases import stop_strays
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]

@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from rft_platform.cli.main import app
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
 
 
 def buffer(**taskset: Any) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_home_that_is_a_file(home: Home, write_config: Callable[..., Path], rft:
 def test_no_room_on_the_disk(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rft_platform.driving import preflight
+    from rft_platform.driver import preflight
 
     monkeypatch.setattr(preflight, "_LEAST_FREE", 2**80)
 

@@ -12,18 +12,18 @@ import pytest
 from typer.testing import Result
 
 from chaos.syscall_faults import SyscallFault, injecting, strikes
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
+from rft_platform.common.processes.spawn import free_port
+from rft_platform.common.sqlite_files import damage_of_database, damaged_databases, databases
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
-from rft_platform.driving.ledger import drive_costs, recorded_cost
-from rft_platform.errors import UserError
-from rft_platform.files import write_text
+from rft_platform.driver.run_cost import drive_costs, recorded_cost
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.llm.answers import AnswerStore
-from rft_platform.processes.spawn import free_port
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
-from rft_platform.sqlite_files import damage_of_database, damaged_databases, databases
+from rft_platform.judging.answer_store import AnswerStore
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 Rft = Callable[..., subprocess.CompletedProcess[str]]
 

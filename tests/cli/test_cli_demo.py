@@ -7,10 +7,10 @@ import pytest
 from typer.testing import Result
 
 from rft_platform.cli.commands.demo import demo_config, move_aside
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.errors import UserError
-from rft_platform.files import write_text
 
 
 def test_moving_aside_keeps_everything(home: Home) -> None:

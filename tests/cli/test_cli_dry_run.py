@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving import preflight
-from rft_platform.driving.preflight import check_may_start
-from rft_platform.errors import UserError
-from rft_platform.files import write_json, write_text
+from rft_platform.driver import preflight
+from rft_platform.driver.preflight import check_may_start
 
 WriteConfig = Callable[..., Path]
 Rft = Callable[..., Result]

@@ -10,7 +10,7 @@ import typer
 from typer.testing import Result
 
 from rft_platform.cli.exits import complain, disk_trouble, exit_codes
-from rft_platform.errors import TrainerError, UserError
+from rft_platform.common.errors import TrainerError, UserError
 
 
 def exit_code_of(error: BaseException) -> int:

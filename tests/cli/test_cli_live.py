@@ -7,9 +7,9 @@ import time
 
 from rich.console import Console
 
-from rft_platform.driving.live import PlainLines, showing_progress
-from rft_platform.driving.live_table import LiveTable
-from rft_platform.progress import LOGGER, Progress, announce, report
+from rft_platform.common.progress import LOGGER, Progress, announce, report
+from rft_platform.driver.live import PlainLines, showing_progress
+from rft_platform.driver.live_table import LiveTable
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving.next_steps import print_next_steps, rft_command
-from rft_platform.rounds.project import Project
+from rft_platform.driver.next_steps import print_next_steps, rft_command
+from rft_platform.rounds.project.project import Project
 
 
 def test_the_command_works_where_the_environment_is_not_activated(

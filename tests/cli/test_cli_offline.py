@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
 
 ROWS = {
     "good.jsonl": [{"prompt": f"{n}+1=", "completion": str(n + 1)} for n in range(10)] * 2,
@@ -84,8 +84,8 @@ def test_a_finished_training_is_not_made_longer(
     home: Home, offline: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     from rft_platform.config.load import load_config
-    from rft_platform.rounds.offline_data import make_dataset
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.offline_dataset import make_dataset
+    from rft_platform.rounds.project.project import Project
 
     config = offline()
     project = Project(home, load_config(config))
@@ -100,8 +100,8 @@ def test_rows_that_were_too_long_take_no_steps(
     home: Home, offline: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     from rft_platform.config.load import load_config
-    from rft_platform.rounds.offline_data import make_dataset
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.offline_dataset import make_dataset
+    from rft_platform.rounds.project.project import Project
 
     config = offline()
     project = Project(home, load_config(config))

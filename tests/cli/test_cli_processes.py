@@ -11,15 +11,15 @@ import psutil
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.health import config_findings, package_findings, port_findings, process_findings
+from rft_platform.cli.views.health import config_findings, package_findings, port_findings, process_findings
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
+from rft_platform.common.locks import locked
+from rft_platform.common.processes.lease import Lease, write_lease
+from rft_platform.common.processes.strays import lease_environment
 from rft_platform.config.home import Home
-from rft_platform.driving.ledger import drive_costs, launch_seconds, recorded_cost
-from rft_platform.errors import UserError
-from rft_platform.files import write_text
+from rft_platform.driver.run_cost import drive_costs, launch_seconds, recorded_cost
 from rft_platform.jobs.driver_lock import driver_is_running, refuse_second_driver
-from rft_platform.locks import locked
-from rft_platform.processes.lease import Lease, write_lease
-from rft_platform.processes.strays import lease_environment
 from rft_platform.servers.leases import leases_of, processor_seconds
 
 _BUSY = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ntime.sleep(600)"

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from rft_platform.cli.health import process_findings
+from rft_platform.cli.views.health import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.pool import EnginePool
-from rft_platform.rounds.processes import connect_engine
-from rft_platform.rounds.project import Project
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import connect_engine
 from rft_platform.servers.leases import leases_of, wait_for_starts
 
 pytestmark = pytest.mark.slow

@@ -12,20 +12,20 @@ import pytest
 from dagster import DagsterRunStatus
 from typer.testing import Result
 
-from rft_platform.cli.summary import summary_of, write_summary
+from rft_platform.cli.views.demo_summary import summary_of, write_summary
+from rft_platform.common.files import write_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
-from rft_platform.driving.ledger import recorded_cost
-from rft_platform.driving.preflight import is_finished
-from rft_platform.driving.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
+from rft_platform.driver.preflight import is_finished
+from rft_platform.driver.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
+from rft_platform.driver.run_cost import recorded_cost
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import selection_name
-from rft_platform.files import write_json
+from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.workers import DRIVER_TAG
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.warm_start import WarmStartCourse
 from rft_platform.training.protocol import StepEvent
 
@@ -164,11 +164,11 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
 
 
 def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("rft_platform.progress._last", {})
+    monkeypatch.setattr("rft_platform.common.progress._last", {})
     course: Any = SimpleNamespace(
         settings=SimpleNamespace(steps=300), curve=[{"sampled_pass": 0.25, "loss": 9.0}], goal="sampled_pass reaches 1"
     )
-    with caplog.at_level("INFO", logger="rft_platform.progress"):
+    with caplog.at_level("INFO", logger="rft_platform.common.progress"):
         for step in (40, 300):
             WarmStartCourse._on_step(course, StepEvent(step, {"loss": 1.5}))
     assert [record.message for record in caplog.records] == [

@@ -13,12 +13,12 @@ import httpx
 import psutil
 import pytest
 
-from rft_platform.cli import health
+from rft_platform.cli.views import health
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
-from rft_platform.processes.spawn import free_port, wait_until_ended
-from rft_platform.servers.interface import answers
 from rft_platform.servers.supervise import Server, check_ports, port_is_free, serving, wait_for_end
+from rft_platform.servers.ui_servers import answers
 
 # A server with a child of its own, as web servers with workers are.
 _WITH_A_WORKER = """

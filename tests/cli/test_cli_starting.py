@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.driving.preflight import check_may_start
-from rft_platform.driving.starting import with_rounds, write_config
-from rft_platform.errors import UserError
-from rft_platform.files import write_json
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.preflight import check_may_start
+from rft_platform.driver.start import with_rounds, write_config
 
 
 def begin(home: Home, config: RftConfig) -> None:

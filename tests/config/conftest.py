@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rft_platform.config.load import build_config
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.schema.rft_config import RftConfig
 
 
 @pytest.fixture

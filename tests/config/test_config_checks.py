@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.config.allowed_changes import changed_keys, check_unchanged
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import config_notices
 from rft_platform.config.load import build_config, load_config
-from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
-from rft_platform.config.resume import changed_keys, check_unchanged
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MakeConfig = Callable[..., RftConfig]

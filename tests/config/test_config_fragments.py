@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from rft_platform.algorithms.presets import PRESETS
+from rft_platform.common.errors import UserError
+from rft_platform.config.dry_run import render_plan
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.config.plan import render_plan
 from rft_platform.config.resolve import resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.driving.preflight import check_run
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.preflight import check_run
 
 PRINTED = Path(__file__).with_name("data")
 MakeConfig = Callable[..., RftConfig]

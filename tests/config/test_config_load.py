@@ -7,9 +7,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.common.errors import UserError
 from rft_platform.config.load import build_config, config_digest, dump_config, load_config
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 INPUT = "buffer: {explorer_input: {taskset: {?}}}"

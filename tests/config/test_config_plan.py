@@ -5,10 +5,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.config.dry_run import render_plan, run_plan
 from rft_platform.config.load import build_config
-from rft_platform.config.plan import render_plan, run_plan
 from rft_platform.config.resolve import RunLength, resolve
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.schema.rft_config import RftConfig
 
 MakeConfig = Callable[..., RftConfig]
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import config_notices, render_plan, run_plan
 from rft_platform.config.load import build_config, dump_config
-from rft_platform.config.plan import config_notices, render_plan, run_plan
 from rft_platform.config.resolve import resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 
 Make = Callable[..., RftConfig]
 SELECTOR = "buffer__explorer_input__taskset__task_selector"

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rft_platform.config.buffer import Taskset
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import render_plan, run_plan
 from rft_platform.config.load import build_config, dump_config
-from rft_platform.config.plan import render_plan, run_plan
 from rft_platform.config.resolve import WHOLE_ROUND, RunLength, resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
-from rft_platform.training.plan import group_steps
+from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.training.loop.plan import group_steps
 
 MakeConfig = Callable[..., RftConfig]
 TASKSET = "buffer__explorer_input__taskset"

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_platform.config.checks import check_config
-from rft_platform.config.plan import config_notices
+from rft_platform.common.errors import UserError
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import config_notices
 from rft_platform.config.resolve import resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 
 MakeConfig = Callable[..., RftConfig]
 

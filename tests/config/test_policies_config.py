@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.config.allowed_changes import check_unchanged
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import run_plan
 from rft_platform.config.load import load_config
-from rft_platform.config.plan import run_plan
 from rft_platform.config.resolve import resolve
-from rft_platform.config.resume import check_unchanged
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 
 MakeConfig = Callable[..., RftConfig]
 PLAYERS = {"buffer__explorer_input__taskset__workflow": "games:play", "algorithm__repeat_times": 4}

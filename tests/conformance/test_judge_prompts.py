@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rft_platform.inference.client import EngineClient
-from rft_platform.judging.llm.inert import control_tokens
+from rft_platform.judging.inert_text import control_tokens
 from rft_platform.judging.llm.prompts import COMPARING, SCORING, SYSTEM, prompt_of
 
 

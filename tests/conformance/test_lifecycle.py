@@ -10,11 +10,11 @@ import openai
 import psutil
 import pytest
 
-from rft_platform.errors import EngineError, UserError
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.processes.lease import read_lease
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.launcher import LEASE_FILE
-from rft_platform.processes.lease import read_lease
+from rft_platform.inference.launch.launcher import LEASE_FILE
 
 from .conftest import DRIVERS, PROMPTS, launch
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
 
 from .conftest import TOOLS, close, same
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
 

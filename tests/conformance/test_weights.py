@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import EngineError, WeightMismatchError
-from rft_platform.files import digest_file
+from rft_platform.common.errors import EngineError, WeightMismatchError
+from rft_platform.common.files import digest_file
 from rft_platform.inference.canary import Canary, check_canary, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation, SamplingParams

@@ -11,11 +11,11 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform.common.errors import UserError
+from rft_platform.common.processes.spawn import stop_process
 from rft_platform.config.home import Home
-from rft_platform.errors import UserError
+from rft_platform.jobs.init_dagster_home import prepare
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.prepare import prepare
-from rft_platform.processes.spawn import stop_process
 from tests.deploy.conftest import PASSWORD
 from tests.e2e.conftest import ProjectFolder, small_config
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 
-from rft_platform.processes.spawn import free_port, wait_until_ended
+from rft_platform.common.processes.spawn import free_port, wait_until_ended
 
 _REPOSITORY = 'repositoryLocationName: "rft_platform", repositoryName: "__repository__"'
 _LAUNCH = f"""

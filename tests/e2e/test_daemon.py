@@ -13,12 +13,12 @@ import pytest
 from interface import running_ui, wait_for
 
 import rft_platform
+from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
+from rft_platform.jobs.dagster_internals.run_workers import RunWorkers
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.workers import RunWorkers
-from rft_platform.processes.lease import read_lease
-from rft_platform.rounds.processes import connect_engine, connect_trainer
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import connect_engine, connect_trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

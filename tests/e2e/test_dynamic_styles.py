@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.queries import connect, rows_that_trained
-from rft_platform.files import write_text
-from rft_platform.registry.lineage import trace_checkpoint, trace_row
-from rft_platform.rounds.policy import required
-from rft_platform.rounds.project import Project
+from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
+from rft_platform.rounds.project.policy import required
+from rft_platform.rounds.project.project import Project
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ os.environ["RFT_HOME"] = sys.argv[1]
 from rft_platform import definitions
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver import drive
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 for root in sys.argv[1:]:
     os.environ["RFT_HOME"] = root
     defs = importlib.reload(definitions).defs  # they belong to the home that they were made for

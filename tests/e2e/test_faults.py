@@ -18,16 +18,16 @@ import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
 
+from rft_platform.common.files import digest_file, read_json, write_sealed_json
+from rft_platform.common.processes.lease import read_lease
+from rft_platform.common.processes.spawn import free_port, wait_until_ended
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driving.starting import write_config
+from rft_platform.driver.start import write_config
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file, read_json, write_sealed_json
 from rft_platform.inference.client import EngineClient
 from rft_platform.jobs.instance import open_instance
-from rft_platform.processes.lease import read_lease
-from rft_platform.processes.spawn import free_port, wait_until_ended
-from rft_platform.servers.interface import answers
+from rft_platform.servers.ui_servers import answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # one test may have to make up for those left out
 
@@ -36,9 +36,9 @@ DRIVE = """
 import json, sys
 from rft_platform.definitions import defs
 from rft_platform.jobs.driver import drive
-from rft_platform.driving.drive import prints_go_to
+from rft_platform.driver.run import prints_go_to
 from rft_platform.config.home import Home
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 project = Project.open(Home.from_environment())
 with prints_go_to(project.home.logs / "driver.log"):
     done = drive(project, defs, max_launches=int(sys.argv[1]))

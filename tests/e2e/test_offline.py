@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.processes.lease import read_lease
 from rft_platform.rounds.offline import offline_request
-from rft_platform.rounds.offline_data import required_dataset
-from rft_platform.rounds.policy import required
-from rft_platform.rounds.processes import connect_registry
-from rft_platform.rounds.project import Project
-from rft_platform.training.group import find_or_start_trainer
+from rft_platform.rounds.offline_dataset import required_dataset
+from rft_platform.rounds.project.policy import required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import connect_registry
+from rft_platform.training.service.trainer_client import find_or_start_trainer
 
 pytestmark = pytest.mark.slow
 

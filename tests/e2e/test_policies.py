@@ -12,14 +12,14 @@ import pytest
 import yaml
 
 from rft_platform.cli.commands.trace import find_trace
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.driving.round_lines import round_lines
+from rft_platform.driver.round_lines import round_lines
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.selections import TRAINED_ON, read_selection
-from rft_platform.files import write_text
-from rft_platform.registry.traces import CheckpointTrace, RowTrace
-from rft_platform.rounds.policy import published, required
-from rft_platform.rounds.project import Project
+from rft_platform.model_registry.traces import CheckpointTrace, RowTrace
+from rft_platform.rounds.project.policy import published, required
+from rft_platform.rounds.project.project import Project
 
 pytestmark = pytest.mark.slow
 NAMES = (None, "rival")
@@ -32,11 +32,11 @@ from dataclasses import replace
 from rft_platform import definitions
 from rft_platform.config.home import Home
 from rft_platform.jobs.driver import drive
-from rft_platform.processes.lease import read_lease
+from rft_platform.common.processes.lease import read_lease
 from rft_platform.rounds import train as rounds_train
-from rft_platform.rounds.policy import parent_of
-from rft_platform.rounds.processes import connect_trainer
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import parent_of
+from rft_platform.rounds.setup.connections import connect_trainer
+from rft_platform.rounds.project.project import Project
 project = Project.open(Home.from_environment())
 train, killed = rounds_train.train, []
 def kills(project, trainer, number, run_id):  # the first policy, which trains last

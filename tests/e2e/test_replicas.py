@@ -7,8 +7,8 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.processes.lease import read_lease
-from rft_platform.processes.strays import leases_started_below
+from rft_platform.common.processes.lease import read_lease
+from rft_platform.common.processes.strays import leases_started_below
 
 pytestmark = pytest.mark.slow
 

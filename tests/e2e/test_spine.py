@@ -9,8 +9,8 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
-from rft_platform.rounds.processes import connect_registry
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import connect_registry
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from browser import Tab, browser
 from dagster_graphql import DagsterGraphQLClient
 from interface import Ui, running_ui
 
-from rft_platform.processes.spawn import free_port
+from rft_platform.common.processes.spawn import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

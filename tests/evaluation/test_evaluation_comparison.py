@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.evaluation.comparison import Comparison, compare, comparisons, task_means
 from rft_platform.evaluation.gate import gate
 from rft_platform.evaluation.metrics import paired_interval, paired_share_interval

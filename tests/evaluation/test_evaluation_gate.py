@@ -2,8 +2,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_platform.config.evaluation import Gate
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.evaluation import Gate
 from rft_platform.evaluation.gate import gate
 from rft_platform.evaluation.results import EvaluationResult
 

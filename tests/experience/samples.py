@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
-from rft_platform.rollout.identity import group_id, run_id
+from rft_platform.rollout.recording.run_ids import group_id, run_id
 
 
 def rollouts(groups: int = 2, repeats: int = 2, *, round: int = 1, batch: int = 0, **changes: Any) -> list[RolloutRow]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import StorageError
-from rft_platform.experience.ledger import LEDGER, Ledger
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import digest_file, digest_json, read_json, read_sealed_json
+from rft_platform.experience.file_ledger import LEDGER, Ledger
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file, digest_json, read_json, read_sealed_json
 
 from .samples import judged, rollouts
 

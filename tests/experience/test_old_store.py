@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rft_platform.common.files import write_json
+from rft_platform.experience.maintenance import compact_round, upgrade_round
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
-from rft_platform.experience.rewriting import compact_round, upgrade_round
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import write_json
-from rft_platform.registry.lineage import trace_checkpoint, trace_row
-from rft_platform.training.rows import TrainingRows, read_rollouts
+from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
+from rft_platform.training.data.rollout_rows import TrainingRows, read_rollouts
 
 from .samples import judged, rollouts
 

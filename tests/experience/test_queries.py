@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import write_json
 from rft_platform.experience.queries import connect, mean_reward_by_round, rollout_transcripts, rows_that_trained
 from rft_platform.experience.schema import ADDED_IN, JUDGED_SCHEMA, ROLLOUT_SCHEMA, stored_name
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import write_json
 
 from .samples import judged, rollouts
 

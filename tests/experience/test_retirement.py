@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import digest_file
+from rft_platform.experience.maintenance import compact_round, retire_round, sweep_round
 from rft_platform.experience.queries import connect, mean_reward_by_round
-from rft_platform.experience.rewriting import compact_round, retire_round, sweep_round
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file
 
 from .samples import judged, rollouts
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import StorageError
-from rft_platform.experience.ledger import LEDGER, Ledger
+from rft_platform.common.errors import StorageError
+from rft_platform.experience.file_ledger import LEDGER, Ledger
+from rft_platform.experience.maintenance import compact_round, sweep_round, upgrade_round
 from rft_platform.experience.queries import connect, find_row
 from rft_platform.experience.record import ROLLOUT_SCHEMA_VERSION
-from rft_platform.experience.rewriting import compact_round, sweep_round, upgrade_round
 from rft_platform.experience.store import ExperienceStore
 
 from .samples import judged, rollouts

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import CALL_COLUMNS, JudgedRow, ModelCall, RolloutRow
 from rft_platform.experience.schema import (

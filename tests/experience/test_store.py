@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import StorageError
+from rft_platform.common.errors import StorageError
 from rft_platform.experience.store import ExperienceStore
 
 from .samples import judged, rollouts

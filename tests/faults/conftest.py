@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rft_platform.checkpoint_files import MANIFEST
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.files import digest_file, write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import RolloutRow, row_id
-from rft_platform.files import digest_file, write_json, write_text
-from rft_platform.rollout.identity import group_id, run_id
-from rft_platform.rounds.project import Project
+from rft_platform.rollout.recording.run_ids import group_id, run_id
+from rft_platform.rounds.project.project import Project
 
 
 @pytest.fixture

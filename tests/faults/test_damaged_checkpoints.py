@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage, digest_once
-from rft_platform.errors import DamageRepairedError, StorageError, WeightMismatchError
-from rft_platform.files import digest_file
-from rft_platform.registry.manifests import all_manifests
-from rft_platform.rounds.mend import repair_checkpoint, repair_on_failure
-from rft_platform.rounds.observe import Launches, observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish, published
-from rft_platform.rounds.project import Project
+from rft_platform.common.digests import MANIFEST, checkpoint_damage, digest_once
+from rft_platform.common.errors import DamageRepairedError, StorageError, WeightMismatchError
+from rft_platform.common.files import digest_file
+from rft_platform.model_registry.manifests import all_manifests
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_checkpoint, repair_on_failure
 
 
 def flip_a_byte(folder: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_refusal_over_whole_weights_stays_what_it_is(project: Project, trained
 
 
 def test_files_that_do_not_change_are_read_once(make_checkpoint, monkeypatch):
-    import rft_platform.checkpoint_files as module
+    import rft_platform.common.digests as module
 
     folder, read = make_checkpoint(8), []
     monkeypatch.setattr(module, "digest_file", lambda path: read.append(path.name) or digest_file(path))

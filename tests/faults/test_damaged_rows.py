@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import DamageRepairedError, StorageError, UserError
+from rft_platform.common.errors import DamageRepairedError, StorageError, UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.observe import Launches, observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import train
 
 from .conftest import round_rows

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import DiskFullError
+from rft_platform.common.errors import DiskFullError
+from rft_platform.common.files import atomic_path, write_json
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import atomic_path, write_json
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 from .conftest import grown, round_rows
 

@@ -8,11 +8,11 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets.common import rft_rounds
-from rft_platform.assets.faults import reports_faults
-from rft_platform.errors import EngineError, RftError, UserError
+from rft_platform.assets.run_failure import reports_faults
+from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.jobs.driver import DriveResult, drive
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 
 @pytest.fixture

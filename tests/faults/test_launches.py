@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 import dagster as dg
 import pytest
 
-from rft_platform.assets.faults import CAUSE_TAG, RETRYABLE_TAG
+from rft_platform.assets.run_failure import CAUSE_TAG, RETRYABLE_TAG
 from rft_platform.definitions import defs
-from rft_platform.experience.rounds import round_key
+from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.launches import launches
-from rft_platform.rounds.observe import observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import observe
+from rft_platform.rounds.project.policy import Policy, publish
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
 FAILED, CANCELED, SUCCESS = dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.SUCCESS

@@ -3,14 +3,14 @@
 import shutil
 from pathlib import Path
 
-from rft_platform.checkpoint_files import MANIFEST
 from rft_platform.cli.commands.demo import move_aside
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.files import read_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.files import read_json
-from rft_platform.rounds.policy import Policy, publish, required, snapshot_of, take_snapshot
-from rft_platform.rounds.processes import connect_registry
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish, required, snapshot_of, take_snapshot
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import connect_registry
 
 
 def test_nothing_in_a_moved_home_names_the_old_place(project: Project, make_checkpoint):

@@ -3,8 +3,8 @@
 import dagster as dg
 import pytest
 
-from rft_platform.assets.faults import reports_faults
-from rft_platform.errors import EngineError, UserError
+from rft_platform.assets.run_failure import reports_faults
+from rft_platform.common.errors import EngineError, UserError
 from rft_platform.jobs.driver import _fault_of
 from rft_platform.jobs.launches import launches
 

@@ -7,10 +7,10 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of
-from rft_platform.registry.models import ModelRegistry
+from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.rounds.evaluate import against_champion
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 
 def measured(version: int, rewards: list[float]) -> EvaluationResult:

@@ -10,16 +10,16 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
-from rft_platform.checkpoint_files import digest_weights
 from rft_platform.cli.main import app
-from rft_platform.errors import DamagedError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import DamagedError
+from rft_platform.common.files import SEAL, read_json, write_json, write_sealed_json
 from rft_platform.experience.record import JudgedRow
-from rft_platform.files import SEAL, read_json, write_json, write_sealed_json
-from rft_platform.rounds.mend import repair_on_failure
-from rft_platform.rounds.policy import Policy, publish, required
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.verification import check_judgements, verify
-from rft_platform.training.manifest import Manifest, describe_files, write_manifest
+from rft_platform.rounds.maintenance.verification import check_judgements, verify
+from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.training.checkpoint.manifest import Manifest, describe_files, write_manifest
 from tests.faults.conftest import round_rows
 
 ROUNDS = 2

@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from rft_platform import errors
-from rft_platform.errors import (
+from rft_platform.common import errors
+from rft_platform.common.errors import (
     DiskFullError,
     EngineError,
     Fault,
@@ -20,8 +20,8 @@ from rft_platform.errors import (
     TransientError,
     UserCodeError,
 )
-from rft_platform.faults import CAUSE_CHARACTERS, as_fault, cause_line
-from rft_platform.files import read_json
+from rft_platform.common.fault_classification import CAUSE_CHARACTERS, as_fault, cause_line
+from rft_platform.common.files import read_json
 
 ALL = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RftError)]
 

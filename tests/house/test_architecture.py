@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 import rft_platform
 
 PACKAGE = Path(rft_platform.__file__).parent
@@ -120,7 +118,6 @@ def test_imports_point_downward() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.xfail(strict=True, reason="modules move into sub-folders next")
 def test_folders_do_not_import_in_a_circle() -> None:
     assert circles(folder_graph()) == []
 
@@ -133,13 +130,11 @@ def _is_file(module: str) -> bool:
     return modules()[module].name != "__init__.py"
 
 
-@pytest.mark.xfail(strict=True, reason="modules move into sub-folders next")
 def test_no_folder_has_too_many_modules() -> None:
     sizes = Counter(module.rpartition(".")[0] for module in modules() if _is_file(module))
     assert {folder: size for folder, size in sizes.items() if folder and size > MOST_MODULES} == {}
 
 
-@pytest.mark.xfail(strict=True, reason="the modules move into this folder next")
 def test_only_one_folder_uses_private_modules_of_dagster() -> None:
     private = re.compile(r"\bdagster\._")
     users = [file for file in PACKAGE.rglob("*.py") if private.search(file.read_text(encoding="utf-8"))]

@@ -14,7 +14,7 @@ import typer
 import yaml
 
 from rft_platform.cli.main import app
-from rft_platform.config.schema import RftConfig
+from rft_platform.config.schema.rft_config import RftConfig
 from scripts.configuration import keys
 
 REPOSITORY = Path(__file__).parents[2]

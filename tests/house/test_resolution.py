@@ -9,10 +9,10 @@ PACKAGE = Path(rft_platform.__file__).parent
 #: What only the resolution may read; the checks may read what the user wrote, to name it in a message.
 RESOLVED = {
     r"\balgorithm\.repeat_times\b|\bsettings\.repeat_times\b": {"config/resolve.py"},
-    r"\bbuffer\.batch_size\b": {"config/resolve.py", "config/checks_sizes.py", "config/plan.py"},
-    r"\bbuffer\.train_batch_size\b": {"config/resolve.py", "config/checks.py", "config/plan.py"},
-    r"\bbuffer\.total_epochs\b": {"config/resolve.py", "config/plan.py", "rounds/offline.py"},
-    r"\bgradient_accumulation_steps\b": {"config/resolve.py", "config/plan.py", "config/trainer.py"},
+    r"\bbuffer\.batch_size\b": {"config/resolve.py", "config/checks/sizes.py", "config/dry_run.py"},
+    r"\bbuffer\.train_batch_size\b": {"config/resolve.py", "config/checks/check_config.py", "config/dry_run.py"},
+    r"\bbuffer\.total_epochs\b": {"config/resolve.py", "config/dry_run.py", "rounds/offline.py"},
+    r"\bgradient_accumulation_steps\b": {"config/resolve.py", "config/dry_run.py", "config/schema/trainer.py"},
     r"(?<![\w.])preset\(|\bPRESETS\b": {"algorithms/presets.py"},
 }
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.chat_template import ChatTemplate, load_template, normalised
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer, end_ids
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 
 CODE = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"

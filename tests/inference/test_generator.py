@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.transformers_engine import generator as generator_module
 from rft_platform.inference.transformers_engine import scheduler as scheduler_module

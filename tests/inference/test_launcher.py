@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+from rft_platform.common.errors import UserError
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
 
 @pytest.fixture

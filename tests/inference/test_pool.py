@@ -13,22 +13,22 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.config.limits import RolloutLimits
-from rft_platform.errors import EngineError, WeightMismatchError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import EngineError, WeightMismatchError
+from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.canary import Canary, mean_difference, update_checked
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import Generation, PolicyEngine, SamplingParams
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
-from rft_platform.inference.pool import EnginePool
-from rft_platform.inference.pool_start import find_or_start_pool
-from rft_platform.inference.pool_weights import PoolWeights
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.pool_start import find_or_start_pool
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.inference.pool.weights import PoolWeights
 from rft_platform.recipes.arithmetic.model import build_model
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
-from rft_platform.rounds.policy import Policy, deploy
+from rft_platform.rounds.project.policy import Policy, deploy
 from rft_platform.tasks.task import Task
 
 pytestmark = pytest.mark.slow

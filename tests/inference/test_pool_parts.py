@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.pool_start import replica_gpus
-from rft_platform.inference.replicas import PROBE_AFTER_S, Replica, Replicas
-from rft_platform.inference.shares import ROWS_A_SHARE, level, partition
+from rft_platform.inference.launch.pool_start import replica_gpus
+from rft_platform.inference.pool.partition import ROWS_A_SHARE, level, partition
+from rft_platform.inference.pool.replicas import PROBE_AFTER_S, Replica, Replicas
 
 
 def replicas(count: int) -> Replicas:

@@ -67,7 +67,7 @@ def test_a_call_that_is_only_thought_of_is_not_made(sizes: list[int]) -> None:
 
 @pytest.fixture(scope="module")
 def thinking(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyEngine]:
-    from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+    from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
     home = tmp_path_factory.mktemp("thinking")
     with find_or_start_engine(

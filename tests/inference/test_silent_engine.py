@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
+from rft_platform.common.processes.spawn import wait_until_ended
 from rft_platform.inference import client as engine_client
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
-from rft_platform.processes.spawn import wait_until_ended
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 
 pytestmark = pytest.mark.slow
 

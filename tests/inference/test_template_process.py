@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.chat_template import ChatTemplate
 from rft_platform.inference.serving.template_process import TemplateProcess, template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer

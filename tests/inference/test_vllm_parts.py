@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rft_platform.errors import UserError, WeightMismatchError
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine, resolve_kind
+from rft_platform.common.errors import UserError, WeightMismatchError
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine, resolve_kind
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.openai_schema import CompletionBody
 from rft_platform.inference.serving.weight_files import layout_of, read_headers
 from rft_platform.inference.vllm_engine.adapters import check_adapter, target_modules
-from rft_platform.inference.vllm_engine.gate import Admission
+from rft_platform.inference.vllm_engine.admission import Admission
 from rft_platform.inference.vllm_engine.openai_wire import (
     CHAT,
     COMPLETIONS,
@@ -25,7 +25,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
     stamped_answer,
     stamped_events,
 )
-from rft_platform.inference.vllm_engine.requests import prompt_number, prompt_seed
+from rft_platform.inference.vllm_engine.sampling_conversion import prompt_number, prompt_seed
 from rft_platform.inference.vllm_engine.settings import ServerSettings, VllmOptions
 from rft_platform.inference.vllm_engine.versions import Vllm, command_line, installed_here, required_in
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
 from rft_platform.inference.vllm_engine.settings import VllmOptions
 
 pytestmark = pytest.mark.slow

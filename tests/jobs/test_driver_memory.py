@@ -7,11 +7,11 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
 from rft_platform.jobs import driver
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Action, Plan
+from rft_platform.rounds.planning.state import Action, Plan
+from rft_platform.rounds.project.project import Project
 
 ROUNDS = 45
 

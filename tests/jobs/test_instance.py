@@ -7,10 +7,10 @@ from dagster._core.storage.runs.sqlite import sqlite_run_storage
 
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.jobs import run_storage
+from rft_platform.jobs.dagster_internals import run_storage
+from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG, driver_is_alive, driver_tags
 from rft_platform.jobs.instance import end_orphaned_runs, open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.workers import DRIVER_TAG, driver_is_alive, driver_tags
 
 DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
 

@@ -6,8 +6,8 @@ import dagster as dg
 import pytest
 
 from rft_platform.config.home import Home
+from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.masked_instance import MaskedInstance
 
 SECRET = "pa55word"
 

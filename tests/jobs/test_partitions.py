@@ -4,19 +4,19 @@ import dagster as dg
 import pytest
 
 from rft_platform.assets.common import rft_rounds, round_of
-from rft_platform.assets.faults import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, reports_faults
-from rft_platform.cli.health import partition_findings
+from rft_platform.assets.run_failure import CAUSE_TAG, FAULT_TAG, RETRYABLE_TAG, reports_faults
+from rft_platform.cli.views.health import partition_findings
 from rft_platform.definitions import defs
-from rft_platform.experience.rounds import is_round_key, round_key, round_number
+from rft_platform.experience.file_names import is_round_key, round_key, round_number
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import add_next_round
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.sensors import next_round_sensor
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.observe import observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import observe
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 ROUNDS = str(rft_rounds.name)
 MISTYPED = ("foo", "8", "r9", "r00001", "r²²²²", "R0001", "r0001 ")

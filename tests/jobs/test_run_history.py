@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from rft_platform.config.home import Home
-from rft_platform.experience.rounds import round_key
+from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.maintenance import Pruned, prune_run_history

@@ -10,13 +10,20 @@ import psutil
 import pytest
 from dagster._core.launcher import DefaultRunLauncher, LaunchRunContext, WorkerStatus
 
-from rft_platform.assets.faults import fault_of, fault_tags
+from rft_platform.assets.run_failure import fault_of, fault_tags
+from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
 from rft_platform.definitions import defs
-from rft_platform.errors import UserError
+from rft_platform.jobs.dagster_internals.run_workers import (
+    DRIVER_TAG,
+    RunWorkers,
+    driver_of,
+    driver_tags,
+    pid_in,
+    start_time,
+)
 from rft_platform.jobs.instance import end_orphaned_runs, end_stranded_launches, open_instance
 from rft_platform.jobs.launches import launches
-from rft_platform.jobs.workers import DRIVER_TAG, RunWorkers, driver_of, driver_tags, pid_in, start_time
 
 DRIVEN = "5a0c1f5e-6f0e-4d57-9d1c-0a8c2f1f7c11"
 
@@ -120,7 +127,7 @@ def test_health_follows_the_worker(instance):
 
 
 def test_a_worker_that_is_stopped_for_long_is_killed_and_its_run_given_up(instance, monkeypatch):
-    monkeypatch.setattr("rft_platform.jobs.workers.STOPPED_LIMIT_S", 0.3)
+    monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_workers.STOPPED_LIMIT_S", 0.3)
     run = new_run(instance, status=dg.DagsterRunStatus.STARTED)
     health = instance.run_launcher.check_run_worker_health
     worker = subprocess.Popen([sys.executable, "-c", "import time; 'multiprocessing'; time.sleep(600)"])
@@ -202,7 +209,7 @@ def test_a_worker_in_another_container_is_left_alone(instance, started, tmp_path
 
 
 def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeypatch):
-    monkeypatch.setattr("rft_platform.jobs.run_launcher._MAX_CLAIMS", 3)
+    monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_launcher._MAX_CLAIMS", 3)
     runs = [new_run(instance, partition=f"r{number:04d}") for number in range(1, 7)]
     for run in runs:
         launch(instance, run)

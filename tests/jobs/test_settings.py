@@ -7,14 +7,14 @@ import dagster as dg
 import pytest
 import yaml
 
+from rft_platform.common.errors import RftError, UserError
 from rft_platform.config.home import Home
-from rft_platform.errors import RftError, UserError
-from rft_platform.jobs import settings
-from rft_platform.jobs.daemon_patches import shorten_sensor_loop
+from rft_platform.jobs import dagster_yaml
+from rft_platform.jobs.dagster_internals.daemon_patches import shorten_sensor_loop
+from rft_platform.jobs.dagster_internals.run_launcher import WatchedRunLauncher
+from rft_platform.jobs.dagster_yaml import ensure_settings, shipped_settings
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.run_launcher import WatchedRunLauncher
-from rft_platform.jobs.settings import ensure_settings, shipped_settings
-from rft_platform.jobs.timing import INTERVAL, sensor_interval_s
+from rft_platform.jobs.sensor_interval import INTERVAL, sensor_interval_s
 
 
 def test_a_fresh_file_is_ours_and_stays(tmp_path):
@@ -30,7 +30,7 @@ def test_an_earlier_file_of_ours_is_replaced(tmp_path, monkeypatch):
     import hashlib
 
     file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
-    monkeypatch.setattr(settings, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
+    monkeypatch.setattr(dagster_yaml, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
     file.write_text(earlier)
     ensure_settings(file)
     assert file.read_text() == shipped_settings()
@@ -40,22 +40,24 @@ def test_an_earlier_file_of_ours_is_replaced_in_a_project_on_postgres_too(tmp_pa
     import hashlib
 
     file, earlier = tmp_path / "dagster.yaml", "telemetry:\n  enabled: false\n"
-    monkeypatch.setattr(settings, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
-    monkeypatch.setattr(settings, "_check_url", lambda url: None)  # whether its driver is installed is not the question
-    monkeypatch.setenv(settings.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
+    monkeypatch.setattr(dagster_yaml, "_EARLIER", frozenset({hashlib.sha256(earlier.encode()).hexdigest()}))
+    monkeypatch.setattr(
+        dagster_yaml, "_check_url", lambda url: None
+    )  # whether its driver is installed is not the question
+    monkeypatch.setenv(dagster_yaml.URL, "postgresql+psycopg2://rft:secret@127.0.0.1/none")
     file.write_text(earlier)
-    settings.ensure_storage(file)
+    dagster_yaml.ensure_storage(file)
     assert file.read_text().startswith(earlier)
-    assert settings.URL in file.read_text()
+    assert dagster_yaml.URL in file.read_text()
     ensure_settings(file)
     told = yaml.safe_load(file.read_text())
     assert told == {
         **yaml.safe_load(shipped_settings()),
-        "storage": {"postgres": {"postgres_url": {"env": settings.URL}}},
+        "storage": {"postgres": {"postgres_url": {"env": dagster_yaml.URL}}},
     }
     written = file.stat().st_mtime_ns
     ensure_settings(file)
-    settings.ensure_storage(file)
+    dagster_yaml.ensure_storage(file)
     assert file.stat().st_mtime_ns == written
 
 
@@ -89,7 +91,7 @@ def test_another_launcher_and_coordinator_stay(tmp_path):
     chosen = {
         "run_launcher": {"module": "dagster", "class": "DefaultRunLauncher"},
         "run_coordinator": {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"},
-        "instance_class": {"module": "rft_platform.jobs.masked_instance", "class": "MaskedInstance"},
+        "instance_class": {"module": "rft_platform.jobs.dagster_internals.masked_instance", "class": "MaskedInstance"},
     }
     file.write_text(yaml.safe_dump(chosen))
     ensure_settings(file)
@@ -111,7 +113,7 @@ _SET_BACK = """
 import types
 from dagster._core.scheduler.instigation import SensorInstigatorData
 from dagster._daemon import sensor
-from rft_platform.jobs.daemon_patches import shorten_sensor_loop
+from rft_platform.jobs.dagster_internals.daemon_patches import shorten_sensor_loop
 import time
 shorten_sensor_loop(sensor, 2)
 assert sensor.MIN_INTERVAL_LOOP_TIME == 2

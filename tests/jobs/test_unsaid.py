@@ -2,10 +2,10 @@
 
 import dagster as dg
 
-from rft_platform.experience.rounds import round_key
-from rft_platform.jobs.unsaid import reconcile_materializations
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.reconcile_materializations import reconcile_materializations
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 JUDGED = {"sound": True, "judge_version": "exact_match@1", "mean_reward": 0.25, "rows": 4}
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rft_platform.experience.record import RolloutRow, row_id
-from rft_platform.judging.session import JudgeState
+from rft_platform.judging.judge_context import JudgeState
 from rft_platform.tasks.task import Task
 
 Say = Callable[[str], str]

@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.errors import UserCodeError
-from rft_platform.judging import bounded
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.bounded import LimitExceededError, call_bounded
-from rft_platform.judging.compose import build_judge
+from rft_platform.common.errors import UserCodeError
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.rules.mathematics import are_equal
+from rft_platform.judging.sandbox import bounded_call
+from rft_platform.judging.sandbox.bounded_call import LimitExceededError, call_bounded
 from rft_platform.tasks.task import Task
 
 from .conftest import run_rows
@@ -63,14 +63,14 @@ def test_a_cancelled_call_ends_its_worker() -> None:
         await asyncio.gather(running, return_exceptions=True)
         return list(started)
 
-    bounded._WORKERS.end()
+    bounded_call._WORKERS.end()
     assert not any(process.is_running() for process in asyncio.run(cancelled()))
 
 
 def test_no_worker_outlives_its_parent() -> None:
     code = (
         "import asyncio, os, signal, psutil\n"
-        "from rft_platform.judging.bounded import call_bounded\n"
+        "from rft_platform.judging.sandbox.bounded_call import call_bounded\n"
         "from rft_platform.judging.rules.mathematics import are_equal\n"
         "print(asyncio.run(call_bounded(are_equal, '1', '$1$', cpu_s=9)), flush=True)\n"
         "print(*[child.pid for child in psutil.Process().children()], flush=True)\n"

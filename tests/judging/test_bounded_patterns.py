@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from rft_platform.judging import bounded_patterns
-from rft_platform.judging.bounded_patterns import full_match, last_match, search
+from rft_platform.judging.rules import pattern_search
+from rft_platform.judging.rules.pattern_search import full_match, last_match, search
 
 EXPONENTIAL = "(a|aa)+$"
 LONG = "a" * 60 + "b"
 
 _PROGRAM = """
 import json, sys
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
+from rft_platform.judging.execution.compose import build_judge
 from rft_platform.tasks.task import Task
 from tests.judging.conftest import a_row
 judge, arguments, answer = json.loads(sys.argv[1])
@@ -110,7 +110,7 @@ def test_what_re_refuses_is_refused(pattern: str) -> None:
 
 
 def test_a_long_pattern_is_shortened_in_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_patterns, "SEARCH_LIMIT_S", 0.01)
-    with pytest.raises(bounded_patterns.PatternTimeoutError) as error:
+    monkeypatch.setattr(pattern_search, "SEARCH_LIMIT_S", 0.01)
+    with pytest.raises(pattern_search.PatternTimeoutError) as error:
         search(f"{EXPONENTIAL}{'z' * 500}|{EXPONENTIAL}", LONG)
     assert len(str(error.value)) < 400

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.judging.llm.inert import control_tokens, make_inert
+from rft_platform.judging.inert_text import control_tokens, make_inert
 from rft_platform.judging.llm.prompts import SCORING, prompt_of
 
 TAGS = [

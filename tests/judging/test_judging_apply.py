@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.buffer import WeightedJudge
-from rft_platform.errors import StorageError, UserCodeError, UserError
+from rft_platform.common.errors import StorageError, UserCodeError, UserError
+from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.experience.record import TRUNCATED_METRIC, RolloutRow, row_id
 from rft_platform.experience.responses import encode_response
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.judging.apply import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
-from rft_platform.judging.compose import build_judge
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.tasks.task import Task
 

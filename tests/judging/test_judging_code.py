@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.errors import UserCodeError
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
+from rft_platform.common.errors import UserCodeError
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.run_judgement import RunJudgement
-from rft_platform.judging.sandbox import process as sandbox
-from rft_platform.judging.sandbox.process import Limits, run_program, run_tested
+from rft_platform.judging.sandbox import run_program as sandbox
+from rft_platform.judging.sandbox.run_program import Limits, run_program, run_tested
 from rft_platform.tasks.task import Task
 
 from .conftest import run_rows

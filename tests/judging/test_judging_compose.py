@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from rft_platform.config.buffer import WeightedJudge
-from rft_platform.errors import UserError
-from rft_platform.judging.compose import build_judge
-from rft_platform.judging.registry import MODEL_JUDGES, RULES, find_judge
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.buffer import WeightedJudge
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES, find_judge
+from rft_platform.judging.execution.judge_version import used_source
 from rft_platform.judging.types import check_judge_function
-from rft_platform.judging.version import used_source
 
 
 def judge_with_everything(task: Any, response: Any, auxiliary_models: Any = None, logger: Any = None) -> float:
@@ -34,8 +34,8 @@ def test_judges_are_found_by_name_and_by_import() -> None:
         ("exact_mach", "did you mean 'exact_match'"),
         ("zzz", "Known are exact_match, numeric"),
         ("no.such.module:judge", "cannot import no.such.module"),
-        ("rft_platform.judging.text:absent", "has no 'absent'"),
-        ("rft_platform.judging.apply:JUDGE_ERROR", "expected a function, got a str"),
+        ("rft_platform.judging.response_text:absent", "has no 'absent'"),
+        ("rft_platform.judging.execution.judge_rollouts:JUDGE_ERROR", "expected a function, got a str"),
     ],
 )
 def test_unknown_judges(name: str, expected: str) -> None:

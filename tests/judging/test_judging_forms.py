@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import UserCodeError
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
+from rft_platform.common.errors import UserCodeError
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.run_judgement import RunJudgement
 from rft_platform.tasks.task import Task
 

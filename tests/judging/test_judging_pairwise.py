@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.buffer import WeightedJudge
-from rft_platform.errors import JudgeUnavailableError, UserCodeError, UserError
+from rft_platform.common.errors import JudgeUnavailableError, UserCodeError, UserError
+from rft_platform.config.schema.buffer import WeightedJudge
 from rft_platform.experience.record import RolloutRow
-from rft_platform.judging.apply import judge_rollouts, judge_runs
-from rft_platform.judging.compose import JudgeSpec, build_judge
+from rft_platform.judging.execution.compose import JudgeSpec, build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_rollouts, judge_runs
+from rft_platform.judging.judge_context import JudgeState
 from rft_platform.judging.preferences import preference_pairs, write_pairs
-from rft_platform.judging.session import JudgeState
 from rft_platform.judging.types import JudgeOutput
-from rft_platform.tasks.columns import Columns
-from rft_platform.tasks.offline import load_pairs
+from rft_platform.tasks.column_mapping import Columns
+from rft_platform.tasks.offline_dataset import load_pairs
 
 from .conftest import TASKS, JudgeServer, a_row, run_rows
 

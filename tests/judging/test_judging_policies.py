@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rft_platform.experience.record import RolloutRow
-from rft_platform.judging.apply import judge_rollouts, judge_runs
-from rft_platform.judging.compose import JudgePart, JudgeSpec, build_judge
-from rft_platform.judging.pipeline import Operator, Pipeline
+from rft_platform.judging.execution.compose import JudgePart, JudgeSpec, build_judge
+from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
+from rft_platform.judging.execution.judge_rollouts import judge_rollouts, judge_runs
 from rft_platform.judging.types import JudgeOutput
 
 from .test_judging_apply import TASKS, row

@@ -11,9 +11,9 @@ from typing import Any
 import openai
 import pytest
 
-from rft_platform.errors import JudgeUnavailableError, UserError
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
+from rft_platform.common.errors import JudgeUnavailableError, UserError
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.judged_run import JudgedRun, judged_run
 from rft_platform.judging.types import check_judge_function
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import UserError
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
-from rft_platform.judging.metric_base import MetricJudge, is_metric
+from rft_platform.common.errors import UserError
+from rft_platform.judging.execution.agentscope_metrics import MetricJudge, is_metric
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.judging.types import JudgeOutput
 
 from .conftest import TASKS, run_rows

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.errors import UserCodeError, UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.experience.record import RolloutRow, row_id
-from rft_platform.judging.apply import JUDGE_ERROR, JudgedRollouts, judge_rollouts
-from rft_platform.judging.compose import JudgeSpec, build_judge
+from rft_platform.judging.execution.compose import JudgeSpec, build_judge
+from rft_platform.judging.execution.experience_pipeline import JUDGED, Operator, Pipeline
+from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, JudgedRollouts, judge_rollouts
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
 from rft_platform.judging.operators.overlong_penalty import OVERLONG, penalty
 from rft_platform.judging.operators.reward_filter import REWARD_FILTER
 from rft_platform.judging.operators.std_filter import STD_FILTER
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
-from rft_platform.judging.pipeline import JUDGED, Operator, Pipeline
 from rft_platform.tasks.task import Task
 
 TASKS = {f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"answer": str(2 * i)}) for i in range(3)}

@@ -10,22 +10,22 @@ import dagster as dg
 import pytest
 from typer.testing import CliRunner
 
-from rft_platform.assets import alone
+from rft_platform.assets import round_lock
 from rft_platform.cli.main import app
-from rft_platform.config.buffer import Taskset
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, dump_config
-from rft_platform.config.schema import RftConfig
-from rft_platform.driving.preflight import check_may_start
-from rft_platform.driving.starting import write_config
-from rft_platform.errors import UserError
+from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.preflight import check_may_start
+from rft_platform.driver.start import write_config
 from rft_platform.experience.record import RolloutRow
-from rft_platform.files import write_text
 from rft_platform.jobs.instance import open_instance
-from rft_platform.judging.llm.answers import BudgetSpentError
+from rft_platform.judging.answer_store import BudgetSpentError
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.workflows import OtherJudge, check_judge, judge_spec, other_judge
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.taskset_binding import OtherJudge, check_judge, judge_spec, other_judge
 
 from .conftest import JudgeServer, a_row
 
@@ -59,7 +59,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
         opened.store.write_note(number, "explore", {"rows": 8})
         assert judge(opened, number)["sound"]
     held: dict[Path, Any] = {}
-    monkeypatch.setattr(alone, "_round_locks", held)
+    monkeypatch.setattr(round_lock, "_round_locks", held)
     yield opened
     for each in held.values():
         each.stream.close()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
-from rft_platform.files import write_text
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 
 @pytest.fixture

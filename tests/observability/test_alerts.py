@@ -12,14 +12,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from rft_platform.common.processes.spawn import stop_process
 from rft_platform.definitions import defs
 from rft_platform.jobs.alerts import alert_on_run_failure, alert_run_failed
+from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
-from rft_platform.jobs.workers import DRIVER_TAG
-from rft_platform.processes.spawn import stop_process
 from rft_platform.resources.project import ProjectResource
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
 
 from .conftest import Inbox
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import EngineError, UserError
-from rft_platform.observability.context import HEADER, PhaseContext, context_headers, current
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.progress import report
+from rft_platform.observability.log_context import HEADER, PhaseContext, context_headers, current
 from rft_platform.observability.logs import configured, phase_context
-from rft_platform.progress import report
 
 LOG = logging.getLogger("rft_platform.some.folder")
 

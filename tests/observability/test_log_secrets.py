@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from rft_platform import redaction as secrets
-from rft_platform.errors import UserCodeError
-from rft_platform.faults import as_fault, cause_line, described
+from rft_platform.common import redaction as secrets
+from rft_platform.common.errors import UserCodeError
+from rft_platform.common.fault_classification import as_fault, cause_line, described
+from rft_platform.common.redaction import hide, redact
 from rft_platform.observability.masked_output import masked
-from rft_platform.redaction import hide, redact
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rft_platform.common.files import write_text
+from rft_platform.common.processes.lease import write_lease
 from rft_platform.definitions import defs
-from rft_platform.files import write_text
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.jobs.instance import open_instance
 from rft_platform.metrics.catalogue import CATALOGUE
-from rft_platform.metrics.collector import PlatformCollector
+from rft_platform.metrics.prometheus_collector import PlatformCollector
 from rft_platform.metrics.server import serving_metrics
-from rft_platform.processes.lease import write_lease
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 from tests.experience.samples import judged, rollouts
 
 Values = dict[tuple[str, ...], float]

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
-from rft_platform.processes.spawn import free_port
-from rft_platform.rounds.project import Project
-from rft_platform.servers.interface import ui_servers
+from rft_platform.common.processes.spawn import free_port
+from rft_platform.rounds.project.project import Project
 from rft_platform.servers.supervise import serving
+from rft_platform.servers.ui_servers import ui_servers
 from rft_platform.web_guard.token import access_token
 
 

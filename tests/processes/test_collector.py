@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from rft_platform.processes.collector import importing
+from rft_platform.common.processes.gc_control import importing
 
 SCRIPT = """
-from rft_platform.processes.collector import keep_imports
+from rft_platform.common.processes.gc_control import keep_imports
 
 class Noted:
     def __init__(self, name):

@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rft_platform.common.errors import TransientError
+from rft_platform.common.locks import locked
+from rft_platform.common.processes.lease import Lease, holder, is_alive, read_lease, write_lease
+from rft_platform.common.processes.spawn import stop_holder
+from rft_platform.common.processes.strays import lease_environment
 from rft_platform.config.home import Home
-from rft_platform.errors import TransientError
-from rft_platform.locks import locked
-from rft_platform.processes.lease import Lease, holder, is_alive, read_lease, write_lease
-from rft_platform.processes.spawn import stop_holder
-from rft_platform.processes.strays import lease_environment
 from rft_platform.servers.leases import leases_of, stop, stop_strays
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -175,7 +175,7 @@ def test_a_stopped_process_ends_in_order(home, tmp_path):
 def test_a_lock_that_a_stopped_process_holds_is_waited_for_with_a_limit(tmp_path):
     path = tmp_path / "trainer.json"
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom rft_platform.locks import locked\n"
+        "import sys, time\nfrom pathlib import Path\nfrom rft_platform.common.locks import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(path)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rft_platform.locks import locked
-from rft_platform.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease, write_lease
-from rft_platform.processes.spawn import (
+from rft_platform.common.locks import locked
+from rft_platform.common.processes.lease import Lease, find_process, is_alive, read_lease, remove_lease, write_lease
+from rft_platform.common.processes.spawn import (
     StartError,
     free_port,
     start_detached,
@@ -24,7 +24,7 @@ from rft_platform.processes.spawn import (
 READY = """
 import os, psutil, signal, sys, time
 from pathlib import Path
-from rft_platform.processes.lease import Lease, write_lease
+from rft_platform.common.processes.lease import Lease, write_lease
 {before}
 me = psutil.Process()
 write_lease(Path(sys.argv[1]), Lease("test", me.pid, me.create_time(), "127.0.0.1", 1, "secret", "", time.time(), {{}}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ANSWERS = """
-from rft_platform.judging.llm.answers import AnswerStore
+from rft_platform.judging.answer_store import AnswerStore
 
 def use(folder, name):
     store = AnswerStore(folder / "answers.sqlite")
@@ -36,7 +36,7 @@ def count(folder):
 """
 
 MLFLOW = """
-from rft_platform.registry.store import open_client
+from rft_platform.model_registry.mlflow_client import open_client
 
 def use(folder, name):
     open_client(f"sqlite:///{folder / 'mlflow.db'}").create_experiment(name)

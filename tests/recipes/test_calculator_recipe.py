@@ -11,9 +11,9 @@ from rft_platform.config.load import load_config
 from rft_platform.recipes.calculator.demonstrations import WRONG_ANSWER, WRONG_OPERATION
 from rft_platform.recipes.calculator.prepare import prepare
 from rft_platform.recipes.calculator.problems import KINDS, split_problems
-from rft_platform.rollout.calculator import calculate
-from rft_platform.rounds.demonstrations import write_demonstrations
-from rft_platform.training.offline_data import read_demonstrations
+from rft_platform.rollout.workflows.calculator import calculate
+from rft_platform.rounds.setup.demonstrations import write_demonstrations
+from rft_platform.training.data.offline_data import read_demonstrations
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.registry.models import ModelRegistry
-from rft_platform.registry.store import open_client
+from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.model_registry.models import ModelRegistry
 
 
 @pytest.fixture(scope="session")

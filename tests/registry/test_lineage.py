@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from rft_platform.cli.commands.trace import print_chain_summary, print_checkpoint, print_row
-from rft_platform.errors import StorageError, UserError
+from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.files import digest_file, write_json
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import digest_file, write_json
-from rft_platform.registry.lineage import trace_checkpoint, trace_row
-from rft_platform.registry.models import ModelRegistry
-from rft_platform.registry.reading import read_versions
+from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
+from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.sqlite_reader import read_versions
 
 ROWS = 4
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rft_platform.checkpoint_files import MANIFEST
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.errors import RegistryLostError, UserError
+from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.errors import RegistryLostError, UserError
-from rft_platform.files import write_json, write_text
-from rft_platform.registry.models import ModelRegistry
-from rft_platform.rounds.champion import roll_back
-from rft_platform.rounds.model_versions import check_registry
-from rft_platform.rounds.policy import Policy, publish, published
-from rft_platform.rounds.processes import connect_registry
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.rebuild_registry import rebuild_registry
-from rft_platform.rounds.register import register
+from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.reporting.promotion import roll_back
+from rft_platform.rounds.setup.connections import connect_registry
+from rft_platform.rounds.setup.noted_versions import check_registry
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 ROUNDS, NO_OP = 5, 3  # round 3 trains nothing; rounds 2 and 5 are promoted

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import DamagedError, RegistryError, StorageError, UserError
-from rft_platform.files import digest_file, write_json
-from rft_platform.registry.models import ModelRegistry
-from rft_platform.registry.store import open_client
+from rft_platform.common.errors import DamagedError, RegistryError, StorageError, UserError
+from rft_platform.common.files import digest_file, write_json
+from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.model_registry.models import ModelRegistry
 
 
 def checkpoint(tmp_path: Path, step: int) -> Path:
@@ -123,9 +123,9 @@ def test_a_fresh_store_is_made_without_a_word(tmp_path: Path, caplog: pytest.Log
 
 
 def test_importing_the_registry_imports_no_mlflow() -> None:
-    code = "import sys, rft_platform.registry.models, rft_platform.registry.lineage; print(sorted(sys.modules))"
+    code = "import sys; from rft_platform.model_registry import lineage, models; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "'rft_platform.registry.models'" in loaded
+    assert "'rft_platform.model_registry.models'" in loaded
     for heavy in ("mlflow", "pandas", "pyarrow", "duckdb", "sqlalchemy"):
         assert f"'{heavy}'" not in loaded
 

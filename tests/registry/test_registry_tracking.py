@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from chaos.syscall_faults import SyscallFault, injecting
-from rft_platform.processes.spawn import free_port
-from rft_platform.registry.models import ModelRegistry
-from rft_platform.registry.store import open_client
-from rft_platform.registry.tracking import metric_name
+from rft_platform.common.processes.spawn import free_port
+from rft_platform.model_registry.mlflow_client import open_client
+from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.tracking import metric_name
 
 
 @dataclass
@@ -86,7 +86,8 @@ def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_libr
     database = tmp_path / "mlflow" / "mlflow.db"
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, 'tests/registry');"
-        "from rft_platform.registry.models import ModelRegistry; from test_registry_tracking import STEPS, log_a_phase;"
+        "from rft_platform.model_registry.models import ModelRegistry;"
+        "from test_registry_tracking import STEPS, log_a_phase;"
         f"log_a_phase(ModelRegistry({registry.tracking_uri!r}, Path({str(registry.artifact_root)!r}),"
         " 'demo', 'demo-model'), STEPS)"
     )
@@ -170,7 +171,7 @@ def test_names_are_mapped_to_what_mlflow_takes() -> None:
 
 def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
-    code = f"from rft_platform.registry.store import make_database; make_database('sqlite:///{file}')"
+    code = f"from rft_platform.model_registry.mlflow_client import make_database; make_database('sqlite:///{file}')"
     maker = subprocess.Popen([sys.executable, "-c", code])
     deadline = time.monotonic() + 60
     while not any(part.suffix == ".tmp" and part.stat().st_size for part in tmp_path.iterdir()):

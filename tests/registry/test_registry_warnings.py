@@ -6,8 +6,8 @@ import sys
 import pytest
 
 OPENINGS = {
-    "a database is made": "from rft_platform.registry.store import make_database; make_database(uri)",
-    "a client is opened": "from rft_platform.registry.store import open_client; open_client(uri)",
+    "a database is made": "from rft_platform.model_registry.mlflow_client import make_database; make_database(uri)",
+    "a client is opened": "from rft_platform.model_registry.mlflow_client import open_client; open_client(uri)",
 }
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rft_platform.registry.tensorboard import TensorBoardRun
+from rft_platform.model_registry.tensorboard import TensorBoardRun
 
 
 @dataclass

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rft_platform.rollout.model_handle import ModelHandle
+from rft_platform.rollout.recording.model_handle import ModelHandle
 from rft_platform.rollout.workflow import WorkflowOutput
 
 

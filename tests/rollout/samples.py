@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_platform.config.limits import RolloutLimits
+from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
-from rft_platform.rollout.chat_models import framework_models
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.workflows.chat_models import framework_models
 
 from .fake_engine import FakeEngine
 from .samples import tasks

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.calculator import CalculatorWorkflow, calculate
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
+from rft_platform.rollout.workflows.calculator import CalculatorWorkflow, calculate
 from rft_platform.tasks.task import Task
 
 from .fake_engine import FakeEngine

@@ -1,6 +1,6 @@
 """Which call a repeated request is: two equal ones may be under way at once."""
 
-from rft_platform.rollout.history import CallSlots, Sending
+from rft_platform.rollout.recording.history import CallSlots, Sending
 
 
 def end(sending: Sending, answered: bool = False) -> None:

@@ -6,10 +6,10 @@ from typing import Any, List, Optional  # noqa: UP035 (as it is printed)
 import openai
 import pytest
 
-from rft_platform.errors import UserCodeError, UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.class_style import Experience, FormatArgs, ModelWrapper, Task, Workflow
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, resolve_workflow
 
 from .fake_engine import FakeEngine

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rft_platform.rollout.gateway_connections import GatewayConnections
-from rft_platform.rollout.wire import wire
+from rft_platform.rollout.recording.gateway_connections import GatewayConnections
+from rft_platform.rollout.recording.httpx_compat import wire
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 KINDS = [wire.AsyncHTTPTransport, GatewayConnections]

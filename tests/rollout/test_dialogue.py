@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import UserCodeError, UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.auxiliary import AuxiliaryModel, AuxiliarySpec
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import resolve_workflow
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
 
 from .fake_engine import FakeEngine
 from .samples import roll_out, tasks

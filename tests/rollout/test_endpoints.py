@@ -8,11 +8,11 @@ import numpy as np
 import openai
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.rollout.endpoints.responses_input import chat_messages
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
 
 from .fake_engine import FakeEngine
 

@@ -18,14 +18,14 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from rft_platform.config.limits import RolloutLimits
+from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.openai_schema import ChatBody
-from rft_platform.rollout.gateway import RecordingGateway
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.recording import RecordingClients
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.gateway import RecordingGateway
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkflowOutput
 
 from .fake_engine import FakeEngine, answer_to, render

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rft_platform.common.files import write_json
 from rft_platform.experience.queries import connect
 from rft_platform.experience.record import LARGEST_TOP_K
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.files import write_json
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.judging.apply import judge_rollouts
-from rft_platform.judging.compose import build_judge
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_rollouts
 from rft_platform.judging.types import JudgeOutput
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.single_turn import SingleTurn
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
+from rft_platform.rollout.runner.single_turn import SingleTurn
 from rft_platform.rollout.workflow import WorkflowOutput
 from rft_platform.tasks.task import Task
 

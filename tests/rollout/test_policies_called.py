@@ -7,16 +7,16 @@ from typing import Any
 import httpx
 import pytest
 
-from rft_platform.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.replicas import Replica, Replicas
+from rft_platform.inference.pool.replicas import Replica, Replicas
 from rft_platform.rollout.class_style import Experience, Workflow
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.policies import PolicyRoute
-from rft_platform.rollout.recording import RecordingClients
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.recording.policy_routes import PolicyRoute
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, WorkflowOutput
 
 from .fake_engine import FakeEngine

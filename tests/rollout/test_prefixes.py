@@ -6,7 +6,7 @@ import pytest
 
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.schema import ROLLOUT_SCHEMA
-from rft_platform.rollout.report import row_counts, shared_prefix_tokens
+from rft_platform.rollout.runner.report import row_counts, shared_prefix_tokens
 
 Step = tuple[list[int], list[int]]  # prompt, answer
 

@@ -9,11 +9,11 @@ from typing import Any
 import openai
 import pytest
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
 
 from .fake_engine import END, FakeEngine, answer_to, encode, logprobs_of, render
 

@@ -12,10 +12,10 @@ import pytest
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.replicas import Replica, Replicas
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
-from rft_platform.rollout.wire import wire
+from rft_platform.inference.pool.replicas import Replica, Replicas
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.recording.httpx_compat import wire
 
 from .fake_engine import FakeEngine, answer_to, render
 

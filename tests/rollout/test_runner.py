@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rft_platform.errors import EngineError, UserCodeError
+from rft_platform.common.errors import EngineError, UserCodeError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch, RolloutReport
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import Workflow, WorkflowOutput
 from rft_platform.tasks.task import Task
 

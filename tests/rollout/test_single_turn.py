@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.experience.record import row_id
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.report import RolloutBatch
-from rft_platform.rollout.single_turn import SingleTurn
+from rft_platform.rollout.runner.report import RolloutBatch
+from rft_platform.rollout.runner.single_turn import SingleTurn
 
 from .fake_engine import FakeEngine, decode, render
 from .samples import roll_out, tasks

@@ -8,17 +8,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
 from rft_platform.inference.serving.context_limit import CODE, is_too_long
 from rft_platform.inference.vllm_engine.openai_wire import openai_error
-from rft_platform.judging.apply import judge_rollouts
-from rft_platform.rollout.dialogue import DialogueWorkflow
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.judging.execution.judge_rollouts import judge_rollouts
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, WorkflowOutput
-from rft_platform.training.rows import read_rollouts
+from rft_platform.rollout.workflows.dialogue import DialogueWorkflow
+from rft_platform.training.data.rollout_rows import read_rollouts
 
 from .fake_engine import FakeEngine
 from .samples import roll_out, tasks

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.limits import Patience
-from rft_platform.errors import UserCodeError
+from rft_platform.common.errors import UserCodeError
+from rft_platform.config.rollout_limits import Patience
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.model_handle import ModelHandle
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, WorkflowOutput
 from rft_platform.tasks.task import Task
 
@@ -164,7 +164,7 @@ def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
 def test_a_task_that_an_agent_left_holds_nothing_up(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rft_platform.rollout.calling.STOP_S", 0.2)
+    monkeypatch.setattr("rft_platform.rollout.runs.invoke_workflow.STOP_S", 0.2)
     left: list[asyncio.Task[None]] = []
 
     async def beats() -> None:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.rollout.calculator import CALCULATOR_TOOL
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.workflows.calculator import CALCULATOR_TOOL
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])

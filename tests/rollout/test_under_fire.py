@@ -14,10 +14,10 @@ import pytest
 
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.inference.launcher import EngineSpec, find_or_start_engine
-from rft_platform.inference.pool import EnginePool
-from rft_platform.inference.pool_start import find_or_start_pool
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.inference.launch.launcher import EngineSpec, find_or_start_engine
+from rft_platform.inference.launch.pool_start import find_or_start_pool
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
 
@@ -168,4 +168,4 @@ def test_worker_processes_under_fire(pool: EnginePool, fire: Fire, tmp_path: Pat
     assert batch.report.failed == 0
     assert batch.report.errors["RuntimeError: the tool broke"] == 2
     left = [psutil.Process(pid) for pid in descendants() - before if psutil.pid_exists(pid)]
-    assert not [process for process in left if "rft_platform.rollout.worker" in process.cmdline()]
+    assert not [process for process in left if "rft_platform.rollout.workers.worker" in process.cmdline()]

@@ -10,12 +10,12 @@ import pytest
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.rollout.calculator import CalculatorWorkflow
-from rft_platform.rollout.history import RunHistory
-from rft_platform.rollout.recording import RecordingClients
-from rft_platform.rollout.runner import run_rollouts
-from rft_platform.rollout.single_turn import SingleTurn
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
+from rft_platform.rollout.runner.single_turn import SingleTurn
 from rft_platform.rollout.workflow import Workflow
+from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
 
 from .samples import ask_blocking, ask_once, tasks
 

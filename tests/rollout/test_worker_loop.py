@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow
 
 from .fake_engine import FakeEngine

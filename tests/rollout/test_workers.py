@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import pytest
 
-from rft_platform.errors import UserCodeError, UserError
+from rft_platform.common.errors import UserCodeError, UserError
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.schema import ROLLOUT_SCHEMA
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.report import RolloutBatch
+from rft_platform.rollout.runner.report import RolloutBatch
 from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
 from rft_platform.tasks.task import Task
 
@@ -55,7 +55,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 
 def is_worker(process: psutil.Process) -> bool:
     try:
-        return "rft_platform.rollout.worker" in process.cmdline()
+        return "rft_platform.rollout.workers.worker" in process.cmdline()
     except psutil.Error:
         return False
 
@@ -164,12 +164,12 @@ def test_a_worker_imports_nothing_heavy_of_ours() -> None:
 import sys
 import openai
 theirs = set(sys.modules)
-import rft_platform.rollout.worker
-import rft_platform.rollout.worker_service
-import rft_platform.rollout.recording
-import rft_platform.rollout.dialogue
-import rft_platform.rollout.calculator
-import rft_platform.rollout.single_turn
+import rft_platform.rollout.workers.worker
+import rft_platform.rollout.workers.worker_service
+import rft_platform.rollout.recording.clients
+import rft_platform.rollout.workflows.dialogue
+import rft_platform.rollout.workflows.calculator
+import rft_platform.rollout.runner.single_turn
 ours = {name.partition('.')[0] for name in set(sys.modules) - theirs} - set(sys.stdlib_module_names)
 print(sorted(name for name in ours if not name.startswith('_')))
 """
@@ -177,7 +177,7 @@ print(sorted(name for name in ours if not name.startswith('_')))
     assert done.stdout.strip() == "['rft_platform']"
     code = """
 import sys
-import rft_platform.rollout.gateway
+import rft_platform.rollout.recording.gateway
 print({'psutil', 'fastapi', 'pandas'} & set(sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -188,7 +188,7 @@ PARENT = """
 import sys
 sys.path.insert(0, {tests!r})
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.rollout.workflow import WorkerWorkflow
 from rollout.fake_engine import FakeEngine
 from rollout.test_workers import ANSWER, tasks

@@ -2,10 +2,10 @@
 
 import pytest
 
-from rft_platform.errors import UserError
-from rft_platform.rollout.calculator import CalculatorWorkflow
-from rft_platform.rollout.single_turn import SingleTurn
+from rft_platform.common.errors import UserError
+from rft_platform.rollout.runner.single_turn import SingleTurn
 from rft_platform.rollout.workflow import check_workflow_function, resolve_workflow
+from rft_platform.rollout.workflows.calculator import CalculatorWorkflow
 
 from . import samples
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import yaml
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.experience.selections import read_selection
-from rft_platform.files import write_text
 from rft_platform.rounds.explore import snapshot_for
-from rft_platform.rounds.observe import Launches, observe
-from rft_platform.rounds.policy import Policy, parent_of, publish, published
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.row_selection import select_rows
-from rft_platform.rounds.state import ProjectState
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.planning.state import ProjectState
+from rft_platform.rounds.project.policy import Policy, parent_of, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.row_selection import select_rows
 
 REPEAT = 2
 GROUPS = 2

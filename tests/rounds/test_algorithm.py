@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.presets import PRESETS
-from rft_platform.algorithms.registry import REGISTRIES
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import config_notices
 from rft_platform.config.load import build_config, dump_config, load_config
-from rft_platform.config.plan import config_notices
 from rft_platform.config.resolve import resolve
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
-from rft_platform.rounds.algorithm import algorithm_spec, check_algorithm, check_operators, pipeline_of
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.rounds.setup.algorithm import algorithm_spec, check_algorithm, check_operators, pipeline_of
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, KlPenaltySpec
 
 Configure = Callable[..., RftConfig]

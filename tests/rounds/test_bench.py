@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 import yaml
 
-from rft_platform.config.buffer import Taskset
-from rft_platform.config.checks import check_config
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_json, write_text
+from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.config.resolve import resolve
-from rft_platform.errors import UserError
+from rft_platform.config.schema.buffer import Taskset
 from rft_platform.evaluation.comparison import comparisons
 from rft_platform.evaluation.results import EvaluationResult, RunScore, result_of, tasks_digest
-from rft_platform.files import write_json, write_text
-from rft_platform.registry.models import RegisteredModel
+from rft_platform.model_registry.models import RegisteredModel
 from rft_platform.rollout.class_style import ClassWorkflow, Workflow
-from rft_platform.rounds.bench import bench_lines, unmeasured, write_bench
-from rft_platform.rounds.champion import against_champion, compared, promoted_last
-from rft_platform.rounds.observe import Failures, Launches, observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish, required
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.workflows import measured_by, workflow_of
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Failures, Launches, observe
+from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.bench import bench_lines, unmeasured, write_bench
+from rft_platform.rounds.reporting.promotion import against_champion, compared, promoted_last
+from rft_platform.rounds.setup.taskset_binding import measured_by, workflow_of
 
 
 class Registry:

@@ -11,8 +11,8 @@ from simulated import ROWS, Simulated, simulated
 
 from rft_platform.experience.selections import TRAINED_ON
 from rft_platform.rounds.evaluate import is_due
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.thinning import in_use
+from rft_platform.rounds.maintenance.checkpoint_retention import in_use
+from rft_platform.rounds.planning.plan import plan_next
 
 STYLES = ("dynamic_by_explorer", "dynamic_by_trainer")
 

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
+from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.errors import JudgeUnavailableError
 from rft_platform.experience.queries import task_outcomes
 from rft_platform.experience.record import JudgedRow
 from rft_platform.inference.interface import PolicyEngine
-from rft_platform.judging.apply import judge_runs
+from rft_platform.judging.execution.judge_rollouts import judge_runs
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.policy import Policy
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.task_selection import TaskSelection
+from rft_platform.rounds.project.policy import Policy
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.task_selection import TaskSelection
 from rft_platform.rounds.train import lineage
-from rft_platform.training.rows import read_rollouts
+from rft_platform.training.data.rollout_rows import read_rollouts
 
 # Half of what a model says of a task of kind ``mixed`` is right, as its first letter tells; the others are settled.
 JUDGE = """
@@ -196,7 +196,7 @@ def test_a_judge_that_is_out_costs_no_rollouts(
             sampled.append(1)
             return policy_engine.generate(*args, **options)
 
-    monkeypatch.setattr("rft_platform.rounds.task_selection.judge_runs", out)
+    monkeypatch.setattr("rft_platform.rounds.selection.task_selection.judge_runs", out)
     with pytest.raises(JudgeUnavailableError):
         explore(interrupted, Counting(), policy, 1)
     assert len(sampled) == 2 and len(interrupted.store.rollout_rows(1)) == 32

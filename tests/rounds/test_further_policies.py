@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import yaml
 
-from rft_platform.checkpoint_files import MANIFEST
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.errors import DamageRepairedError
+from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.errors import DamageRepairedError
-from rft_platform.files import write_json, write_text
 from rft_platform.rounds.explore import snapshot_for
-from rft_platform.rounds.mend import repair_checkpoint
-from rft_platform.rounds.policy import Policy, explored_with, is_published, publish, published
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
+from rft_platform.rounds.project.policy import Policy, explored_with, is_published, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_checkpoint
 from rft_platform.rounds.round import train_further
-from rft_platform.rounds.thinning import thin_checkpoints
 
 NAMES = (None, "rival", "guard")
 

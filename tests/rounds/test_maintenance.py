@@ -9,19 +9,19 @@ import yaml
 from typer.testing import CliRunner
 
 from rft_platform.cli.main import app
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.errors import UserError
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
-from rft_platform.files import write_json, write_text
 from rft_platform.jobs.maintenance import compact_job, retention_job
-from rft_platform.registry.lineage import trace_checkpoint, trace_row
-from rft_platform.registry.models import RegisteredModel
+from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
+from rft_platform.model_registry.models import RegisteredModel
 from rft_platform.resources.project import ProjectResource
 from rft_platform.resources.registry import RegistryResource
-from rft_platform.rounds.maintenance import champion_rounds, closed_rounds, compact, retain
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.verification import verify
+from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
+from rft_platform.rounds.maintenance.verification import verify
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 ROUNDS, BATCHES = 4, 2  # the last round is explored, not trained; round 3 descends from 1, and 2 is a dead end
 PARENT = {1: 0, 2: 1, 3: 1}

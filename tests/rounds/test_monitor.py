@@ -7,8 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.rounds.monitor import monitor_round, monitor_steps
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.run_log import monitor_round, monitor_steps
 from rft_platform.training.protocol import StepEvent
 
 

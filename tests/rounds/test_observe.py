@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.record import JudgedRow
-from rft_platform.files import write_text
-from rft_platform.rounds.observe import Failures, Launches, observe
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.state import Action, PhaseState
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Failures, Launches, observe
+from rft_platform.rounds.planning.state import Action, PhaseState
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 
 ROUNDS = 6
 

@@ -8,13 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.algorithms.presets import preset
+from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.offline import offline_kind
-from rft_platform.errors import DamagedError, StorageError, UserError
-from rft_platform.registry.lineage import trace_checkpoint
-from rft_platform.registry.traces import RowFile
-from rft_platform.rounds.observe import Launches, observe
+from rft_platform.model_registry.lineage import trace_checkpoint
+from rft_platform.model_registry.traces import RowFile
 from rft_platform.rounds.offline import (
     check_kind,
     evaluate_offline,
@@ -23,10 +22,11 @@ from rft_platform.rounds.offline import (
     offline_steps,
     starting_policy,
 )
-from rft_platform.rounds.offline_data import leaked_tasks, load_dataset, make_dataset, required_dataset
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.policy import Policy, publish, published
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset, make_dataset, required_dataset
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

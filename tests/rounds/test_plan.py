@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.experience.rounds import round_key, round_number
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.state import Action, PhaseState, ProjectState, RoundState
+from rft_platform.experience.file_names import round_key, round_number
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.state import Action, PhaseState, ProjectState, RoundState
 
 DONE, RUNNING = PhaseState(done=True), PhaseState(running=True)
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.errors import StorageError, WeightMismatchError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import StorageError, WeightMismatchError
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary
-from rft_platform.rounds.policy import Policy, deploy, explorer_of, parent_of, publish, published, take_snapshot
+from rft_platform.rounds.project.policy import Policy, deploy, explorer_of, parent_of, publish, published, take_snapshot
 
 
 @pytest.fixture

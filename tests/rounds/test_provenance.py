@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.rounds.provenance import code_version
+from rft_platform.rounds.project.code_version import code_version
 
 
 def test_another_repository_as_working_folder_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

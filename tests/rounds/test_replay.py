@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 from simulated import ROWS, simulated
 
-from rft_platform.config.buffer import ReplayBuffer
-from rft_platform.errors import UserError
-from rft_platform.rounds.plan import plan_next
-from rft_platform.rounds.replay import Group, by_priority, linear_decay, priority_of, replayable_rows, used_groups
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.buffer import ReplayBuffer
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.selection.training_groups import (
+    Group,
+    by_priority,
+    linear_decay,
+    priority_of,
+    replayable_rows,
+    used_groups,
+)
 
 
 def group(version: int, uses: int, round_number: int = 1) -> Group:

@@ -8,9 +8,9 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.rounds.notes import TRAIN
-from rft_platform.rounds.policy import Policy
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.notes import TRAIN
+from rft_platform.rounds.project.policy import Policy
+from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import Training, run_training
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rft_platform.checkpoint_files import MANIFEST, checkpoint_damage
+from rft_platform.common.digests import MANIFEST, checkpoint_damage
+from rft_platform.common.files import digest_file, write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.files import digest_file, write_json, write_text
-from rft_platform.registry.manifests import chain
-from rft_platform.registry.models import PREVIOUS_TAG, RegisteredModel
-from rft_platform.rounds.policy import Policy, publish, take_snapshot
-from rft_platform.rounds.project import Project
-from rft_platform.rounds.thinning import thin_checkpoints
+from rft_platform.model_registry.manifests import chain
+from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
+from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
+from rft_platform.rounds.project.policy import Policy, publish, take_snapshot
+from rft_platform.rounds.project.project import Project
 
 
 class Registry:

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import UserError
-from rft_platform.tasks.columns import Columns
-from rft_platform.tasks.offline import OfflineDataset, load_conversations, load_pairs
+from rft_platform.common.errors import UserError
+from rft_platform.tasks.column_mapping import Columns
+from rft_platform.tasks.offline_dataset import OfflineDataset, load_conversations, load_pairs
 
 USER, GOOD, BAD = (
     {"role": "user", "content": "1+1=?"},

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.tasks.dataset import load_tasks
-from rft_platform.tasks.leaks import find_leaks
+from rft_platform.tasks.leakage import find_leaks
 from rft_platform.tasks.readers import read_rows
 
 ROWS = [{"question": f"{a}+1", "answer": str(a + 1)} for a in range(5)]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.tasks.dataset import load_tasks
 from rft_platform.tasks.sources import located_rows
 from rft_platform.tasks.splits import SplitPart, split_parts

@@ -10,9 +10,9 @@ import pytest
 
 from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.experience.store import ExperienceStore
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
-from rft_platform.training.ranks import Ranks
-from rft_platform.training.session import TrainingSession
 
 END = 2  # <|im_end|> of the tiny model
 RequestFactory = Callable[..., TrainRequest]
@@ -72,7 +72,7 @@ def whole_state(folder: str | Path) -> dict[str, np.ndarray]:
     """AdamW's moments in a checkpoint, put together from the shards of all ranks, by name."""
     import torch
 
-    from rft_platform.training.shards import ShardReader
+    from rft_platform.training.models.shards import ShardReader
 
     reader = ShardReader(Path(folder) / "trainer_state")
     moments = [name for name in reader.names if name.endswith((".exp_avg", ".exp_avg_sq"))]

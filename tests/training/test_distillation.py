@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from rft_platform.algorithms.losses.gkd import generalized_jsd
-from rft_platform.errors import UserError
-from rft_platform.training.distillation import check_vocabulary
-from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.common.errors import UserError
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.distillation import check_vocabulary
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
-from rft_platform.training.samples import Sample
-from rft_platform.training.session import TrainingSession
-from rft_platform.training.step import accumulate_gradients
 
 BETAS = [0.0, 0.1, 0.5, 1.0]
 PAIRS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80)]]
@@ -124,7 +124,7 @@ def dense_loss(student: Any, teacher: Any, rows: list[Sample], beta: float, entr
 def test_packed_chunked_loss_and_gradients_are_those_of_dense_float64(
     monkeypatch: pytest.MonkeyPatch, beta: float, max_tokens: int, chunk: int, entropy_coef: float
 ) -> None:
-    monkeypatch.setattr("rft_platform.training.distillation._ELEMENTS", chunk)
+    monkeypatch.setattr("rft_platform.training.loop.distillation._ELEMENTS", chunk)
     student, teacher = build(23, 32, 0), build(23, 40, 1)
     plain = build(23, 32, 0).double()
     want = dense_loss(plain, build(23, 40, 1).double(), samples(), beta, entropy_coef)
@@ -152,7 +152,7 @@ def test_another_vocabulary_is_refused_with_both_sizes(tmp_path: Path, tiny_mode
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(tmp_path: Path, tiny_model: Path) -> None:
-    from rft_platform.files import read_json, write_json
+    from rft_platform.common.files import read_json, write_json
 
     (tmp_path / "config.json").write_bytes((tiny_model / "config.json").read_bytes())
     content = read_json(tiny_model / "tokenizer.json")

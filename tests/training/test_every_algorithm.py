@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.losses.registry import LOSSES
-from rft_platform.algorithms.registry import REGISTRIES
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.errors import UserError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import UserError
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
 from rft_platform.training.protocol import AlgorithmSpec
 

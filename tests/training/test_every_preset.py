@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rft_platform.algorithms.presets import PRESETS
-from rft_platform.checkpoint_files import digest_weights
+from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.experience.record import RolloutRow, row_id
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.rounds.judge import judge
-from rft_platform.rounds.policy import Policy, publish, required
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish, required
+from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import train_request
 
 END = 2  # <|im_end|> of the tiny model

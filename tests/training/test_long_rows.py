@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pytest import LogCaptureFixture
 
-from rft_platform.errors import TrainingCancelled, UserError
-from rft_platform.training.offline_data import read_demonstrations
+from rft_platform.common.errors import TrainingCancelled, UserError
+from rft_platform.training.data.offline_data import read_demonstrations
+from rft_platform.training.data.rollout_rows import TrainingRows
+from rft_platform.training.data.samples import demonstration_sample
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import StepEvent, TrainRequest
-from rft_platform.training.rows import TrainingRows
-from rft_platform.training.samples import demonstration_sample
-from rft_platform.training.session import TrainingSession
 
 PAIRS = [("1+1=?", "2"), ("what is it?", "the answer is " + "longer " * 30), ("2+2=?", "4")]
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from rft_platform.algorithms.objective import Objective
-from rft_platform.errors import TrainingCancelled, UserError
-from rft_platform.training.checkpoint import read_position
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.model import load_policy
-from rft_platform.training.plan import Planner
+from rft_platform.common.errors import TrainingCancelled, UserError
+from rft_platform.training.checkpoint.reading import read_position
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.loop.plan import Planner
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.models.loading import load_policy
+from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, StepEvent, TrainRequest
-from rft_platform.training.samples import Sample
-from rft_platform.training.session import TrainingSession
-from rft_platform.training.step import accumulate_gradients
 
 ANSWERS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (12, 12)]]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from rft_platform.assets.checks import experience_results
+from rft_platform.common.errors import UserCodeError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.errors import UserCodeError
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.explore import explore
 from rft_platform.rounds.judge import judge, quality
-from rft_platform.rounds.policy import Policy, publish
-from rft_platform.rounds.project import Project
+from rft_platform.rounds.project.policy import Policy, publish
+from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import train_request
 
 AGENT = """

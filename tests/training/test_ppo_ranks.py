@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from rft_platform.errors import TrainerError
-from rft_platform.training.group import find_or_start_trainer
+from rft_platform.common.errors import TrainerError
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.models.shards import ShardReader
 from rft_platform.training.protocol import (
     AlgorithmSpec,
     CriticSpec,
@@ -22,8 +23,7 @@ from rft_platform.training.protocol import (
     TrainRequest,
     TrainResult,
 )
-from rft_platform.training.session import TrainingSession
-from rft_platform.training.shards import ShardReader
+from rft_platform.training.service.trainer_client import find_or_start_trainer
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rft_platform.errors import TrainingCancelled, UserError
-from rft_platform.training import precompute
-from rft_platform.training.offline_data import read_preferences
+from rft_platform.common.errors import TrainingCancelled, UserError
+from rft_platform.training.data.offline_data import read_preferences
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop import precompute
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest
-from rft_platform.training.samples import Sample
-from rft_platform.training.session import TrainingSession
 
 ROWS = [(f"{a}+{b}=?", str(a + b), str(a + b + 1)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80), (9, 9), (12, 1)]]
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
@@ -164,7 +164,7 @@ def test_loss_and_gradients_are_those_of_the_paper(
         optimizer.zero_grad()
         return 0.0
 
-    monkeypatch.setattr("rft_platform.training.optimiser_step.apply_step", catch)
+    monkeypatch.setattr("rft_platform.training.loop.optimiser_step.apply_step", catch)
     request = dpo_request(
         parent=first.checkpoint, parent_version=2, train_batch_size=6, output=str(tmp_path / "next"),
         optimizer=OptimizerSpec(clip_grad=1e9), max_tokens_per_pack=40,

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.training.plan import group_steps, stream_steps
-from rft_platform.training.training_run import share_of_rank
+from rft_platform.training.loop.plan import group_steps, stream_steps
+from rft_platform.training.loop.training_run import share_of_rank
 
 GROUPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
 

@@ -9,12 +9,12 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from rft_platform.errors import RftError, StorageError, TrainingCancelled
-from rft_platform.files import read_json
+from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
+from rft_platform.common.files import read_json
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.loop.training_run import TrainingRun
+from rft_platform.training.models.shards import ShardReader, write_shards
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, StepEvent
-from rft_platform.training.session import TrainingSession
-from rft_platform.training.shards import ShardReader, write_shards
-from rft_platform.training.training_run import TrainingRun
 
 LORA = LoraSpec(rank=4, alpha=8)
 ALLOWED = {".safetensors", ".json", ".jinja", ".md"}  # README.md comes with an adapter
@@ -219,13 +219,13 @@ def test_the_position_in_demonstrations_is_that_of_the_step(session, sft_request
 
 
 def test_a_write_that_fails_is_told_and_leaves_nothing(session, round_request, monkeypatch) -> None:
-    from rft_platform.training import draft
+    from rft_platform.training.checkpoint import content
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
     request = round_request(epochs=2, save_interval=2)
-    monkeypatch.setattr(draft, "write_shards", full)
+    monkeypatch.setattr(content, "write_shards", full)
     with pytest.raises(RftError, match="no space left on the disk"):
         run(session, request)
     assert on_the_way(request) == []

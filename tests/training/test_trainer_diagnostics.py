@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from rft_platform.errors import NonFiniteError
-from rft_platform.training.group import find_or_start_trainer
+from rft_platform.common.errors import NonFiniteError
+from rft_platform.training.data.rollout_rows import TrainingRows
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.step_metrics import STALENESS_BINS, row_metrics, summarise
 from rft_platform.training.protocol import StepEvent
-from rft_platform.training.rows import TrainingRows
-from rft_platform.training.samples import Sample
-from rft_platform.training.step_metrics import STALENESS_BINS, row_metrics, summarise
+from rft_platform.training.service.trainer_client import find_or_start_trainer
 
 ALWAYS = {
     "loss", "grad_norm", "lr", "entropy", "clip_fraction", "clip_low", "clip_high",

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.training.data.samples import demonstration_sample
+from rft_platform.training.distributed import Ranks
 from rft_platform.training.launch import Rendezvous, TrainerSpec, command
-from rft_platform.training.model import check_tied, load_policy
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.models.loading import check_tied, load_policy
 from rft_platform.training.protocol import AlgorithmSpec, Layout, LoraSpec
-from rft_platform.training.ranks import Ranks
-from rft_platform.training.samples import demonstration_sample
-from rft_platform.training.step import accumulate_gradients
 
 SFT = AlgorithmSpec(policy_loss="sft")
 
@@ -99,7 +99,7 @@ def test_command_lines_of_one_rank_of_one_node_and_of_several(tmp_path) -> None:
         spec = TrainerSpec(tmp_path, tmp_path, nproc, 1, "auto", "auto", 60.0, layout, meeting)
         return command(spec, node_rank)[1:]
 
-    assert line(1, Rendezvous())[:2] == ["-m", "rft_platform.training.worker"]
+    assert line(1, Rendezvous())[:2] == ["-m", "rft_platform.training.service.worker"]
     assert line(1, Rendezvous())[-5:] == ["--reduce-dtype", "bfloat16", "--compile", "auto", "--cpu-offload"]
     assert "--standalone" in line(8, Rendezvous())
     second = line(8, Rendezvous(2, "trainer-0:29500"), node_rank=1)

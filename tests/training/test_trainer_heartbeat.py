@@ -12,12 +12,12 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.errors import TrainerError
-from rft_platform.processes.lease import find_process, read_lease
-from rft_platform.training import rpc as trainer_server
-from rft_platform.training.group import TrainerClient, find_or_start_trainer
+from rft_platform.common.errors import TrainerError
+from rft_platform.common.processes.lease import find_process, read_lease
 from rft_platform.training.protocol import HEARTBEAT
-from rft_platform.training.rpc import CommandServer, Connection
+from rft_platform.training.service import rpc as trainer_server
+from rft_platform.training.service.rpc import CommandServer, Connection
+from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 
 LIMIT_S = 6.0  # three heartbeats: a stopped trainer is found soon
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rft_platform import checkpoint_files
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.errors import DamagedError
-from rft_platform.files import read_json, write_sealed_json
-from rft_platform.training.manifest import identify
+from rft_platform.common import digests
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import DamagedError
+from rft_platform.common.files import read_json, write_sealed_json
+from rft_platform.training.checkpoint.manifest import identify
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, Layout, LoraSpec
-from rft_platform.training.session import TrainingSession
 
 LORA = LoraSpec(rank=2, alpha=4)
 
@@ -49,8 +49,8 @@ def test_whatever_changes_tokens_or_weights_makes_another_model(model: Path, nam
 
 def test_a_model_is_hashed_once_until_a_file_changes(model: Path, monkeypatch) -> None:
     read: list[str] = []
-    original = checkpoint_files.digest_file
-    monkeypatch.setattr(checkpoint_files, "digest_file", lambda path: (read.append(path.name), original(path))[1])
+    original = digests.digest_file
+    monkeypatch.setattr(digests, "digest_file", lambda path: (read.append(path.name), original(path))[1])
     before = identify(model)
     assert read.count("model.safetensors") == 1 and "config.json" in read
     read.clear()

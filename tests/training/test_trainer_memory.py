@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from rft_platform.errors import NonFiniteError, StorageError, TrainingCancelled, UserError
-from rft_platform.training import session as session_module
+from rft_platform.common.errors import NonFiniteError, StorageError, TrainingCancelled, UserError
+from rft_platform.training.loop import session as session_module
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, OptimizerSpec, StepEvent
-from rft_platform.training.session import TrainingSession
 
 
 class Memory:
@@ -71,7 +71,7 @@ def test_after_a_refused_step_one_state_is_alive(session, round_request, memory)
 
 
 def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request, memory, monkeypatch) -> None:
-    from rft_platform.training import optimiser_step
+    from rft_platform.training.loop import optimiser_step
 
     def fail(policy, *arguments, **settings):
         try:
@@ -86,12 +86,12 @@ def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request
 
 
 def test_a_save_that_fails_leaves_one_state_alive(session, round_request, memory, monkeypatch) -> None:
-    from rft_platform.training import draft
+    from rft_platform.training.checkpoint import content
 
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(draft, "write_shards", full)
+    monkeypatch.setattr(content, "write_shards", full)
     with pytest.raises(StorageError):
         train(session, round_request(groups=3, train_batch_size=4, save_interval=1))
     assert memory.alive == [0, 0]

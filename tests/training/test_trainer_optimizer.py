@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from rft_platform.errors import UserError
-from rft_platform.training.optimizer import apply_step, build_optimizer, check_schedule, clip_gradients, learning_rate
+from rft_platform.common.errors import UserError
+from rft_platform.training.models.optimizer import (
+    apply_step,
+    build_optimizer,
+    check_schedule,
+    clip_gradients,
+    learning_rate,
+)
 from rft_platform.training.protocol import OptimizerSpec
 
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from rft_platform.errors import NonFiniteError, TrainerError, UserError
-from rft_platform.training import rpc
+from rft_platform.common.errors import NonFiniteError, TrainerError, UserError
 from rft_platform.training.protocol import Message, error_message, raise_error
-from rft_platform.training.rpc import CommandServer, Connection
+from rft_platform.training.service import rpc
+from rft_platform.training.service.rpc import CommandServer, Connection
 
 
 @pytest.fixture

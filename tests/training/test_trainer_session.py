@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from rft_platform.errors import NonFiniteError, StorageError, TrainerError, TrainingCancelled, UserError
-from rft_platform.files import read_json
+from rft_platform.common.errors import NonFiniteError, StorageError, TrainerError, TrainingCancelled, UserError
+from rft_platform.common.files import read_json
+from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, LoraSpec, OptimizerSpec, StepEvent, TrainRequest, TrainResult
-from rft_platform.training.session import TrainingSession
 
 PAIRS = [(f"{a}+{b}=?", str(a + b)) for a, b in [(1, 2), (30, 4), (55, 6), (7, 80)]]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from small_model import VOCABULARY, build_model
 
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.samples import Sample
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.packed.packed_policy import PackedPolicy
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rft_platform.algorithms.losses.registry import LOSSES
-from rft_platform.training.logprobs import PackedPolicy
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.packed.packed_policy import PackedPolicy
 from rft_platform.training.protocol import AlgorithmSpec
-from rft_platform.training.samples import Sample
-from rft_platform.training.step import accumulate_gradients
 
 #: Settings that weight, correct, mask and add to a loss's tokens in every way there is.
 EVERYTHING: dict[str, Any] = {
@@ -110,8 +110,8 @@ def main() -> None:
     """One rank: its share of each loss's rows through a sharded policy; rank 0 leaves the whole gradients."""
     from safetensors.torch import save_file
 
-    from rft_platform.training.model import load_policy
-    from rft_platform.training.ranks import Ranks
+    from rft_platform.training.distributed import Ranks
+    from rft_platform.training.models.loading import load_policy
 
     folder, results = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_platform.errors import some
-from rft_platform.training.optimiser_step import culprits, not_finite
+from rft_platform.common.errors import some
+from rft_platform.training.loop.optimiser_step import culprits, not_finite
 
 
 def units(count: int) -> list[np.ndarray]:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from rft_platform.training.attention import plan_attention
-from rft_platform.training.lm_head import PackTensors
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.packing import pack
-from rft_platform.training.samples import Sample
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.packed.attention import plan_attention
+from rft_platform.training.packed.lm_head import PackTensors
+from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.packed.packing import pack
 
 LENGTHS = (40, 33, 47, 40)
 

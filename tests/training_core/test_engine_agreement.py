@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.training.logprobs import PackedPolicy, score
+from rft_platform.training.data.samples import Sample, rollout_sample
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.packed.packed_policy import PackedPolicy, score
 from rft_platform.training.protocol import AlgorithmSpec
-from rft_platform.training.samples import Sample, rollout_sample
-from rft_platform.training.step import accumulate_gradients
 
 
 def test_packed_padded_and_single_sequences_agree(rows: list[Sample], model: Any) -> None:

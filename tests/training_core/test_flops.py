@@ -9,13 +9,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from rft_platform.training.flops import TrainingCost, Work, _from_data_sheet, added_flops, peak_flops, sharing_pays
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.packing import pack
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.loop.training_run import share_of_rank
+from rft_platform.training.packed.flops import (
+    TrainingCost,
+    Work,
+    _from_data_sheet,
+    added_flops,
+    peak_flops,
+    sharing_pays,
+)
+from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.packed.packing import pack
 from rft_platform.training.protocol import AlgorithmSpec
-from rft_platform.training.samples import Sample
-from rft_platform.training.step import accumulate_gradients
-from rft_platform.training.training_run import share_of_rank
 
 
 def line(ids: list[int], start: int, name: str = "row") -> Sample:

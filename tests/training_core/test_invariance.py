@@ -17,10 +17,10 @@ from thread_ranks import ThreadRanks
 from torch import Tensor
 
 from rft_platform.algorithms.losses.registry import LOSSES
-from rft_platform.training import attention
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.model import prepare_layers
-from rft_platform.training.samples import Sample
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.models.loading import prepare_layers
+from rft_platform.training.packed import attention
+from rft_platform.training.packed.packed_policy import PackedPolicy
 
 SPECS = specs()
 TOLERANCE = 1e-5

@@ -12,11 +12,11 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft_platform.errors import UserError
-from rft_platform.training.logprobs import PackedPolicy, score
-from rft_platform.training.packable import OWN_ATTENTION, WINDOW_IN_MASK, check_window
-from rft_platform.training.samples import Sample
-from rft_platform.training.trainable import check_trainable
+from rft_platform.common.errors import UserError
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.packed.model_check import check_trainable
+from rft_platform.training.packed.model_support import OWN_ATTENTION, WINDOW_IN_MASK, check_window
+from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
 CONTEXT = 64
 SMALL: dict[str, Any] = {

@@ -19,10 +19,10 @@ from transformers import (
     Qwen3_5TextConfig,
 )
 
-from rft_platform.errors import UserError
-from rft_platform.training.critic import PackedCritic
-from rft_platform.training.logprobs import PackedPolicy, score
-from rft_platform.training.samples import Sample
+from rft_platform.common.errors import UserError
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.models.critic import PackedCritic
+from rft_platform.training.packed.packed_policy import PackedPolicy, score
 
 SMALL: dict[str, Any] = {
     "vocab_size": 23, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

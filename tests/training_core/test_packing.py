@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_platform.training.packing import Pack, pack, static_length
-from rft_platform.training.samples import Sample, rollout_sample
+from rft_platform.training.data.samples import Sample, rollout_sample
+from rft_platform.training.packed.packing import Pack, pack, static_length
 
 
 @st.composite

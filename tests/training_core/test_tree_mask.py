@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-import rft_platform.training.cuda_attention as tree_mask_module
-from rft_platform.training.attention import packed_attention, plan_attention
-from rft_platform.training.cuda_attention import _tiles, tree_attention, tree_mask
-from rft_platform.training.packing import TILE, Pack, pack
-from rft_platform.training.samples import Sample, demonstration_sample
+import rft_platform.training.packed.cuda_attention as tree_mask_module
+from rft_platform.training.data.samples import Sample, demonstration_sample
+from rft_platform.training.packed.attention import packed_attention, plan_attention
+from rft_platform.training.packed.cuda_attention import _tiles, tree_attention, tree_mask
+from rft_platform.training.packed.packing import TILE, Pack, pack
 
 
 def dense(packed: Pack) -> np.ndarray:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from rft_platform.training.logprobs import PackedPolicy
-from rft_platform.training.packing import pack
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.loop.gradients import accumulate_gradients
+from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.packed.packing import pack
 from rft_platform.training.protocol import AlgorithmSpec
-from rft_platform.training.samples import Sample
-from rft_platform.training.step import accumulate_gradients
 
 DPO = AlgorithmSpec(policy_loss="dpo", loss_agg_mode="seq-mean-token-sum")
 
@@ -102,7 +102,7 @@ def test_dpo_is_the_textbook_formula_for_any_packs_and_chunks(
     max_tokens: int,
     chunk: int,
 ) -> None:
-    monkeypatch.setattr("rft_platform.training.lm_head.CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr("rft_platform.training.packed.lm_head.CHUNK_ELEMENTS", chunk)
     samples, plain, model = random_pairs(5, 8, 3, make_row), make_model(), make_model()
     want = plain_dpo(plain, samples)
     want.backward()

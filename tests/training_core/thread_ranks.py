@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rft_platform.training.ranks import Reduce
+from rft_platform.training.distributed import Reduce
 
 
 class ThreadRanks:

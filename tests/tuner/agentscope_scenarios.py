@@ -16,14 +16,14 @@ from agentscope.model import OpenAIChatModel
 from agentscope.tool import Toolkit, ToolResponse
 from pydantic import BaseModel
 
-from rft_platform.config.limits import RolloutLimits
+from rft_platform.config.rollout_limits import RolloutLimits
 from rft_platform.experience.record import RolloutRow
 from rft_platform.experience.responses import ResponseDecoder
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.judging.apply import judge_runs
-from rft_platform.judging.compose import build_judge
-from rft_platform.rollout.runner import run_rollouts
+from rft_platform.judging.execution.compose import build_judge
+from rft_platform.judging.execution.judge_rollouts import judge_runs
+from rft_platform.rollout.runner.run_rollouts import run_rollouts
 from rft_platform.tasks.task import Task
 from rft_platform.tuner import WorkflowOutput
 from tests.rollout.fake_engine import FakeEngine

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.tuner import DatasetConfig
 
 ROWS = [{"question": "2 + 2 等于多少?", "answer": "4"}, {"question": "4 + 4 等于多少?", "answer": "8"}]

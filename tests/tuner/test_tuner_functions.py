@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from rft_platform.cli.commands.tune import _auxiliaries
-from rft_platform.errors import UserError
-from rft_platform.judging.compose import build_judge
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import is_live, load_object, reference_of, short_name
+from rft_platform.judging.execution.compose import build_judge
 from rft_platform.rollout.workflow import resolve_workflow
 from rft_platform.tuner import functions, tune
-from rft_platform.user_code import is_live, load_object, reference_of, short_name
 
 
 async def workflow(task, model):  # type: ignore[no-untyped-def]

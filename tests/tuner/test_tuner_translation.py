@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from rft_platform.config.schema import RftConfig
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
+from rft_platform.tuner.experiment_paths import ExperimentPaths
 from rft_platform.tuner.functions import TunedFunctions
-from rft_platform.tuner.place import ExperimentPaths
 from rft_platform.tuner.translation import TuneArguments
 from rft_platform.tuner.translation import translate as translate_arguments
 

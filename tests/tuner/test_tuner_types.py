@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import rft_platform.judging.types as judging
 import rft_platform.rollout.workflow as workflow
 import rft_platform.tuner as tuner
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.tuner import (
     AlgorithmConfig,
     DatasetConfig,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.web_guard.checks import Refused, bearer_token, check_host, check_origin, tokens_match
 from rft_platform.web_guard.token import access_token
 

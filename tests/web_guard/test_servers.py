@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 
-from rft_platform.errors import RftError, UserError
+from rft_platform.common.errors import RftError, UserError
 from rft_platform.servers import dagster_server, mlflow_server
-from rft_platform.servers.interface import serves_guarded
+from rft_platform.servers.ui_servers import serves_guarded
 from rft_platform.web_guard.asgi import WebGuard
 
 

@@ -6,8 +6,8 @@ from rft_platform.algorithms.advantages.grpo import EPS, centre
 from rft_platform.algorithms.advantages.outcomes import run_outcomes
 from rft_platform.algorithms.advantages.registry import advantage
 from rft_platform.algorithms.advantages.step_rewards import returns_to_go
-from rft_platform.algorithms.registry import Share
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.registry import Share
+from rft_platform.common.errors import UserError
 
 
 @advantage("gigpo", min_group=2, needs=("env_state_hash",), reads=("step_reward",))

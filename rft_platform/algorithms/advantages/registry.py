@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rft_platform.algorithms.registry import Registry, check_arguments
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.registry import Registry, check_arguments
+from rft_platform.common.errors import UserError
 
 AdvantageFunction = Callable[..., np.ndarray]
 """``(rewards_N, group_N, run_N, step_N, *, options) -> advantage_N``.

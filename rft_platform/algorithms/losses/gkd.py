@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from rft_platform.algorithms.common.registry import Share
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.registry import Share
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 @loss("gkd", policy_gradient=False, teacher=True, correction="none")

@@ -3,9 +3,9 @@
 import torch
 from pydantic import NonNegativeFloat
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_mean
-from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("gspo", whole_rows=True)

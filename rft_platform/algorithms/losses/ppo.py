@@ -5,8 +5,8 @@ from typing import Annotated
 import torch
 from pydantic import Field, NonNegativeFloat
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.ratio import log_ratio
 
 DualClip = Annotated[float, Field(gt=1)]
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from rft_platform.algorithms.registry import Registry, check_arguments
+from rft_platform.algorithms.common.registry import Registry, check_arguments
 
 
 @dataclass(slots=True)

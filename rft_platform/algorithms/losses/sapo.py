@@ -3,8 +3,8 @@
 import torch
 from pydantic import PositiveFloat
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
-from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("sapo", correction="none")

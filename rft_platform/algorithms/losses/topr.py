@@ -2,9 +2,9 @@
 
 import torch
 
+from rft_platform.algorithms.common.ratio import log_ratio
 from rft_platform.algorithms.losses.registry import TokenBatch, TokenLoss, loss
 from rft_platform.algorithms.losses.rows import row_sum
-from rft_platform.algorithms.ratio import log_ratio
 
 
 @loss("topr", correction="none", whole_rows_if="trajectory")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rft_platform.algorithms.registry import Share
+from rft_platform.algorithms.common.registry import Share
 from rft_platform.algorithms.token_advantages.discount import discounted
 from rft_platform.algorithms.token_advantages.registry import TokenAdvantages, Trajectories, token_advantage
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from rft_platform.algorithms.registry import Registry, check_arguments
+from rft_platform.algorithms.common.registry import Registry, check_arguments
 from rft_platform.algorithms.token_advantages.whiten import Sum, whiten
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 
 @dataclass(frozen=True, slots=True)

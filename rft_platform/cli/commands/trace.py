@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from rft_platform.registry.models import ModelRegistry
-    from rft_platform.registry.traces import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
-    from rft_platform.rounds.project import Project
+    from rft_platform.model_registry.models import ModelRegistry
+    from rft_platform.model_registry.traces import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
+    from rft_platform.rounds.project.project import Project
 
 _ROUND = r"r\d{4,}"
 _OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
@@ -36,10 +36,10 @@ def trace(
 ) -> None:
     """Show where weights come from (rows, judge, code, config), or which weights a row went into."""
     from rft_platform.config.home import Home
-    from rft_platform.driving.console import output, print_json
-    from rft_platform.experience.rounds import round_number
-    from rft_platform.registry.traces import CheckpointTrace
-    from rft_platform.rounds.project import Project
+    from rft_platform.driver.console import output, print_json
+    from rft_platform.experience.file_names import round_number
+    from rft_platform.model_registry.traces import CheckpointTrace
+    from rft_platform.rounds.project.project import Project
 
     project = Project.open(Home.from_environment())
     found = find_trace(project, target, verify=verify)
@@ -62,12 +62,12 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
     With ``verify`` the files behind a checkpoint are read completely; raises StorageError that names the damaged ones.
     """
-    from rft_platform.cli.round_policy import round_policy
-    from rft_platform.errors import UserError
-    from rft_platform.experience.rounds import round_number
-    from rft_platform.registry.lineage import trace_checkpoint, trace_row
-    from rft_platform.rounds.policy import required
-    from rft_platform.rounds.processes import connect_registry
+    from rft_platform.cli.views.round_policy import round_policy
+    from rft_platform.common.errors import UserError
+    from rft_platform.experience.file_names import round_number
+    from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
+    from rft_platform.rounds.project.policy import required
+    from rft_platform.rounds.setup.connections import connect_registry
 
     registry, store = connect_registry(project), project.store
     if re.fullmatch(_ROUND, target):
@@ -104,8 +104,8 @@ def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "Mo
 
 def without_steps(project: "Project", number: int) -> str | None:
     """The text about a round that trained nothing; None for any other round."""
-    from rft_platform.driving.round_lines import nothing_trained
-    from rft_platform.rounds.notes import TRAIN
+    from rft_platform.driver.round_lines import nothing_trained
+    from rft_platform.rounds.project.notes import TRAIN
 
     why = nothing_trained(project.store.read_note(number, TRAIN) or {})
     return None if why is None else f"{why}; the round ended with its parent's weights"

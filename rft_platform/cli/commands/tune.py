@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from rft_platform.tuner import TunerModelConfig
-    from rft_platform.tuner.section import TunerSection
+    from rft_platform.tuner.sections import TunerSection
 
 _MODEL, _ALGORITHM, _KEPT = "Model", "Algorithm", "Where it is kept"
 
@@ -87,14 +87,14 @@ def tune(
     json_file: _JsonFile = None,
 ) -> None:
     """Train a model on the runs of an agent's workflow; the same as tune() in Python."""
-    from rft_platform.driving.preflight import refuse_bad_target
+    from rft_platform.driver.preflight import refuse_bad_target
 
     refuse_bad_target(json_file)
     _tune(ctx.params)
 
 
 def _tune(options: dict[str, Any]) -> None:
-    from rft_platform.files import write_json
+    from rft_platform.common.files import write_json
     from rft_platform.tuner import AlgorithmConfig, DatasetConfig, TunerModelConfig
     from rft_platform.tuner import tune as tune_in_python
 
@@ -125,7 +125,7 @@ def _tune(options: dict[str, Any]) -> None:
 
 
 def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[str, TunerModelConfig] | None":
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
     from rft_platform.tuner import TunerModelConfig
 
     models: dict[str, TunerModelConfig] = {}
@@ -146,11 +146,11 @@ def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[st
 
 def _function(reference: str, what: str) -> Callable[..., Any]:
     """The referenced function. Raises UserError if its parameters do not fit its role."""
-    from rft_platform.errors import UserError
-    from rft_platform.judging.metric_base import is_metric
+    from rft_platform.common.errors import UserError
+    from rft_platform.common.user_code import load_object
+    from rft_platform.judging.execution.agentscope_metrics import is_metric
     from rft_platform.judging.types import check_judge_function
     from rft_platform.rollout.workflow import check_workflow_function
-    from rft_platform.user_code import load_object
 
     function: Callable[..., Any] = load_object(reference, what)
     try:
@@ -175,7 +175,7 @@ def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], nee
     """The settings given by options; None if ``needed`` is missing. Raises UserError with a line per fault."""
     from pydantic import ValidationError
 
-    from rft_platform.errors import UserError
+    from rft_platform.common.errors import UserError
 
     given = {name: options[name] for name in kind.model_fields if options.get(name) is not None}
     if needed is not None and needed not in given:

@@ -27,17 +27,17 @@ def ui(
     ] = False,
 ) -> None:
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is restarted."""
+    from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.config.load import load_config
-    from rft_platform.driving.console import notes
-    from rft_platform.driving.drive import use_home
-    from rft_platform.driving.preflight import check_writable
-    from rft_platform.driving.starting import begin
-    from rft_platform.errors import UserError
-    from rft_platform.jobs.sole import singleton_lock
-    from rft_platform.jobs.timing import sensor_interval_s
-    from rft_platform.servers.interface import ui_servers
+    from rft_platform.driver.console import notes
+    from rft_platform.driver.preflight import check_writable
+    from rft_platform.driver.run import use_home
+    from rft_platform.driver.start import begin
+    from rft_platform.jobs.sensor_interval import sensor_interval_s
+    from rft_platform.jobs.singleton_lock import singleton_lock
     from rft_platform.servers.supervise import check_ports
+    from rft_platform.servers.ui_servers import ui_servers
 
     if auto and not daemon:
         raise UserError("--auto turns on sensors, which only the daemon acts on: leave out --no-daemon")
@@ -57,11 +57,11 @@ def ui(
 
 def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: str | None) -> None:
     """Keep ``servers`` running until Ctrl-C; ``sensors_of`` is the Dagster interface whose sensors are turned on."""
-    from rft_platform.driving.console import notes, output, print_link
-    from rft_platform.processes.signals import terminable
-    from rft_platform.servers.interface import start_sensors
+    from rft_platform.common.processes.signals import terminable
+    from rft_platform.driver.console import notes, output, print_link
     from rft_platform.servers.leases import leases_of
     from rft_platform.servers.supervise import serving, wait_for_end
+    from rft_platform.servers.ui_servers import start_sensors
     from rft_platform.web_guard.token import access_token
 
     console = output()

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.inference.serving.context_limit import ContextLengthError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ Both engines use the same checks, so their refusals are the same.
 import re
 from collections.abc import Sequence
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 #: Error code of this platform's engines and OpenAI's API; plain vLLM and other servers say it in the message.
 CODE = "context_length_exceeded"

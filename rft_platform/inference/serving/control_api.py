@@ -13,11 +13,11 @@ from fastapi import APIRouter, FastAPI
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
-from rft_platform.inference.serving.presence import VERSION_HEADER
+from rft_platform.inference.serving.lifecycle import VERSION_HEADER
 
 PAUSE_MODES = ("keep", "abort", "wait")
 ROUTES = (

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.chat_template import check_variables
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from rft_platform.errors import EngineError, UserError
+from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.serving.template_worker import CPU_SECONDS
 
 WORKER = "rft_platform.inference.serving.template_worker"

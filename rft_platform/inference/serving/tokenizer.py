@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import UserError
-from rft_platform.files import read_json
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import read_json
 
 
 class PolicyTokenizer:

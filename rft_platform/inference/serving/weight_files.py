@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import WeightMismatchError, some
-from rft_platform.files import read_json
+from rft_platform.common.errors import WeightMismatchError, some
+from rft_platform.common.files import read_json
 
 HEADER_LENGTH_BYTES = 8  # a safetensors file begins with the size of its header, little-endian
 CHUNK_BYTES = 1 << 24

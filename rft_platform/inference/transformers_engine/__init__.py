@@ -8,6 +8,6 @@ Read in this order:
 - ``model.py``, ``attention.py``: forward passes on a cache with one slot per row.
 - ``sampling.py``: tokens from logits by seeded, counter-based draws.
 - ``weights.py``: swap weights in place.
-- ``planes.py``, ``openai_api.py``, ``openai_answers.py``: the control and OpenAI routes.
+- ``async_adapter.py``, ``openai_api.py``, ``openai_answers.py``: the control and OpenAI routes.
 - ``answer_text.py``, ``output_parsers.py``: from token ids to text; stop strings, reasoning and tool calls.
 """

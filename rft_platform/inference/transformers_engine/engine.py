@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.errors import UserError
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import UserError
 from rft_platform.inference.interface import EngineStatus, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate, load_template
 from rft_platform.inference.serving.context_limit import check_ids, check_prompt

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import Completion, FinishReason
 from rft_platform.inference.transformers_engine.attention import SlotCache
 from rft_platform.inference.transformers_engine.model import PolicyModel, PromptBatch

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rft_platform.errors import UserError, WeightMismatchError
+from rft_platform.common.errors import UserError, WeightMismatchError
 from rft_platform.inference.transformers_engine.attention import (
     ATTENTION_NAME,
     AttentionPass,

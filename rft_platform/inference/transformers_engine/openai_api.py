@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.context_limit import check_text
+from rft_platform.inference.serving.lifecycle import VERSION_HEADER
 from rft_platform.inference.serving.openai_schema import ChatBody, CompletionBody, SamplingBody
-from rft_platform.inference.serving.presence import VERSION_HEADER
 from rft_platform.inference.transformers_engine.answer_text import AnswerText
 from rft_platform.inference.transformers_engine.engine import TransformersEngine
 from rft_platform.inference.transformers_engine.openai_answers import AnswerForm, ChunkBuilder, usage, whole_answer

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.inference.interface import PauseMode
 from rft_platform.inference.transformers_engine.generator import Generator
 from rft_platform.inference.transformers_engine.request import Request

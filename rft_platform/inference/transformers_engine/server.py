@@ -15,11 +15,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from transformers.utils.logging import disable_progress_bar
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_guard import ApiGuard
 from rft_platform.inference.serving.http_server import server_config
-from rft_platform.inference.serving.presence import (
+from rft_platform.inference.serving.lifecycle import (
     EXIT_USER_ERROR,
     HOST,
     UNCOUNTED_PATHS,
@@ -27,9 +27,9 @@ from rft_platform.inference.serving.presence import (
     ServerLifecycle,
 )
 from rft_platform.inference.transformers_engine import openai_api
+from rft_platform.inference.transformers_engine.async_adapter import AsyncEngineAdapter
 from rft_platform.inference.transformers_engine.engine import EngineSettings, TransformersEngine
-from rft_platform.inference.transformers_engine.planes import AsyncEngineAdapter
-from rft_platform.observability.context import HEADER, PhaseContext, log_context
+from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
 GRACE_S = 3  # for open connections at the shutdown

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rft_platform.errors import WeightMismatchError
+from rft_platform.common.errors import WeightMismatchError
 from rft_platform.inference.serving.weight_files import Layout, check_names, read_headers, tie_broken
 
 

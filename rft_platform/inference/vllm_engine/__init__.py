@@ -5,7 +5,7 @@ Read in this order:
 - ``__main__.py``, ``settings.py``: from the launcher's settings to vLLM's command line.
 - ``versions.py``: supported versions of vLLM and the differences between its builds.
 - ``middleware.py``: ``EnginePlanes``, the ASGI middleware inside vLLM's server.
-- ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``gate.py`` holds requests back.
+- ``engine.py``: ``VllmEngine``, a ``ServedEngine`` on vLLM's ``AsyncLLM``; ``admission.py`` holds requests back.
 - ``weights.py``, ``adapters.py``, ``worker.py``: change weights; ``worker.py`` runs in vLLM's worker processes.
-- ``openai_wire.py``, ``requests.py``: conversion of requests, responses, sampling parameters and seeds.
+- ``openai_wire.py``, ``sampling_conversion.py``: conversion of requests, responses, sampling parameters and seeds.
 """

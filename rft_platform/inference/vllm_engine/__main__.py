@@ -7,8 +7,8 @@ through ``--middleware`` and ``--worker-extension-cls``.
 import os
 import sys
 
-from rft_platform.errors import UserError
-from rft_platform.inference.serving.presence import EXIT_USER_ERROR
+from rft_platform.common.errors import UserError
+from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import ServerSettings
 from rft_platform.inference.vllm_engine.versions import environment, required_in, server_module
 from rft_platform.inference.vllm_engine.worker import SERVER_PID

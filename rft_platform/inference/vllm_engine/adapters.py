@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from rft_platform.errors import WeightMismatchError
+from rft_platform.common.errors import WeightMismatchError
 from rft_platform.inference.serving.weight_files import EMBEDDING, HEAD, Layout, check_names, read_headers
 
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")

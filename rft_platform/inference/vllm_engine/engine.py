@@ -10,15 +10,15 @@ from typing import Any
 
 import psutil
 
-from rft_platform.errors import EngineError, UserError
+from rft_platform.common.errors import EngineError, UserError
 from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
 from rft_platform.inference.serving.chat_template import ChatTemplate
 from rft_platform.inference.serving.context_limit import check_ids, check_prompt, check_text
 from rft_platform.inference.serving.openai_schema import ChatBody
 from rft_platform.inference.serving.template_process import TemplateLimitError
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
-from rft_platform.inference.vllm_engine.gate import Admission
-from rft_platform.inference.vllm_engine.requests import (
+from rft_platform.inference.vllm_engine.admission import Admission
+from rft_platform.inference.vllm_engine.sampling_conversion import (
     completions_of,
     prompt_number,
     prompt_seed,

@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rft_platform.inference.serving import api_errors, control_api
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import ApiGuard
-from rft_platform.inference.serving.bodies import read_body, replayed
 from rft_platform.inference.serving.http_server import TimedProtocol
-from rft_platform.inference.serving.presence import UNCOUNTED_PATHS, VERSION_HEADER, ServerLifecycle
+from rft_platform.inference.serving.lifecycle import UNCOUNTED_PATHS, VERSION_HEADER, ServerLifecycle
+from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.inference.vllm_engine.engine import VllmEngine
 from rft_platform.inference.vllm_engine.openai_wire import (
     SCHEMAS,
@@ -33,7 +33,7 @@ from rft_platform.inference.vllm_engine.openai_wire import (
     stamped_events,
 )
 from rft_platform.inference.vllm_engine.settings import ServerSettings
-from rft_platform.observability.context import HEADER, PhaseContext, log_context
+from rft_platform.observability.log_context import HEADER, PhaseContext, log_context
 from rft_platform.observability.logs import configure, hide
 
 LOG = logging.getLogger(__name__)

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rft_platform.errors import UserError
-from rft_platform.files import read_json
-from rft_platform.inference.serving.presence import HOST
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import read_json
+from rft_platform.inference.serving.lifecycle import HOST
 from rft_platform.inference.serving.weight_files import layout_of
 from rft_platform.inference.vllm_engine.adapters import target_modules
 from rft_platform.inference.vllm_engine.versions import (

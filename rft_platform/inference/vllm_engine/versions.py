@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.inference.http_contract import KEEP_ALIVE_S
 
 OLDEST, NEWEST = (0, 24), (0, 32)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rft_platform.checkpoint_files import digest_weights
-from rft_platform.errors import EngineError, WeightMismatchError
-from rft_platform.files import read_json
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.errors import EngineError, WeightMismatchError
+from rft_platform.common.files import read_json
 from rft_platform.inference.serving.weight_files import check_folder, is_adapter, layout_of
 from rft_platform.inference.vllm_engine.adapters import check_adapter
 

@@ -16,13 +16,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from rft_platform.errors import JudgeUnavailableError, UserError
-from rft_platform.faults import described
-from rft_platform.files import digest_json
-from rft_platform.judging.llm.answers import BudgetSpentError
-from rft_platform.judging.llm.endpoint import Endpoint, EndpointSettings, Reply
-from rft_platform.judging.llm.inert import make_inert
-from rft_platform.judging.session import JudgeContext
+from rft_platform.common.errors import JudgeUnavailableError, UserError
+from rft_platform.common.fault_classification import described
+from rft_platform.common.files import digest_json
+from rft_platform.judging.answer_store import BudgetSpentError
+from rft_platform.judging.inert_text import make_inert
+from rft_platform.judging.judge_context import JudgeContext
+from rft_platform.judging.model_endpoint import Endpoint, EndpointSettings, Reply
 
 Answer = TypeVar("Answer")
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError, model_validator
 
+from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import InvalidAnswerError, ask, last_object
 from rft_platform.judging.llm.prompts import COMPARING, answer_of, prompt_of, question_of, reference_of
 from rft_platform.judging.llm.scoring import GradingSettings
-from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.types import JudgeOutput
 
 _POINTS = {"A": 1.0, "tie": 0.5, "B": 0.0}

@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator, model_validator
 
-from rft_platform.config.buffer import PATIENCE
+from rft_platform.config.schema.buffer import PATIENCE
+from rft_platform.judging.judge_context import JudgeContext
 from rft_platform.judging.judged_run import JudgedRun
 from rft_platform.judging.llm.asking import AskingSettings, InvalidAnswerError, ask, last_object
 from rft_platform.judging.llm.prompts import RUBRIC, SCORING, SYSTEM, answer_of, prompt_of, question_of, reference_of
-from rft_platform.judging.session import JudgeContext
 from rft_platform.judging.types import JudgeOutput
 
 

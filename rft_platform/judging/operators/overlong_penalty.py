@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rft_platform.algorithms.registry import Registry, check_arguments
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.registry import Registry, check_arguments
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import load_object
 from rft_platform.judging.operators.experiences import Change, Experiences
-from rft_platform.user_code import load_object
 
 OperatorFunction = Callable[..., Change]
 """``(experiences: Experiences, *, options) -> Change``."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 

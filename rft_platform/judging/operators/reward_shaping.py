@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from rft_platform.algorithms.registry import unknown_name
-from rft_platform.errors import UserError
+from rft_platform.algorithms.common.registry import unknown_name
+from rft_platform.common.errors import UserError
 from rft_platform.judging.operators.experiences import Change, Experiences
 from rft_platform.judging.operators.registry import operator
 

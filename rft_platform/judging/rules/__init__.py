@@ -2,9 +2,9 @@
 
 - ``matching``: ``exact_match``, ``contains``, ``matches_format``, ``within_length``.
 - ``numbers``: ``numeric``, ``gsm8k``, and one spelling of numbers, which ``mathematics`` (``math``) also uses.
-- ``patterns``: ``regex``, ``json_schema``, ``tags``.
+- ``patterns``: ``regex``, ``json_schema``, ``tags``; ``pattern_search``, ``json_schema``: searches with a time limit.
 - ``code``: ``code``, which runs programs in ``judging.sandbox``.
-- ``tools``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
+- ``tool_use``: ``tool_use``; ``penalties``: ``length_penalty``, ``steps_penalty``, and ``shortest``, a judge of groups.
 
-``judging.registry.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
+``judging.execution.judge_registry.RULES`` maps names of a configuration to these functions. Read ``matching`` first.
 """

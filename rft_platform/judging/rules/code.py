@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_platform.judging.sandbox.process import Limits, Outcome, run_program, run_tested
-from rft_platform.judging.session import JudgeContext
-from rft_platform.judging.text import response_text
+from rft_platform.judging.judge_context import JudgeContext
+from rft_platform.judging.response_text import response_text
+from rft_platform.judging.sandbox.run_program import Limits, Outcome, run_program, run_tested
 from rft_platform.judging.types import JudgeOutput
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n`]*\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)

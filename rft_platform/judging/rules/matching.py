@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from rft_platform.judging.bounded_patterns import full_match
-from rft_platform.judging.text import reference_text, response_text
+from rft_platform.judging.response_text import reference_text, response_text
+from rft_platform.judging.rules.pattern_search import full_match
 
 
 def exact_match(task: dict[str, Any], response: Any, *, answer_key: str = "answer", ignore_case: bool = False) -> float:

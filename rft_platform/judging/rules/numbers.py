@@ -9,7 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from rft_platform.judging.text import reference_text, response_text
+from rft_platform.judging.response_text import reference_text, response_text
 
 # Full-width ASCII, and the minus signs of Unicode; superscripts are kept.
 _SPELLINGS = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | dict.fromkeys(map(ord, "−﹣"), ord("-"))

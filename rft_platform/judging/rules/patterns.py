@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
-from rft_platform.judging.bounded_patterns import last_match
 from rft_platform.judging.judged_run import JudgedRun
-from rft_platform.judging.schemas import allows
-from rft_platform.judging.text import reference_text, response_text
+from rft_platform.judging.response_text import reference_text, response_text
+from rft_platform.judging.rules.json_schema import allows
+from rft_platform.judging.rules.pattern_search import last_match
 
 _FENCE = re.compile(r"```(?:json)?[^\n]*\n(.*?)```", re.DOTALL)
 

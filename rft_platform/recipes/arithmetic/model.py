@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.errors import UserError
-from rft_platform.files import atomic_path, digest_json, read_json, write_json
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import atomic_path, digest_json, read_json, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

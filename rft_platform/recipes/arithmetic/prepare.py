@@ -3,7 +3,7 @@
 from importlib import resources
 from pathlib import Path
 
-from rft_platform.files import write_text
+from rft_platform.common.files import write_text
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.arithmetic.tasks import write_tasks
 

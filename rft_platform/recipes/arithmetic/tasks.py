@@ -8,7 +8,7 @@ import json
 import random
 from pathlib import Path
 
-from rft_platform.files import write_text
+from rft_platform.common.files import write_text
 
 NUMBERS = 100  # operands are 0 .. NUMBERS - 1
 HELD_OUT_PAIRS = 300  # of two different numbers; each gives two problems

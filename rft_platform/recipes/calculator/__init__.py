@@ -6,5 +6,5 @@ Read in this order:
 - ``problems``: ``Problem``, ``split_problems()`` and ``write_tasks()``: the word problems, some of them held out.
 - ``demonstrations``: ``write_demonstrations()``: conversations for the warm start, more than half of them wrong.
 
-The model is ``recipes.arithmetic.model`` with another vocabulary; the workflow is ``rollout.calculator``.
+The model is ``recipes.arithmetic.model`` with another vocabulary; the workflow is ``rollout.workflows.calculator``.
 """

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rft_platform.files import write_text
+from rft_platform.common.files import write_text
 from rft_platform.recipes.calculator.problems import Problem, split_problems
-from rft_platform.rollout.calculator import CALCULATOR_TOOL, calculate
+from rft_platform.rollout.workflows.calculator import CALCULATOR_TOOL, calculate
 
 #: By kind of problem: the share of demonstrations with a wrong operation, and the operations used instead.
 WRONG_OPERATION: Mapping[str, tuple[float, str]] = MappingProxyType(

@@ -4,11 +4,11 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from rft_platform.files import write_text
+from rft_platform.common.files import write_text
 from rft_platform.recipes.arithmetic.model import CORPUS, build_model
 from rft_platform.recipes.calculator.demonstrations import write_demonstrations
 from rft_platform.recipes.calculator.problems import sentences, write_tasks
-from rft_platform.rollout.calculator import CALCULATOR_TOOL
+from rft_platform.rollout.workflows.calculator import CALCULATOR_TOOL
 
 
 def prepare(folder: Path) -> Path:

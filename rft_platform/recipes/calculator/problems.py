@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from rft_platform.files import write_text
-from rft_platform.rollout.calculator import calculate
+from rft_platform.common.files import write_text
+from rft_platform.rollout.workflows.calculator import calculate
 
 EXPLORED, HELD_OUT = 4096, 192  # problems
 NAMES = ("Ann", "Ben", "Eva", "Tom")

@@ -6,7 +6,7 @@ The engine returns ids as ``choices[i].prompt_token_ids`` and ``choices[i].token
 
 from typing import Any, ClassVar
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.experience.record import ModelCall
 from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint, StreamedAnswer
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rft_platform.errors import EngineError
+from rft_platform.common.errors import EngineError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
 from rft_platform.rollout.endpoints import events

@@ -7,7 +7,7 @@ refused.
 
 from typing import Any
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 from rft_platform.rollout.endpoints.chat import ChatCall
 from rft_platform.rollout.endpoints.endpoint import CallDefaults
 from rft_platform.rollout.endpoints.responses_answer import response_id, response_of

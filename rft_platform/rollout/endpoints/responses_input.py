@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rft_platform.errors import UserError
+from rft_platform.common.errors import UserError
 
 _TEXTS = ("input_text", "output_text", "text", "refusal")
 _ROLES = {"developer": "system"}  # chat templates know only the older name

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from rft_platform.algorithms.registry import Share
-from rft_platform.errors import UserError
-from rft_platform.tasks.selectors.history import History
-from rft_platform.tasks.selectors.registry import Chosen, Moment, selector
+from rft_platform.algorithms.common.registry import Share
+from rft_platform.common.errors import UserError
+from rft_platform.tasks.selectors.pass_history import History
+from rft_platform.tasks.selectors.selector_registry import Chosen, Moment, selector
 from rft_platform.tasks.task import Task
 
 Positive = Annotated[float, Field(gt=0)]

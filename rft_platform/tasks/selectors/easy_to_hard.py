@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rft_platform.errors import UserError
-from rft_platform.tasks.selectors.epochs import in_epochs
-from rft_platform.tasks.selectors.history import History
-from rft_platform.tasks.selectors.registry import Chosen, Moment, selector
+from rft_platform.common.errors import UserError
+from rft_platform.tasks.selectors.pass_history import History
+from rft_platform.tasks.selectors.selector_registry import Chosen, Moment, selector
+from rft_platform.tasks.selectors.sequential import in_epochs
 from rft_platform.tasks.task import Task
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rft_platform.tasks.selectors.history import History
-from rft_platform.tasks.selectors.registry import Chosen, Moment, selector
+from rft_platform.tasks.selectors.pass_history import History
+from rft_platform.tasks.selectors.selector_registry import Chosen, Moment, selector
 from rft_platform.tasks.task import Task
 
 

@@ -1,0 +1,169 @@
+"""Let only one run work on a round, and stop the engine and trainer work of an interrupted run.
+
+Dagster locks no partitions, and its pools limit steps but not runs. Without this lock, a second exploration of a round
+could change its data during training.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import dagster as dg
+
+from rft_platform.common.errors import RftError, TransientError
+from rft_platform.common.locks import try_lock
+from rft_platform.config.home import Home
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.resources.engine import EngineResource
+from rft_platform.resources.project import ProjectResource
+from rft_platform.resources.trainer import TrainerResource
+
+#: Assets that write data which other assets of the same round read.
+_EXCLUSIVE = frozenset(
+    {"warm_start_checkpoint", "policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint"}
+    | {"sft_dataset", "preference_pairs", "sft_checkpoint", "dpo_checkpoint", "distilled_checkpoint"}
+)
+_WARM_START = "r0000"
+_WAIT_S = 20.0  # the previous run may be about to end: its rows are complete shortly before it ends
+_POLL_S = 0.2
+
+
+class RoundBusyError(TransientError):
+    """Another run is working on the round."""
+
+    hint = "wait for that run, or cancel it; then launch the job again"
+
+
+@dataclass(slots=True)
+class _RoundLock:
+    stream: IO[str]
+    run_id: str
+    previous_run: str | None = None  # the run that held the round before, if another one
+    cleaned: set[type] = field(default_factory=set)  # resource types in which the previous run's work was stopped
+
+
+_round_locks: dict[Path, _RoundLock] = {}  # by this process, until it ends or its next run starts
+
+
+@contextmanager
+def exclusive_round(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
+    """Run an asset's body as the only run on its round; ``resources`` are the body's resources.
+
+    Raises RoundBusyError that names the other run if there is one. The run holds the round until its process ends or
+    works on another run. If the body is interrupted, its work in engine and trainer is stopped. Work that a killed
+    earlier run left there is stopped too.
+    """
+    project = next((each for each in resources if isinstance(each, ProjectResource)), None)
+    if project is None:
+        yield
+        return
+    if name in _EXCLUSIVE:
+        hold_round(Home(Path(project.home).absolute()), _round_key(context), context.run.run_id)
+    leftover = _resources_to_clean(context, resources)
+    if leftover:
+        cancel_work(project, leftover)
+    try:
+        yield
+    except (KeyboardInterrupt, dg.DagsterExecutionInterruptedError):
+        cancel_work(project, resources)
+        raise
+
+
+def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> str | None:
+    """Lock the round for this run; returns the id of the run that held it before, if it was a different one.
+
+    Raises RoundBusyError if another run still holds it after ``wait_s`` seconds.
+    """
+    file = home.leases / "rounds" / f"{key}.lock"
+    for other, held in list(_round_locks.items()):  # a process works on one run after another
+        if held.run_id != run_id:
+            _round_locks.pop(other).stream.close()
+    if file in _round_locks:
+        return None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    stream, deadline = file.open("a+", encoding="utf-8"), time.monotonic() + wait_s
+    while not try_lock(stream):
+        if time.monotonic() > deadline:
+            holder = _read(stream)
+            stream.close()
+            raise RoundBusyError(
+                f"{key} is being worked on by run {holder.get('run_id', '(starting)')} "
+                f"(process {holder.get('process')}): "
+                "wait for that run, or cancel it; then launch the job again"
+            )
+        time.sleep(_POLL_S)
+    previous_run = _read(stream).get("run_id")
+    stream.truncate(0)
+    json.dump({"run_id": run_id, "process": os.getpid()}, stream)
+    stream.flush()
+    previous_run = previous_run if previous_run != run_id else None
+    _round_locks[file] = _RoundLock(stream, run_id, previous_run)
+    return previous_run
+
+
+def cancel_work(project: ProjectResource, resources: Sequence[Any]) -> None:
+    """Cancel the running training and requests, if the asset uses the trainer or the engine."""
+    from rft_platform.common.processes.lease import is_alive, read_lease
+    from rft_platform.inference.client import EngineClient
+
+    leases = Home(Path(project.home).absolute()).leases
+    for resource in resources:
+        if isinstance(resource, TrainerResource):
+            lease = read_lease(leases / "trainer.json")
+            if lease is not None and is_alive(lease):
+                with suppress(RftError):
+                    resource.connect().cancel()
+        elif isinstance(resource, EngineResource) and any(map(_lease_is_alive, leases.glob("engine*.json"))):
+            with suppress(RftError):
+                _abort_requests(resource.connect())
+            for further in filter(None, map(read_lease, sorted(leases.glob("policy-*.json")))):
+                if is_alive(further):
+                    with suppress(RftError), EngineClient(further) as engine:
+                        _abort_requests(engine)
+
+
+def _abort_requests(engine: PolicyEngine) -> None:
+    in_canary_check = engine.status().paused  # the new weights are not checked yet: `deploy` resumes the engine
+    engine.pause("abort")
+    if not in_canary_check:
+        engine.resume()
+
+
+def _lease_is_alive(lease_file: Path) -> bool:
+    from rft_platform.common.processes.lease import is_alive, read_lease
+
+    lease = read_lease(lease_file)
+    return lease is not None and is_alive(lease)
+
+
+def _resources_to_clean(context: dg.AssetExecutionContext, resources: Sequence[Any]) -> list[Any]:
+    """The engine and trainer resources in which an interrupted previous run may have left work, each once."""
+    held = next((each for file, each in _round_locks.items() if file.stem == _round_key(context)), None)
+    if held is None or held.previous_run is None:
+        return []
+    heavy = [each for each in resources if isinstance(each, EngineResource | TrainerResource)]
+    new = [each for each in heavy if type(each) not in held.cleaned]
+    held.cleaned |= {type(each) for each in new}
+    return new if new and _was_interrupted(context.instance, held.previous_run) else []
+
+
+def _was_interrupted(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is not None and run.status is not dg.DagsterRunStatus.SUCCESS
+
+
+def _round_key(context: dg.AssetExecutionContext) -> str:
+    return context.partition_key if context.has_partition_key else _WARM_START
+
+
+def _read(stream: IO[str]) -> dict[str, Any]:
+    stream.seek(0)
+    try:
+        return dict(json.loads(stream.read()))
+    except ValueError:
+        return {}

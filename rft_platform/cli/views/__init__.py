@@ -1,0 +1,8 @@
+"""Lookups and output of the ``rft`` commands.
+
+- ``round_table``: the rounds as a table (``rft rounds``, ``run``, ``demo``), and what the project waits for.
+- ``round_policy``: the policy of a round that the user names.
+- ``bench``: every policy in one table (``rft eval --all``).
+- ``demo_summary``: the last lines of ``rft demo``.
+- ``health``: the checks of ``rft doctor``.
+"""

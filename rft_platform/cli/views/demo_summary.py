@@ -1,0 +1,108 @@
+"""Summary of a finished run: the table at the end of ``rft demo``, and the same data as JSON."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.files import write_json
+from rft_platform.driver.machine import machine_facts
+from rft_platform.driver.next_steps import model_uri
+from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.driver.run_cost import drive_costs
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.rounds.project.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run from its starting policy to its last evaluated one; None for values not measured."""
+
+    project: str
+    seed: int
+    held_out_n: int  # tasks
+    held_out_pass_before: float | None  # sampled at temperature 1.0 (or as configured)
+    held_out_pass_after: float | None
+    greedy_before: float | None
+    greedy_after: float | None
+    rounds: list[RoundLine]  # without the starting policy
+    wall_s: float  # of all drives
+    cpu_s: float  # of the driver, the engine and the trainer in all drives
+    model_version: str | None  # models:/NAME/VERSION of the last policy
+    policy_version: int | None
+    champion: str | None
+    checkpoint: str | None  # Hugging Face folder of the last policy
+    picture: Path | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values, with the properties of the machine."""
+        return {
+            **asdict(self),
+            "picture": None if self.picture is None else str(self.picture),
+            "machine": machine_facts(),
+        }
+
+
+def summary_of(project: "Project") -> Summary:
+    """Build the summary from the project's notes and ledger."""
+    lines = round_lines(project)
+    measured = [line for line in lines if line.pass_rate_sampled is not None or line.pass_rate_greedy is not None]
+    before = next((line for line in measured if line.round == 0), RoundLine(0))
+    after = next((line for line in reversed(measured) if line.round > 0), RoundLine(0))
+    last = next((line for line in reversed(lines) if line.policy_version is not None), RoundLine(0))
+    champion = next((line for line in lines if line.champion), RoundLine(0))
+    costs = drive_costs(project.home)
+    picture = project.store.round_folder(after.round) / "learning_curve.png"
+    return Summary(
+        project=f"{project.config.project}/{project.config.name}",
+        seed=project.config.seed,
+        held_out_n=sum(len(dataset.tasks) for _, dataset in project.eval_tasks),
+        held_out_pass_before=before.pass_rate_sampled,
+        held_out_pass_after=after.pass_rate_sampled,
+        greedy_before=before.pass_rate_greedy,
+        greedy_after=after.pass_rate_greedy,
+        rounds=[line for line in lines if line.round > 0],
+        wall_s=sum(cost.wall_s for cost in costs),
+        cpu_s=sum(cost.cpu_s for cost in costs),
+        model_version=model_uri(project, last),
+        policy_version=last.policy_version,
+        champion=model_uri(project, champion),
+        checkpoint=last.checkpoint,
+        picture=picture if picture.exists() else None,
+    )
+
+
+def write_summary(summary: Summary, file: Path) -> None:
+    """Write the summary as JSON."""
+    write_json(file.absolute(), summary.to_json())
+
+
+def print_summary(summary: Summary, console: "Console") -> None:
+    """Print the table, and the location of model, checkpoint and picture."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=summary.project, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in ("held-out pass rate", "before", "after"):
+        table.add_column(name, justify="left" if name.startswith("held") else "right")
+    table.add_row("sampled", _percent(summary.held_out_pass_before), _percent(summary.held_out_pass_after))
+    table.add_row("greedy", _percent(summary.greedy_before), _percent(summary.greedy_after))
+    console.print(table)
+    model = summary.model_version or "not registered"
+    facts = {
+        "held-out problems": f"{summary.held_out_n:,}",
+        "rounds": f"{len(summary.rounds):,}",
+        "time": f"{summary.wall_s:,.1f} s wall, {summary.cpu_s:,.1f} s processor (driver, engine, trainer)",
+        "model version": f"{model} (policy version {summary.policy_version})",
+        "champion": summary.champion or "none yet",
+        "checkpoint": summary.checkpoint or "none yet",
+        "learning curve": str(summary.picture or "none yet"),
+    }
+    for name, value in facts.items():
+        console.print(f"{name:<18} {value}", markup=False, soft_wrap=True)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -1,0 +1,20 @@
+"""Find the policy of a round given by the user."""
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.notes import POLICY
+from rft_platform.rounds.project.policy import Policy, required
+from rft_platform.rounds.project.project import Project
+
+
+def round_policy(project: Project, number: int | None = None) -> Policy:
+    """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
+    have = [n for n in project.store.rounds() if project.store.has_note(n, POLICY)]
+    if not have:
+        raise UserError(f"{project.home.root}: no round has published a policy yet; train first")
+    wanted = have[-1] if number is None else number
+    if wanted not in have:
+        raise UserError(
+            f"{round_key(wanted)} has published no policy; {round_key(have[0])} to {round_key(have[-1])} have"
+        )
+    return required(project.store, wanted)

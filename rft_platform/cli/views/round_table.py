@@ -1,0 +1,143 @@
+"""Print the table of rounds and the next step."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from rft_platform.driver.round_lines import RoundLine, round_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from rft_platform.rounds.planning.project_state import Launches
+    from rft_platform.rounds.planning.state import Plan
+    from rft_platform.rounds.project.project import Project
+
+_MISSING = "–"
+_TABLE_WIDTH = 135  # a narrower terminal wraps the lines, and no column is hidden
+_SECONDS = ("rollout", "judge", "train", "evaluation", "overhead")
+
+
+LAST = 100  # rounds shown in the table
+
+
+def print_rounds(project: "Project", console: "Console", last: int = LAST) -> None:
+    """Print the table of the ``last`` rounds (0: all), and the plan's next step."""
+    lines = round_lines(project, last)
+    console.print(rounds_table(lines), width=max(console.width, _TABLE_WIDTH), crop=False)
+    if (hidden := len(project.store.rounds()) - len(lines)) > 0:
+        console.print(f"{hidden:,} earlier rounds are not shown: `rft rounds --last 0` shows all", soft_wrap=True)
+    for line in lines:
+        if line.judged_anew:
+            said = "judged anew since it was trained: * is a reward that it was not trained on"
+            console.print(f"{_name(line)}: {said}", markup=False, soft_wrap=True)
+        if line.nothing_trained:
+            console.print(f"{_name(line)}: {line.nothing_trained}", markup=False, soft_wrap=True)
+    console.print(what_is_next(project), markup=False, soft_wrap=True)
+
+
+def rounds_table(lines: Sequence[RoundLine]) -> "Table":
+    """One row per round; seconds are given as rollout / judge / train / evaluation / other."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("round", "reward", "sampled", "greedy", "KL", "entropy", "rows", "tok/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("s: roll/judge/train/eval/other", justify="right", no_wrap=True)
+    for name in ("policy", "model"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for line in lines:
+        table.add_row(*_cells(line))
+    return table
+
+
+def what_is_next(project: "Project") -> str:
+    """What is running, would be launched now, is waited for, or has failed, as text."""
+    from rft_platform.jobs.driver_lock import driver_is_running
+    from rft_platform.rounds.planning.plan import plan_next
+    from rft_platform.rounds.planning.project_state import observe
+
+    known, is_driven = _known_launches(project), driver_is_running(project.home)
+    cut = [] if is_driven else sorted(known.interrupted)
+    said = describe_plan(
+        plan_next(observe(project, replace(known, running=known.running - set(cut)))),
+        1 if project.config.mode == "bench" else project.rounds_budget,
+    )
+    if cut:
+        names = ", ".join(_launch_name(*launch) for launch in cut)
+        said = f"interrupted: {names}, its process is gone; rft run goes on from there; {said}"
+    return f"`rft run` or `rft demo` is driving this project; {said}" if is_driven else said
+
+
+def _known_launches(project: "Project") -> "Launches":
+    """Dagster's record of the project's launches; empty if none was launched yet."""
+    from rft_platform.rounds.planning.project_state import Launches
+
+    if not (project.home.dagster / "dagster.yaml").exists():
+        return Launches()
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.launches import launches
+
+    with open_instance(project.home, capture_output=False) as instance:
+        return launches(instance)
+
+
+def describe_plan(plan: "Plan", rounds_budget: int) -> str:
+    """A plan in one line."""
+    if plan.finished:
+        return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
+    if plan.failed:
+        return f"failed: {plan.failed}"
+    launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]
+    return "; ".join([*launches, *plan.waiting])
+
+
+def _launch_name(kind: str, number: int) -> str:
+    from rft_platform.experience.file_names import round_key
+
+    return kind.replace("_", " ") if kind == "warm_start" else f"{kind} {round_key(number)}"
+
+
+def _name(line: RoundLine) -> str:
+    from rft_platform.experience.file_names import round_key
+
+    return round_key(line.round) if line.round else "start"
+
+
+def _cells(line: RoundLine) -> list[str]:
+    from rft_platform.experience.file_names import round_key
+
+    return [
+        _name(line),
+        _number(line.reward, ".3f") + ("*" if line.judged_anew else ""),
+        _percent(line.pass_rate_sampled),
+        _percent(line.pass_rate_greedy),
+        _number(line.kl, ".1e"),
+        _number(line.entropy, ".3f"),
+        _number(line.rows, ",d"),
+        _number(line.tokens_per_s, ",.0f"),
+        " / ".join(_number(line.seconds.get(name), ".1f") for name in _SECONDS) if line.seconds else _MISSING,
+        _versions(line),
+        line.model_version or _MISSING,
+        "champion" if line.champion else f"trained in {round_key(line.trained_in)}" if line.trained_in else "",
+    ]
+
+
+def _versions(line: RoundLine) -> str:
+    """The version of the first policy, then those of further policies with their names."""
+    if line.policy_version is None:
+        return _MISSING
+    return ", ".join([f"v{line.policy_version}", *(f"{name} v{number}" for name, number in line.policies.items())])
+
+
+def _percent(value: float | None) -> str:
+    return _number(value, ".1%")
+
+
+def _number(value: float | None, form: str) -> str:
+    if value is None:
+        return _MISSING
+    return format(value, ".2e" if form.endswith("f") and abs(value) >= 1e6 else form)  # keeps the column width

@@ -1,0 +1,77 @@
+"""Digests of checkpoints: verify files against the manifest, and identify a set of weights.
+
+The digest of the weights is their identity in the trainer, the engine and the registry. This module needs neither torch
+nor MLflow.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.errors import DamagedError, UserError
+from rft_platform.common.files import digest_file, digest_json, read_sealed_json
+
+MANIFEST = "manifest.json"
+THINNED = "thinned.json"  # marks a checkpoint whose weights were removed to free space
+
+Digest = Callable[[Path], str]
+
+
+def checkpoint_damage(folder: Path, digest: Digest | None = digest_file) -> str | None:
+    """Describe the damage of the checkpoint in ``folder``, naming the file; None if every byte is as written.
+
+    A folder without a manifest counts as damaged, so call this only for checkpoints of this platform. Without
+    ``digest`` only sizes are compared.
+    """
+    if not folder.is_dir():
+        return "is missing"
+    if (folder / THINNED).exists():
+        return "its weights were removed to make room (trainer.max_checkpoints_to_keep)"
+    path = folder / MANIFEST
+    try:
+        files = dict(read_sealed_json(path)["files"])
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except DamagedError:
+        return f"{MANIFEST} was changed after it was written"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    return first_damage(folder, files, digest)
+
+
+def first_damage(
+    folder: Path, files: Mapping[str, Mapping[str, Any]], digest: Digest | None = digest_file
+) -> str | None:
+    """Describe the first damaged one of ``files`` (name to size and sha256); None if all are as written."""
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        size = path.stat().st_size
+        if size != entry["size"]:
+            return f"{name} is {size:,} bytes long, {entry['size']:,} were written"
+        if digest is not None and digest(path) != entry["sha256"]:
+            return f"{name} holds other bytes than were written (sha256 differs from {MANIFEST})"
+    return None
+
+
+def digest_once(path: Path) -> str:
+    """``digest_file``, cached per process by path, mtime and size; for files that are only passed on."""
+    stat = path.stat()
+    return _digest_once(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4096)
+def _digest_once(path: Path, _changed_ns: int, _size: int) -> str:
+    return digest_file(path)
+
+
+def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) -> str:
+    """SHA-256 of a model folder's safetensors: of the file if there is one, else of all names and digests."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
+    if len(files) == 1:
+        return digest(files[0])
+    return digest_json({file.name: digest(file) for file in files})

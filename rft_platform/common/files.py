@@ -1,0 +1,209 @@
+"""Durable, atomic file writes, content digests, and the names of temporary files.
+
+All code of the platform writes files through this module. A temporary file's name tells which process wrote it, so that
+the leftovers of a killed writer are recognised and removed.
+"""
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.errors import DamagedError, DiskFullError
+from rft_platform.common.fault_classification import is_disk_full
+
+#: Key of the digest in a sealed JSON document.
+SEAL = "$sha256"
+
+
+@contextmanager
+def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path``; on success fsync and rename it, on failure remove it.
+
+    The body may write a file, or create and fill a folder. An existing target file is replaced; an existing target
+    folder is replaced after the new one is complete. Leftovers of killed writers of the same target are removed. Raises
+    DiskFullError if the disk is full; with ``needs`` (bytes) the message states how much space is needed.
+    """
+    temp = temporary_path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path)
+        yield temp
+        with naming(path):
+            _put_in_place(temp, path)
+    except Exception as error:
+        if isinstance(error, DiskFullError) or not is_disk_full(error):
+            raise
+        raise DiskFullError(_no_room(path, temp, needs)) from error
+    finally:
+        if temp.is_dir():
+            shutil.rmtree(temp)
+        elif temp.exists():
+            temp.unlink()
+
+
+def _put_in_place(temp: Path, path: Path) -> None:
+    _fsync_tree(temp)
+    if temp.is_dir() and path.exists():
+        old = temporary_path(path, "old")
+        path.rename(old)
+        temp.rename(path)
+        shutil.rmtree(old)
+    else:
+        temp.replace(path)
+    _fsync(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Set ``path`` on an OSError of the block that names no file, as those of flock, fsync and write."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write ``text`` as UTF-8, atomically."""
+    with atomic_path(path) as temp, naming(path):
+        temp.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically."""
+    write_text(path, _json_text(value))
+
+
+def read_json(path: Path) -> Any:
+    """Read one JSON document."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def last_lines(path: Path, count: int = 20) -> str:
+    """The last lines of a log for a message, indented by two spaces; empty if the file is empty or missing."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object with a digest of its content, so that ``read_sealed_json`` detects changes."""
+    plain = json.loads(json.dumps({name: item for name, item in value.items() if name != SEAL}))
+    write_json(path, {**plain, SEAL: _digest_text(_json_text(plain))})
+
+
+def read_sealed_json(path: Path) -> Any:
+    """Read a JSON document and drop its digest; DamagedError if the content does not match the digest.
+
+    A document without a digest is from an older version of the platform and is returned unchecked.
+    """
+    text = path.read_text(encoding="utf-8")
+    content = json.loads(text)
+    if not isinstance(content, dict) or SEAL not in content:
+        return content
+    written = content.pop(SEAL)
+    as_written = text.replace(f'  "{SEAL}": "{written}",\n', "", 1)  # formatting again would take as long as reading
+    if _digest_text(as_written) != written and _digest_text(_json_text(content)) != written:
+        raise DamagedError(
+            f"{path}: was changed after it was written (its content does not match its {SEAL}): restore it from a copy"
+        )
+    return content
+
+
+def is_sealed(path: Path) -> bool:
+    """Whether a JSON document has a digest of its content."""
+    content = read_json(path)
+    return isinstance(content, dict) and SEAL in content
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def digest_json(value: Any) -> str:
+    """SHA-256 of a JSON-serialisable value in canonical form, in hex."""
+    canonical = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+def _digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _no_room(path: Path, temp: Path, needs: int | None) -> str:
+    written = sum(file.stat().st_size for file in [temp, *temp.rglob("*")] if file.is_file())
+    wanted = f"{needs:,} bytes are needed" if needs else f"more than the {written:,} bytes written so far are needed"
+    folder = next(folder for folder in path.parents if folder.exists())
+    free = shutil.disk_usage(folder).free + written
+    return f"{path}: no space left on the disk: {wanted}, {free:,} are free; make room, what stood there still stands"
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _fsync_tree(path: Path) -> None:
+    if path.is_dir():
+        for child in path.rglob("*"):
+            _fsync(child)
+    _fsync(path)
+
+
+#: Target's name, machine and process id of the writer, random digits; ``.old`` is a folder that is being replaced.
+_TEMPORARY = re.compile(r"\.(?P<target>.+)\.(?P<machine>[0-9a-f]{6})-(?P<pid>\d+)-[0-9a-f]{8}\.(?:tmp|old)")
+
+
+def temporary_path(path: Path, ending: str = "tmp") -> Path:
+    """A unique sibling of ``path``; ``ending`` is ``tmp`` or ``old``."""
+    return path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(4)}.{ending}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether ``name`` is that of a temporary file or folder, in use or left by a killed writer."""
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove the temporary files of ``path`` whose writers on this machine no longer run."""
+    for leftover in path.parent.iterdir():
+        found = _TEMPORARY.fullmatch(leftover.name)
+        if found and found["target"] == path.name and found["machine"] == _machine() and not _runs(int(found["pid"])):
+            with suppress(FileNotFoundError):  # another writer may remove it at the same time
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+@cache
+def _machine() -> str:
+    """Six hex digits that identify this machine or container on a shared file system, as pids are local to it."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+
+
+def _runs(pid: int) -> bool:
+    import psutil  # imported here: rollout workers import this module in environments without psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # a zombie is a killed child, not yet reaped
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,91 @@
+"""Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
+
+Only ``redact`` masks. It is applied where text leaves the process: log formatters (``formats.py``), standard output and
+error (``masked_output.py``), the text of the platform's errors (``errors.py``), the description of any other error
+(``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). Standard library only, because
+rollout workers run in other environments.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import quote, quote_plus
+
+MASK = "***"
+_LEAST_LENGTH = 6  # a shorter value could be part of ordinary words
+_SECRET_NAME = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
+#: Variables whose value is a URL that is itself a secret or contains one.
+_SECRET_URLS = ("RFT_ALERT_URL", "RFT_DAGSTER_POSTGRES_URL", "MLFLOW_BACKEND_STORE_URI")
+
+# At most 40 characters before the keyword: an unbounded prefix takes quadratic time on long texts.
+_NAMES = r"(?:[\w-]{0,40}[_-])?(?:api[_-]?key|access[_-]?key|secret[_-]?key|token|secret|password|passwd|authorization)"
+_PATTERNS = [
+    # User and password of a URL, except the placeholder USER:PASSWORD in messages.
+    (re.compile(r"(?<=://)(?!USER:PASSWORD@)[^\s/@:'\"]*(?::[^\s/@'\"]*)?@"), f"{MASK}@"),
+    (re.compile(r"(https://hooks\.slack\.com/)\S+"), rf"\1{MASK}"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{6,}"), rf"\1 {MASK}"),
+    (re.compile(rf"(?i)\b({_NAMES}=['\"]?)[^\s&,;'\")]+"), rf"\1{MASK}"),  # name=value, query strings
+    (re.compile(rf"(?i)(['\"]{_NAMES}['\"]\s*:\s*['\"])[^'\"]*"), rf"\1{MASK}"),  # JSON and Python dictionaries
+    (re.compile(r"(?i)\b((?:x-)?api-key\s*:\s*)[^\s,;'\"]+"), rf"\1{MASK}"),  # a header of its own
+    (re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*"), MASK),  # a JSON web token
+    (re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]+"), rf"\1{MASK}"),
+    (
+        re.compile(
+            r"\b(hf_|sk-|gsk_|AIza|nvapi-|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abprs]-|AKIA|ASIA|ya29\.)"
+            r"[A-Za-z0-9_-]{12,}"
+        ),
+        rf"\1{MASK}",
+    ),
+]
+#: The patterns that match no ordinary setting: the first and the last.
+_UNMISTAKABLE = (_PATTERNS[0], _PATTERNS[-1])
+_registered: set[str] = set()
+
+
+def hide(secret: str) -> None:
+    """Make ``redact`` mask this text from now on in this process."""
+    if len(secret) >= _LEAST_LENGTH:
+        _registered.update(_spellings(secret))
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """Mask everything in ``text`` that is or looks like a secret.
+
+    This includes the values of variables with secret-like names in ``environment`` (default: this process's).
+    """
+    for value in sorted({*_registered, *_secret_values(environment)}, key=len, reverse=True):
+        text = text.replace(value, MASK)
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def holds_secret(setting: str) -> bool:
+    """Whether the value of a setting contains a URL's password or a well-known kind of key."""
+    return any(pattern.search(setting) for pattern, _ in _UNMISTAKABLE)
+
+
+def _secret_values(environment: Mapping[str, str] | None) -> tuple[str, ...]:
+    given = os.environ if environment is None else environment
+    return _values(tuple((name, value) for name, value in given.items() if _names_a_secret(name)))
+
+
+@lru_cache(maxsize=4096)
+def _names_a_secret(name: str) -> bool:
+    return name in _SECRET_URLS or _SECRET_NAME.search(name) is not None
+
+
+@lru_cache(maxsize=16)
+def _values(pairs: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """The secrets in the variables: whole values, and the passwords of URLs, which also occur alone."""
+    found = [value for _, value in pairs if len(value) >= _LEAST_LENGTH]
+    passwords = (re.search(r"://[^/@:]*:([^/@]+)@", value) for value in found)
+    found += [match[1] for match in passwords if match and len(match[1]) >= _LEAST_LENGTH]
+    return tuple(dict.fromkeys(spelling for value in found for spelling in _spellings(value)))
+
+
+def _spellings(secret: str) -> tuple[str, ...]:
+    """The secret unchanged, URL-encoded, and escaped as in Python and JSON strings."""
+    escaped = secret.encode("unicode_escape").decode("ascii")
+    return (secret, quote(secret, safe=""), quote(secret), quote_plus(secret), escaped, escaped.replace('"', '\\"'))

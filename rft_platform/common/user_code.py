@@ -1,0 +1,170 @@
+"""References to the user's functions and classes: ``package.module:attribute`` or ``path/to/file.py:attribute``.
+
+A reference is text, so a configuration can hold it and any process can load the object. An object that only this
+process can reach (a lambda, a function of a notebook) is kept in memory under the reference ``live:name``.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.files import digest_json
+
+_FILE_MODULE = "rft_user_"  # prefix of the module names of loaded files
+_LIVE = "live"
+#: This variable keeps the working folder off ``sys.path`` of a Python process. The platform's processes set it to a
+#: value that ``drop_safe_path`` recognises.
+SAFE_PATH, OWN_SAFE_PATH = "PYTHONSAFEPATH", "rft_platform"
+_live_objects: dict[str, Any] = {}
+_being_loaded: list[str] = []
+
+
+def load_object(reference: str, what: str) -> Any:
+    """Load the object that ``reference`` names; ``what``: its role in messages (``workflow``). Raises UserError."""
+    module_name, separator, attribute = reference.rpartition(":")
+    if module_name == _LIVE:
+        return _live(attribute, what)
+    if not (separator and module_name and attribute):
+        raise UserError(f"{what} {reference!r}: expected package.module:attribute or path/to/file.py:attribute")
+    find_working_folder()
+    try:
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"{what} {reference!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?") from error
+    except FileNotFoundError as error:
+        raise UserError(f"{what} {reference!r}: there is no file {module_name}") from error
+    except Exception as error:  # user code may raise anything
+        place = user_place(error)
+        cause = f"{described(error)}{f' ({place})' if place else ''}"
+        raise UserError(f"{what} {reference!r}: importing {module_name} raised {cause}") from error
+    value: Any = module
+    for name in attribute.split("."):
+        try:
+            value = getattr(value, name)
+        except AttributeError as error:
+            raise UserError(f"{what} {reference!r}: {module_name} has no {attribute!r}") from error
+    return value
+
+
+def find_working_folder() -> None:
+    """Append the working folder to ``sys.path``.
+
+    It comes last because files such as ``gql.py`` or ``datasets.py`` there must not shadow libraries. The platform's
+    processes start without it (``python -P``).
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+
+
+def drop_safe_path() -> None:
+    """Unset the platform's own ``PYTHONSAFEPATH``, so that programs started by user code do not inherit it."""
+    if os.environ.get(SAFE_PATH) == OWN_SAFE_PATH:
+        del os.environ[SAFE_PATH]
+
+
+def reference_of(value: Any) -> str:
+    """The reference that loads ``value`` in another process; UserError if only this process can reach it.
+
+    An object of a script is named by the script's file. Another process imports that file under a name other than
+    ``__main__``, so the script must guard its top-level calls by ``if __name__ == "__main__":``.
+    """
+    name = getattr(value, "__qualname__", None)
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    if not name or module is None or "<" in name:
+        raise UserError(
+            f"{value!r} cannot be found by name: define it at the top level of a module or script (no lambda, no "
+            "function inside a function)"
+        )
+    file = getattr(module, "__file__", None)
+    if module.__name__ != "__main__":
+        return f"{file if module.__name__.startswith(_FILE_MODULE) else module.__name__}:{name}"
+    if file is None:
+        raise UserError(f"{name} was typed into a shell, where no other process finds it: put it into a file")
+    spec = getattr(module, "__spec__", None)  # of python -m package.module
+    return f"{spec.name}:{name}" if spec is not None else f"{Path(file).resolve()}:{name}"
+
+
+def module_elsewhere(name: str) -> str:
+    """Name of this process's module ``name`` in other processes; it differs for the running script, ``__main__``."""
+    main = sys.modules.get("__main__")
+    if name != "__main__" or main is None:
+        return name
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    return spec.name if spec is not None else name if file is None else _file_module(Path(file).resolve())
+
+
+def keep_alive(value: Any, what: str) -> str:
+    """A reference that loads ``value`` in this process only, for objects that ``reference_of`` refuses.
+
+    An object replaces an earlier one of the same name and use.
+    """
+    name = f"{what}/{getattr(value, '__qualname__', type(value).__qualname__)}"
+    _live_objects[name] = value
+    return f"{_LIVE}:{name}"
+
+
+def short_name(reference: str) -> str:
+    """A short form of a reference for people: without the folders of a file or the use of a live object."""
+    module_name, _, attribute = reference.rpartition(":")
+    if module_name == _LIVE:
+        return attribute.rpartition("/")[2]
+    return f"{Path(module_name).stem}:{attribute}" if module_name.endswith(".py") else reference
+
+
+def is_live(reference: str) -> bool:
+    """Whether a reference is valid only in the process that made it."""
+    return reference.startswith(f"{_LIVE}:")
+
+
+def file_being_loaded() -> str | None:
+    """The file of user code that is being imported, or None; its top level must not start anything."""
+    return _being_loaded[-1] if _being_loaded else None
+
+
+def _live(name: str, what: str) -> Any:
+    try:
+        return _live_objects[name]
+    except KeyError:
+        raise UserError(
+            f"{what} {name.rpartition('/')[2]!r} was in the memory of the process that trained and cannot be loaded in "
+            "another one: go on from the script or notebook that defines it, or define it at the top level of a module"
+        ) from None
+
+
+def _file_module(path: Path) -> str:
+    return f"{_FILE_MODULE}{path.stem}_{digest_json(str(path))[:8]}"
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The module of a Python file, executed once per process; for the running script, ``__main__`` itself."""
+    path = path.resolve(strict=True)
+    main = sys.modules.get("__main__")
+    running = getattr(main, "__file__", None)
+    if main is not None and running is not None and Path(running).resolve() == path:
+        return main
+    name = _file_module(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it is executed, because dataclasses look up their module
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for imports of neighbouring files; last, so that they shadow no library
+    _being_loaded.append(str(path))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    finally:
+        _being_loaded.pop()
+    return module

@@ -1,0 +1,130 @@
+"""Check whether a started project may continue with a changed configuration."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.schema.buffer import MODEL_JUDGES, PATIENCE
+from rft_platform.config.schema.rft_config import RftConfig
+
+_TASKSET = "buffer.explorer_input.taskset"
+_SERVING = (  # how a model is distributed over processes and GPUs
+    "engine_num",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "enable_prefix_caching",
+)
+
+#: Settings that a started project may change: length, hardware, time-outs and monitoring, but nothing that changes what
+#: a round computes. ``[]`` stands for any entry of a list.
+FREE = (
+    "mode",
+    "group",
+    "continue_from_checkpoint",
+    "cluster",
+    "buffer.explorer_input.eval_tasksets",
+    "buffer.explorer_input.taskset.judge_timeout_s",
+    "buffer.explorer_input.taskset.max_abs_reward",
+    "buffer.total_epochs",
+    "buffer.total_steps",
+    "buffer.trainer_input.experience_buffer.storage_type",
+    "explorer.service_status_check_interval",
+    "explorer.proxy_port",
+    "explorer.listen_address",
+    "explorer.runner_per_model",
+    "explorer.max_timeout",
+    "explorer.max_retry_times",
+    "explorer.dynamic_timeout",
+    "explorer.over_rollout.wait_after_min",
+    "explorer.workers",
+    "explorer.eval_interval",
+    "explorer.eval_on_startup",
+    *(f"explorer.rollout_model.{key}" for key in _SERVING),
+    *(f"explorer.auxiliary_models[].{key}" for key in _SERVING),
+    *(f"explorer.auxiliary_models[].{key}" for key in ("base_url", "api_key_env", "timeout_s", "max_concurrency")),
+    "trainer.max_checkpoints_to_keep",
+    "trainer.keep_every",
+    "trainer.save_interval",
+    "trainer.save_hf_checkpoint",
+    "trainer.nproc",
+    "trainer.rendezvous",
+    "trainer.cpu_offload",
+    "trainer.gradient_checkpointing",
+    "trainer.torch_compile",
+    "trainer.max_token_len_per_gpu",
+    "trainer.ulysses_sequence_parallel_size",
+    "trainer.threads",
+    "trainer.trainer_config",
+    "trainer.idle_timeout_s",
+    "trainer.heartbeat_timeout_s",
+    "trainer.total_steps",
+    "synchronizer.sync_method",
+    "synchronizer.sync_timeout",
+    "monitor",
+    "engine.idle_timeout_s",
+    "engine.heartbeat_timeout_s",
+    "engine.threads",
+    "engine.python",
+    "engine.kv_cache_gb",
+    "evaluation",
+    "registry.tracking_uri",
+)
+
+
+def check_unchanged(old: RftConfig, new: RftConfig) -> None:
+    """Raise ``UserError`` naming every changed setting that a started project may not change (all except ``FREE``)."""
+    changes, free = changed_keys(old, new), (*FREE, *_patience(new))
+    fixed = {key: values for key, values in changes.items() if not _is_among(key, free)}
+    if fixed:
+        lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
+        raise UserError(
+            f"project {old.project}/{old.name} was started with other settings: restore the previous values, or start "
+            "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one); "
+            "the code of a judge or workflow may change under its name:\n" + "\n".join(lines)
+        )
+
+
+def changed_keys(old: RftConfig, new: RftConfig) -> dict[str, tuple[Any, Any]]:
+    """Map each key that differs, dotted, to its values before and after."""
+    before, after = flat_settings(old), flat_settings(new)
+    keys = dict.fromkeys([*before, *after])
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
+
+
+def flat_settings(config: RftConfig) -> dict[str, Any]:
+    """Map every setting's dotted key to its value."""
+    return _flat(config.model_dump(mode="json"))
+
+
+def _patience(config: RftConfig) -> list[str]:
+    """Keys of the taskset's model judges that set only time-outs, retries and the like (``PATIENCE``)."""
+    taskset = config.buffer.explorer_input.taskset
+    judge = None if taskset is None else taskset.judge
+    if judge is None or isinstance(judge, str):
+        arguments = [f"{_TASKSET}.judge_args"] if judge in MODEL_JUDGES else []
+    else:
+        places = [index for index, part in enumerate(judge) if part.judge in MODEL_JUDGES]
+        arguments = [f"{_TASKSET}.judge[{index}].args" for index in places]
+    return [f"{place}.{name}" for place in arguments for name in PATIENCE]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """Map dotted keys to values. Entries of a list of mappings become ``key[0]``; other lists stay one value."""
+    if isinstance(value, list) and value and all(isinstance(entry, dict) for entry in value):
+        inside = {f"{prefix}[{index}]": entry for index, entry in enumerate(value)}
+    elif isinstance(value, dict) and value:
+        inside = {f"{prefix}.{key}" if prefix else str(key): inner for key, inner in value.items()}
+    else:
+        return {prefix: value}
+    flat: dict[str, Any] = {}
+    for key, inner in inside.items():
+        flat |= _flat(inner, key)
+    return flat
+
+
+def _is_among(key: str, free: Sequence[str]) -> bool:
+    """Whether ``key``, or a section that contains it, is one of ``free``."""
+    names = (key, re.sub(r"\[\d+\]", "[]", key))
+    return any(name == one or name.startswith((f"{one}.", f"{one}[")) for name in names for one in free)

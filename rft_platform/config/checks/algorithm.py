@@ -1,0 +1,75 @@
+"""Checks of section ``algorithm`` against the resolved preset: a key that would have no effect is refused."""
+
+from collections.abc import Iterator
+
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.algorithm import ExperienceFilters, KlPenaltyArgs
+from rft_platform.config.schema.trainer import Algorithm, Critic
+
+
+def algorithm_problems(run: RunSettings) -> Iterator[str]:
+    """One line for each key that is missing or that the algorithm does not read."""
+    config, preset, settings = run.config, run.algorithm, run.config.algorithm
+    name = settings.algorithm_type
+    if preset.experts and settings.experts is None:
+        yield f"algorithm.experts is not set: {name} learns from demonstrations too; give their path"
+    if settings.experts is not None and not preset.experts:
+        yield f"algorithm.experts: {name} takes no demonstrations; leave it out, or set algorithm_type: mix"
+    if settings.teacher_model_path is not None and not preset.teacher:
+        yield f"algorithm.teacher_model_path: {name} has no teacher; leave it out, or set algorithm_type: gkd"
+    if preset.teacher and settings.teacher_model_path is None and config.mode != "train":
+        yield f"algorithm.teacher_model_path is not set: {name} learns from a teacher; name its folder or model"
+    if not preset.critic and _names_critic(settings):
+        yield f"algorithm.critic: {name} has no critic; leave it out, or set algorithm_type: ppo"
+    if not preset.critic and config.model.critic_model_path is not None:
+        yield f"model.critic_model_path: {name} has no critic; leave it out, or set algorithm_type: ppo"
+    if preset.experts and preset.token_advantage is not None:
+        yield (
+            f"algorithm.advantage_fn {preset.token_advantage} is made of rewards in the trainer, and demonstrations "
+            f"among the rollouts have none: with {name} set one that is made when a round is judged, such as grpo"
+        )
+    yield from _adaptation_problems(settings.kl_penalty_fn_args)
+    if settings.kl_penalty_fn_args.kl_coef and preset.token_advantage is None:
+        yield (
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} has one advantage a row, not one a token, and no KL can "
+            "stand in its reward; use kl_loss_fn_args.kl_coef, or ppo or reinforce++"
+        )
+    elif settings.kl_penalty_fn_args.kl_coef and not preset.needs_reward:
+        yield (
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} learns from no reward that a KL could stand in; leave it "
+            "out, or use kl_loss_fn_args.kl_coef"
+        )
+    if settings.loss_norm_length is not None and preset.loss_agg_mode != "seq-mean-token-sum-norm":
+        yield (
+            f"algorithm.loss_norm_length: loss_agg_mode {preset.loss_agg_mode} divides by no constant; leave it out, "
+            "or set loss_agg_mode: seq-mean-token-sum-norm"
+        )
+    if preset.trains_on != "rollouts" and settings.filters != ExperienceFilters():
+        yield f"algorithm.filters: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
+    runs = run.batches.repeat_times
+    if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
+        yield (
+            f"algorithm.filters.zero_variance: with {runs} run a task no group has variance, and every row would be "
+            "left out; set algorithm.repeat_times to 2 or more, or leave it out"
+        )
+    overlong = settings.filters.overlong
+    if (overlong.max_length or overlong.cache_length) and not preset.overlong_penalty:
+        yield f"algorithm.filters.overlong: its weight is 0 with {name}; set algorithm.filters.overlong.weight"
+    longest = overlong.max_length or config.model.response_limit
+    if (overlong.cache_length or 0) > longest:
+        yield f"algorithm.filters.overlong.cache_length {overlong.cache_length} is more than a response's {longest}"
+
+
+def _names_critic(settings: Algorithm) -> bool:
+    """Whether the user wrote section ``critic``, even with defaults; a dumped configuration contains all its keys."""
+    written = "critic" in settings.model_fields_set and settings.critic.model_fields_set != set(Critic.model_fields)
+    return written or settings.critic != Critic()
+
+
+def _adaptation_problems(penalty: KlPenaltyArgs) -> Iterator[str]:
+    """One line for each key of an adaptive KL coefficient that would have no effect."""
+    key = "algorithm.kl_penalty_fn_args"
+    if penalty.target is not None and not penalty.kl_coef:
+        yield f"{key}.target: at kl_coef 0 there is no penalty that could adapt; set {key}.kl_coef, or leave it out"
+    if penalty.horizon != KlPenaltyArgs().horizon and penalty.target is None:
+        yield f"{key}.horizon: without a target the coefficient does not adapt; set {key}.target, or leave it out"

@@ -1,0 +1,209 @@
+"""Semantic checks of a configuration, made before anything starts; every problem is reported with its fix."""
+
+from collections.abc import Callable, Iterator
+
+from rft_platform.algorithms.presets import Preset
+from rft_platform.common.errors import UserError
+from rft_platform.config.checks.algorithm import algorithm_problems
+from rft_platform.config.checks.data import data_problems
+from rft_platform.config.checks.machine import local_problems
+from rft_platform.config.checks.models import auxiliary_problems, policies_problems
+from rft_platform.config.checks.sizes import gate_problems, size_problems
+from rft_platform.config.checks.synchronizer import sync_problems
+from rft_platform.config.checks.texts import name_problems, secret_problems
+from rft_platform.config.checks.workers import explorer_problems
+from rft_platform.config.offline import offline_problems
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.evaluation import PAIRED_METRICS
+from rft_platform.config.schema.rft_config import RftConfig
+
+_WITHOUT_REWARD = ("single_turn", "calculator", "agentscope_react")
+_EXPLORING = ("both", "explore", "colocate")
+
+
+def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
+    """Raise ``UserError`` with one line for each problem.
+
+    Args:
+        run: the settings to check, resolved from a configuration as it was loaded.
+        cpu_count: processors of this machine.
+        gpu_count: CUDA devices of this machine.
+    """
+    config = run.config
+    problems = [
+        *local_problems(config, cpu_count=cpu_count, gpu_count=gpu_count),
+        *name_problems(config),
+        *size_problems(run),
+        *gate_problems(config),
+        *secret_problems(config),
+        *auxiliary_problems(config),
+        *_evaluation_problems(config),
+        *_input_problems(config, run.algorithm),
+        *offline_problems(config, run.algorithm),
+        *algorithm_problems(run),
+        *data_problems(run),
+        *_batch_problems(run),
+        *_sampling_problems(config, run.algorithm),
+        *_schedule_problems(run),
+        *explorer_problems(config),
+        *policies_problems(run),
+        *_unbuilt_problems(config),
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
+    inputs = config.buffer.explorer_input
+    if config.mode in _EXPLORING and inputs.taskset is None:
+        yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
+    if config.mode == "bench" and not inputs.eval_tasksets:
+        yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
+    names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"buffer.explorer_input.eval_tasksets: two are called {name!r}; give each a name of its own"
+    tasksets = {f"buffer.explorer_input.eval_tasksets[{i}]": taskset for i, taskset in enumerate(inputs.eval_tasksets)}
+    if inputs.taskset is not None:
+        tasksets["buffer.explorer_input.taskset"] = inputs.taskset
+    for key, taskset in tasksets.items():
+        if taskset.format.prompt_key is None and ":" not in taskset.workflow:
+            yield (
+                f"{key}.format.prompt_key is null: the workflow {taskset.workflow} asks what stands in a column; name "
+                "the column, or give a workflow of your own, which reads the whole row"
+            )
+        if taskset.judge is None and taskset.judge_args:
+            yield (
+                f"{key}.judge_args: there is no judge that takes them; name one, or call them reward_fn_args, which a "
+                "class-style workflow finds in its task"
+            )
+        if taskset.judge is None and taskset.workflow in _WITHOUT_REWARD and preset.needs_reward:
+            yield (
+                f"{key}.judge: the workflow {taskset.workflow} gives no reward of its own; name a judge "
+                "(the default, exact_match, is for tasks with format.response_key)"
+            )
+    if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
+        yield "warm_start.stop_at is a pass rate on the first of eval_tasksets, and there is none: add one"
+
+
+def _evaluation_problems(config: RftConfig) -> Iterator[str]:
+    gate = config.evaluation.gate
+    if gate.confident and gate.metric not in PAIRED_METRICS:
+        yield (
+            f"evaluation.gate.confident: scores by {gate.metric} are not kept task by task; set evaluation.gate.metric "
+            f"to one of {', '.join(PAIRED_METRICS)}"
+        )
+    if gate.needs_interval and gate.metric == "greedy_pass" and not config.evaluation.greedy:
+        yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
+
+
+def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    counted = {
+        f"mode {config.mode} has no rounds of its own": config.mode == "train",
+        f"synchronizer.sync_style {config.synchronizer.sync_style} trains when a step has landed": (
+            config.synchronizer.dynamic
+        ),
+        "the replay buffer fills steps up to their size": replay,
+        "demonstrations are a share of a step": preset.experts
+        and (config.algorithm.experts is None or config.algorithm.experts.batch_size is None),
+    }
+    why = [reason for reason, holds in counted.items() if holds]
+    if why:
+        yield f"buffer.train_batch_size round: {', and '.join(why)}; give the number of experiences of a step"
+
+
+def _batch_problems(run: RunSettings) -> Iterator[str]:
+    config, preset, plan = run.config, run.algorithm, run.batches
+    if config.buffer.train_batch_size == "round":
+        yield from _whole_round_problems(config, preset)
+    if config.mode == "train" and config.buffer.train_batch_size is None:
+        yield "buffer.train_batch_size is not set: mode train explores nothing that it could be taken from; set it"
+    if config.mode not in _EXPLORING:
+        return
+    if plan.repeat_times < preset.min_group:
+        yield (
+            f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs of a "
+            f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
+        )
+    yield from sync_problems(run)
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # fills short steps
+    if config.synchronizer.dynamic or replay or not plan.exact:
+        return
+    product = (
+        f"batch_size {plan.batch_size} * repeat_times {plan.repeat_times} * sync_interval {plan.batches_a_round} "
+        f"= {plan.experiences_a_round}"
+    )
+    if plan.whole_round:
+        return
+    if plan.train_batch_size > plan.experiences_a_round:
+        yield (
+            f"buffer.train_batch_size {plan.train_batch_size} can never fill: a round has {product} experiences; "
+            f"set it to {plan.experiences_a_round} or a divisor of that"
+        )
+    elif plan.experiences_a_round % plan.train_batch_size:
+        yield (
+            f"buffer.train_batch_size {plan.train_batch_size} does not divide the experiences of a round, {product}: "
+            f"the last step would be short; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
+        )
+
+
+def _divisor(total: int, near: int) -> int:
+    """The divisor of ``total`` nearest to ``near``."""
+    return min((n for n in range(1, total + 1) if total % n == 0), key=lambda n: abs(n - near))
+
+
+def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
+    if (preset.advantage is None and preset.token_advantage is None) or config.mode == "bench":
+        return
+    taskset = config.buffer.explorer_input.taskset
+    for name, (is_whole, wanted) in _WHOLE_DISTRIBUTION.items():
+        key, value = f"model.{name}", getattr(config.model, name)
+        if taskset is not None and getattr(taskset.rollout_args, name) is not None:
+            key, value = f"buffer.explorer_input.taskset.rollout_args.{name}", getattr(taskset.rollout_args, name)
+        if not is_whole(value):
+            yield (
+                f"{key} is {value}: {config.algorithm.algorithm_type} needs log-probs under the distribution that the "
+                f"trainer computes, and the engine would sample from another; set it to {wanted}"
+            )
+
+
+_WHOLE_DISTRIBUTION: dict[str, tuple[Callable[[float], bool], str]] = {
+    "temperature": (lambda value: value > 0, "1.0"),
+    "top_p": (lambda value: value == 1.0, "1.0"),
+    "top_k": (lambda value: value <= 0, "-1"),
+}
+
+
+def _schedule_problems(run: RunSettings) -> Iterator[str]:
+    config, preset = run.config, run.algorithm
+    if len(config.evaluation.schedule.split()) != 5:
+        yield f"evaluation.schedule {config.evaluation.schedule!r}: expected the five fields of cron, as in '0 3 * * *'"
+    if run.offline is not None:
+        return  # its length follows from its dataset
+    algorithm, ends = config.algorithm, run.length() is not None or config.trainer.total_steps is not None
+    optimizers = {"algorithm.optimizer": algorithm.optimizer} | (
+        {"algorithm.critic": algorithm.critic} if preset.critic else {}
+    )
+    for key, optimizer in optimizers.items():
+        needs_end = optimizer.lr_scheduler_type != "constant" and optimizer.total_steps is None
+        if needs_end and not ends:
+            yield (
+                f"{key}.lr_scheduler_type {optimizer.lr_scheduler_type} needs the end of the run: set "
+                f"{key}.total_steps, trainer.total_steps or buffer.total_steps"
+            )
+        decays = optimizer.lr_scheduler_type != "constant"
+        if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
+            yield (
+                f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
+                f"{optimizer.total_steps}: lower it, or raise that"
+            )
+
+
+def _unbuilt_problems(config: RftConfig) -> Iterator[str]:
+    if config.trainer.ulysses_sequence_parallel_size > 1:
+        yield (
+            f"trainer.ulysses_sequence_parallel_size is {config.trainer.ulysses_sequence_parallel_size}: sequences are "
+            "not split over GPUs; set it to 1"
+        )
+    if len(config.model.lora_configs) > 1:
+        yield f"model.lora_configs has {len(config.model.lora_configs)} entries: one adapter is trained at a time"

@@ -1,0 +1,58 @@
+"""Checks of operators, dynamic sampling and task selectors: a key that would have no effect is refused."""
+
+from collections.abc import Iterator
+
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.rft_config import RftConfig
+
+_OPERATORS = "data_processor.experience_pipeline.operators"
+#: Keys of ``algorithm.filters`` and the operator that each of them stands for.
+_REPLACED = {
+    "zero_variance": "dynamic_sampling",
+    "max_batches": "dynamic_sampling",
+    "overlong": "overlong_penalty",
+    "reward_threshold": "reward_filter",
+}
+
+
+def data_problems(run: RunSettings) -> Iterator[str]:
+    """One line for each key that would have no effect or does not fit the algorithm."""
+    config, preset = run.config, run.algorithm
+    name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
+    if operators and preset.trains_on != "rollouts":
+        yield f"{_OPERATORS}: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
+    sampled = [index for index, entry in enumerate(operators) if entry.name == "dynamic_sampling"]
+    runs = run.batches.repeat_times
+    for index in sampled if runs < 2 else ():
+        yield (
+            f"{_OPERATORS}[{index}]: dynamic_sampling compares the runs of a task, and there is {runs}; set "
+            "algorithm.repeat_times to 2 or more, or leave it out"
+        )
+    filters = config.algorithm.filters
+    for key, replaced in _REPLACED.items():
+        if getattr(filters, key) != getattr(type(filters)(), key) and any(
+            entry.name == replaced for entry in operators
+        ):
+            yield f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} takes its place; keep one"
+    if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
+        yield (
+            "algorithm.filters.max_batches: no group is left out for want of signal that another could take the place "
+            "of; set algorithm.filters.zero_variance: true, or leave it out"
+        )
+    for index, entry in enumerate(operators):
+        masks = entry.name == "truncated_mask" and entry.args.get("mode", "mask") == "mask"
+        if masks and preset.token_advantage is not None:
+            yield (
+                f"{_OPERATORS}[{index}]: truncated_mask takes single rows from a run, and {preset.token_advantage} "
+                "needs all of them in a line; set its args: {mode: drop} or {mode: penalise}"
+            )
+    yield from _selector_problems(config)
+
+
+def _selector_problems(config: RftConfig) -> Iterator[str]:
+    inputs = config.buffer.explorer_input
+    key = "buffer.explorer_input.taskset.task_selector"
+    if inputs.taskset is not None:
+        chosen = inputs.taskset.task_selector
+        if chosen.feature_keys and chosen.selector_type not in ("easy_to_hard", "difficulty_based"):
+            yield f"{key}.feature_keys: {chosen.selector_type} does not ask how hard tasks are; leave it out"

@@ -1,0 +1,109 @@
+"""Checks against this machine: its files, processors and GPUs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.schema.rft_config import RftConfig
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iterator[str]:
+    """One line for each missing file and for each request that exceeds this machine."""
+    root = config.checkpoint_root_dir
+    if root is not None and not Path(root).is_absolute():
+        yield (
+            f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
+            f"/data/checkpoints, or as ./{root} if it shall lie beside the configuration file"
+        )
+    yield from _model_problems(config)
+    yield from _data_problems(config)
+    if config.mode != "train":
+        yield from _engine_problems(config, cpu_count, gpu_count)
+    if config.mode in ("both", "train", "colocate"):
+        yield from _trainer_problems(config, cpu_count, gpu_count)
+
+
+def _model_problems(config: RftConfig) -> Iterator[str]:
+    model = config.model
+    if not model.model_path:
+        yield "model.model_path is not set: give a model folder, a Hugging Face name or models:/NAME@alias"
+    elif not model.model_path.startswith("models:/"):
+        yield from _folder_problems("model.model_path", model.model_path)
+    for index, auxiliary in enumerate(config.explorer.auxiliary_models):
+        if auxiliary.model_path and not auxiliary.model_path.startswith("models:/"):
+            yield from _folder_problems(f"explorer.auxiliary_models[{index}].model_path", auxiliary.model_path)
+    for index, policy in enumerate(config.policies):
+        if not policy.model_path.startswith("models:/"):
+            yield from _folder_problems(f"policies[{index}].model_path", policy.model_path)
+    if model.max_model_len is not None:
+        length = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
+        if length > model.max_model_len:
+            yield (
+                f"model.max_prompt_tokens + model.max_response_tokens = {length} is beyond model.max_model_len "
+                f"{model.max_model_len}: raise the limit or lower one of them"
+            )
+
+
+def _folder_problems(key: str, path: str) -> Iterator[str]:
+    folder = Path(path)
+    if not folder.exists():
+        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+            problem = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
+            yield f"{key} {path}: {problem}; give a model folder, or a Hugging Face name such as owner/model"
+    elif not folder.is_dir():
+        yield f"{key} {path}: is a file; give the folder with config.json, the weights and the tokenizer"
+    elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
+        yield f"{key} {path}: no config.json in it; give the folder of a Hugging Face model"
+    elif not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        yield f"{key} {path}: no tokenizer in it; save one there with AutoTokenizer.save_pretrained"
+
+
+def _data_problems(config: RftConfig) -> Iterator[str]:
+    inputs = config.buffer.explorer_input
+    paths = [(f"buffer.explorer_input.eval_tasksets[{i}].path", t.path) for i, t in enumerate(inputs.eval_tasksets)]
+    if inputs.taskset is not None:
+        paths.insert(0, ("buffer.explorer_input.taskset.path", inputs.taskset.path))
+    if config.warm_start is not None:
+        paths.append(("warm_start.path", config.warm_start.path))
+    for key, path in paths:
+        local = Path(path).is_absolute() or path.endswith(DATA_SUFFIXES) or path.count("/") > 1
+        if local and not Path(path).exists():
+            yield f"{key} {path}: no such file or folder; give a data file, a folder of split files or a dataset's name"
+
+
+def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[str]:
+    serving, cluster = config.explorer.rollout_model, config.cluster
+    if gpu_count and cluster.node_num == 1 and (cluster.gpu_per_node or 0) > gpu_count:
+        yield f"cluster.gpu_per_node {cluster.gpu_per_node}: this machine has {gpu_count} GPUs; set it to {gpu_count}"
+    if gpu_count == 0 and serving.engine_num > cpu_count:
+        yield (
+            f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
+            f"to {cpu_count} or less"
+        )
+    # Without a GPU the replicas share the processor, and ``cluster`` describes another machine.
+    declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
+    available = max(declared, 1)
+    needed = serving.tensor_parallel_size * (serving.engine_num if declared else 1)
+    auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
+    if needed + auxiliaries > available:
+        others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
+        yield (
+            f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
+            f"{serving.engine_num}{others} asks for {needed + auxiliaries} devices of {available}: "
+            "lower one of them, or raise cluster.gpu_per_node on a machine that has more"
+        )
+
+
+def _trainer_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Iterator[str]:
+    devices, kind = (gpu_count, "GPUs") if gpu_count else (cpu_count, "processors")
+    if config.trainer.nproc > devices:
+        yield f"trainer.nproc {config.trainer.nproc}: this machine has {devices} {kind}; set it to {devices} or less"
+    if config.trainer.cpu_offload and not gpu_count:
+        yield "trainer.cpu_offload moves parameters from a GPU to the host, and there is no GPU here: set it to false"
+    if config.trainer.save_hf_checkpoint == "never" and config.mode != "train":
+        yield (
+            f"trainer.save_hf_checkpoint never: in mode {config.mode} the engine reads every policy as Hugging Face "
+            "weights; set it to last"
+        )

@@ -1,0 +1,110 @@
+"""Checks of the models in addition to ``model``: ``explorer.auxiliary_models`` and ``policies``.
+
+An auxiliary model is either served here or elsewhere. Names are unique. Several policies exclude some settings.
+"""
+
+from collections.abc import Iterator
+
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.explorer import AuxiliaryModel, RolloutModel
+from rft_platform.config.schema.rft_config import RftConfig
+
+#: Keys of a model that the platform serves. They have no effect on a model that is served elsewhere.
+_OF_SERVING = sorted((set(RolloutModel.model_fields) - {"enable_thinking"}) | {"max_model_len"})
+
+
+def auxiliary_problems(config: RftConfig) -> Iterator[str]:
+    """One line for each entry with missing or conflicting keys, and for each name that two entries share."""
+    entries = config.explorer.auxiliary_models
+    for index, entry in enumerate(entries):
+        yield from _problems(f"explorer.auxiliary_models[{index}]", entry)
+    leases = [lease for entry in entries for lease in _leases(entry)]
+    shared = {entry.known_as for entry in entries if any(leases.count(lease) > 1 for lease in _leases(entry))}
+    for name in sorted(shared):
+        yield (
+            f"explorer.auxiliary_models: {name!r} is not the name of one model alone (only letters, digits, - and _ "
+            "tell names apart); give each a name of its own"
+        )
+
+
+def _problems(key: str, entry: AuxiliaryModel) -> Iterator[str]:
+    if not entry.model_path and not entry.base_url:
+        yield f"{key}: neither model_path nor base_url is set; give a model to serve, or where one is served already"
+    if entry.base_url is None:
+        for name in ("model", "api_key_env"):
+            if getattr(entry, name) is not None:
+                yield f"{key}.{name} is only for a model that is served elsewhere: set base_url, or leave it out"
+        return
+    if entry.model_path:
+        yield f"{key}: model_path and base_url are both set; leave out the one that you do not mean"
+    if not entry.base_url.startswith(("http://", "https://")):
+        yield f"{key}.base_url {entry.base_url!r}: expected the root of an OpenAI-compatible API, as in https://host/v1"
+    if not entry.model:
+        yield f"{key}.model is not set: {entry.base_url} must be told which of its models is meant"
+    written = [name for name in _OF_SERVING if name in entry.model_fields_set and _differs(entry, name)]
+    if written:
+        yield f"{key}: {', '.join(written)} cannot be set for a model that is served elsewhere; leave it out"
+
+
+def _differs(entry: AuxiliaryModel, name: str) -> bool:
+    return bool(getattr(entry, name) != AuxiliaryModel.model_fields[name].get_default())
+
+
+def _leases(entry: AuxiliaryModel) -> list[str]:
+    """Lease names of the entry's engines; for a model that is served elsewhere, the name that its lease would have."""
+    further = 0 if entry.base_url else entry.engine_num - 1
+    return [entry.lease, *(f"{entry.lease}-{number + 1}" for number in range(further))]
+
+
+#: Names of folders that lie beside the folders of policies.
+_TAKEN = ("aside", "intermediate", "warm_start")
+
+
+def policies_problems(run: RunSettings) -> Iterator[str]:
+    """One line for each invalid name and for each setting that does not support several policies."""
+    config = run.config
+    if not config.policies:
+        return
+    yield from _name_problems(config)
+    for key, is_set, instead in _unsupported(run):
+        if is_set:
+            yield f"{key} does not go with policies: {instead}"
+    taskset = config.buffer.explorer_input.taskset
+    if taskset is not None and ":" not in taskset.workflow:
+        yield (
+            f"buffer.explorer_input.taskset.workflow {taskset.workflow} calls the first policy alone, so the policies "
+            f"{', '.join(policy.name for policy in config.policies)} would learn nothing: name a workflow of your own"
+        )
+
+
+def _name_problems(config: RftConfig) -> Iterator[str]:
+    names = [policy.name for policy in config.policies]
+    auxiliary = {entry.known_as.lower() for entry in config.explorer.auxiliary_models}
+    for index, name in enumerate(names):
+        key = f"policies[{index}].name {name!r}"
+        if names.index(name) < index:
+            yield f"{key} is the name of another policy too; give each a name of its own"
+        if name in auxiliary:
+            yield f"{key} is the name of an auxiliary model too; give one of them another name"
+        if name in _TAKEN or name.startswith("global_step_"):
+            yield f"{key} is what a folder of checkpoints is called; give it another name"
+
+
+def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
+    """Key, whether it is set, and how to fix it."""
+    config, preset = run.config, run.algorithm
+    sync, algorithm = config.synchronizer, config.algorithm
+    kind = f"algorithm.algorithm_type {algorithm.algorithm_type}"
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    return [
+        (f"mode {config.mode}", config.mode != "both", "set it to both"),
+        ("warm_start", config.warm_start is not None, "warm each model up in a project of its own, and start from it"),
+        ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
+        (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
+        ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),
+        (kind, run.offline is not None, "an offline training has one"),
+        (kind, preset.critic, "take an algorithm without a critic"),
+        (kind, preset.teacher, "take an algorithm without a teacher"),
+        (kind, preset.experts, "take an algorithm without demonstrations"),
+        ("dynamic sampling", run.batches.max_batches > 1, "switch it off"),
+    ]

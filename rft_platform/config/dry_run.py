@@ -1,0 +1,291 @@
+"""What ``rft run --dry-run`` prints: processes, devices, batch sizes, the order of the phases, and notices.
+
+A notice is one line for an accepted setting that has no effect.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rft_platform.config.resolve import Batches, RunLength, RunSettings
+from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.rft_config import RftConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPlan:
+    """A long-lived process, or group of processes, that a run needs."""
+
+    name: str
+    what: str
+    device: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The resolved plan of a run."""
+
+    title: str
+    processes: tuple[ProcessPlan, ...]
+    batches: Batches | None  # None: the run does not explore
+    length: RunLength | None  # None: it depends on the number of tasks, which is not known
+    waits: tuple[str, ...]
+    notices: tuple[str, ...]
+    tasksets: tuple[str, ...] = ()  # one line for each task dataset: how it is used
+    home: str | None = None  # the project's folder
+
+
+def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None) -> RunPlan:
+    """The plan of a run on a machine with ``gpu_count`` GPUs."""
+    config, offline, exploring = run.config, run.offline, run.config.mode in ("both", "explore", "colocate")
+    serves = config.mode != "train" or (offline is not None and bool(config.buffer.explorer_input.eval_tasksets))
+    algorithm, model = config.algorithm.algorithm_type, config.model.model_path
+    length = run.length(task_count) if exploring else None
+    return RunPlan(
+        title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
+        processes=tuple(_processes(config, gpu_count, serves)),
+        batches=run.batches if exploring else None,
+        length=length,
+        waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
+        notices=(*config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
+        tasksets=tuple(_tasksets(config)) if offline is None else (),
+    )
+
+
+def render_plan(plan: RunPlan) -> str:
+    """The plan as text for a terminal."""
+    lines = [plan.title, *([] if plan.home is None else [f"RFT_HOME {plan.home}"])]
+    if plan.tasksets:
+        lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
+    lines += ["", "processes"]
+    lines += [f"  {process.name:<10} {process.what}, {process.count} x {process.device}" for process in plan.processes]
+    if plan.batches is not None:
+        lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
+    lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
+    if plan.notices:
+        lines += ["", "notices", *(f"  {notice}" for notice in plan.notices)]
+    return "\n".join(lines) + "\n"
+
+
+def _length_notices(run: RunSettings, length: RunLength | None, task_count: int | None) -> Iterator[str]:
+    """One line for each setting of the run's length that is valid but perhaps not intended."""
+    if length is None:
+        return
+    config, batches, end = run.config, run.batches, run.config.trainer.total_steps
+    if end is not None and end != length.steps:
+        yield (
+            f"trainer.total_steps {end}: the run has {length.steps} optimiser steps, {batches.steps_a_round} in each "
+            f"of {length.rounds} rounds"
+        )
+    warm_ups = {"algorithm.optimizer": config.algorithm.optimizer.lr_warmup_steps}
+    if run.algorithm.critic:
+        warm_ups["algorithm.critic"] = config.algorithm.critic.lr_warmup_steps
+    for key, steps in warm_ups.items():
+        if steps >= length.steps:
+            yield (
+                f"{key}.lr_warmup_steps {steps} does not end before the {length.steps} steps of the run: the "
+                "learning rate rises to its end"
+            )
+    if task_count is not None and batches.batch_size > task_count:
+        yield f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
+
+
+def _tasksets(config: RftConfig) -> list[str]:
+    inputs, workers = config.buffer.explorer_input, config.explorer.workers
+    operators = [operator.name for operator in config.data_processor.experience_pipeline.operators]
+    python = workers.python or "this Python"
+    runs = "in this process" if workers.kind == "inprocess" else f"in worker processes of {python}"
+    lines = []
+    if (taskset := inputs.taskset) is not None:
+        lines += [
+            f"explored   {taskset.path}, {taskset.split}: {_judged(taskset)}",
+            f"           tasks {taskset.task_selector.selector_type}, runs {runs}, "
+            f"operators {', '.join(operators) or 'none'}",
+        ]
+    return [*lines, *(f"held out   {held.path}, {held.split}: {_judged(held)}" for held in inputs.eval_tasksets)]
+
+
+def _judged(taskset: Taskset) -> str:
+    judge = taskset.judge
+    if isinstance(judge, list):
+        label = " + ".join(f"{part.weight:g} {part.judge}" for part in judge)
+    else:
+        label = judge or "none (the workflow's own reward)"
+    return f"workflow {taskset.workflow}, judge {label}"
+
+
+def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessPlan]:
+    device = "cuda" if gpu_count else "cpu"
+    processes = []
+    if serves:
+        kind = config.engine.kind
+        if kind == "auto":
+            kind = "vllm" if gpu_count and importlib.util.find_spec("vllm") else "transformers"
+        serving = config.explorer.rollout_model
+        count = serving.engine_num * (serving.tensor_parallel_size if kind == "vllm" else 1)
+        engine_device = device if config.engine.device == "auto" else config.engine.device
+        processes.append(ProcessPlan("engine", f"{kind} engine", engine_device, count))
+        for policy in config.policies:
+            label = f"{policy.name}, {kind} engine"
+            processes.append(ProcessPlan("policy", label, engine_device, count // serving.engine_num))
+        for model in config.explorer.auxiliary_models:
+            where, count = ("elsewhere", 1) if model.base_url else (engine_device, max(model.devices, 1))
+            processes.append(
+                ProcessPlan("auxiliary", f"{model.known_as}, {model.base_url or kind + ' engine'}", where, count)
+            )
+    if config.mode in ("both", "train", "colocate"):
+        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc))
+    if config.mode == "serve":
+        address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
+        processes.append(ProcessPlan("service", f"explorer service at {address}", "cpu", 1))
+    return processes
+
+
+def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
+    least = "" if batches.exact else "at least "
+    rounds = "as many as the tasks give" if length is None else str(length.rounds)
+    about = "about " if batches.dynamic else "" if batches.whole_round else least
+    total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
+    steps = f"{least}{batches.steps_a_round} optimiser steps a round"
+    return [
+        f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
+        f"{least}{batches.experiences_a_round} experiences a round",
+        f"{batches.train_batch_size} experiences a step, as they land"
+        if batches.dynamic
+        else "one optimiser step a round, of all its experiences"
+        if batches.whole_round
+        else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
+        f"rounds: {rounds}{total}",
+        *(
+            [
+                f"dynamic sampling: up to {batches.max_batches} batches of tasks instead of one when a batch gives no "
+                "learning signal"
+            ]
+            if batches.max_batches > 1
+            else []
+        ),
+    ]
+
+
+def _offline_waits(config: RftConfig) -> list[str]:
+    steps, buffer = config.offline_steps, config.buffer
+    length = f"{buffer.total_epochs} pass(es) over the dataset" if steps is None else f"{steps} optimiser steps"
+    waits = [f"training: {length}, {buffer.train_batch_size} rows a step"]
+    waits += _saves(config)
+    if buffer.explorer_input.eval_tasksets:
+        waits.append("then the base model and the new policy are evaluated")
+    return waits
+
+
+def _saves(config: RftConfig) -> list[str]:
+    every = config.trainer.save_interval
+    return [f"a checkpoint every {every} steps, from which a killed training goes on"] if every else []
+
+
+def _waits(config: RftConfig) -> list[str]:
+    sync = config.synchronizer
+    if config.mode == "serve":
+        return [f"the service looks for a new checkpoint every {config.explorer.service_status_check_interval:g} s"]
+    if config.mode == "train":
+        return [f"a step waits for {config.buffer.train_batch_size} experiences", *_saves(config)]
+    if config.mode == "bench":
+        return ["every policy of the project that was not measured yet is evaluated, the start first"]
+    waits = ["round 1 explores when the warm start has ended"] if config.warm_start else []
+    if sync.dynamic:
+        return [*waits, *_dynamic_waits(config)]
+    ahead = sync.offset_rounds
+    waits.append(
+        "round k explores when round k-1 has trained"
+        if ahead == 0
+        else f"round k explores when round k-{1 + ahead} has trained: {ahead} round(s) ahead of training"
+    )
+    if config.mode != "explore":
+        waits.append("round k trains when its exploration has ended and round k-1 has trained")
+        waits.append(f"every {config.evaluation.every} round(s), and after the last, the new policy is evaluated")
+    return waits
+
+
+def _dynamic_waits(config: RftConfig) -> list[str]:
+    sync, interval = config.synchronizer, config.synchronizer.sync_interval
+    by_trainer = sync.sync_style == "dynamic_by_trainer"
+    ahead = f"at most {sync.sync_offset} batch(es) ahead of training" if sync.sync_offset else "without waiting"
+    newer = 1 if by_trainer else interval
+    waits = [f"explore batches follow one another {ahead}; every {newer} of them newer weights are taken, if any"]
+    if sync.max_staleness is not None:
+        waits.append(f"rows more than {sync.max_staleness} policy version(s) old are left out of training")
+    if config.mode != "explore":
+        enough = f"{interval} step(s) of experiences have" if by_trainer else "a step of experiences has"
+        waits.append(f"a training starts as soon as {enough} landed; what is left when exploration ends trains too")
+        waits.append(f"every {config.evaluation.every} explore batch(es) trained, and after the last, it is evaluated")
+    return waits
+
+
+_NO_EFFECT = {
+    "trainer.trainer_config": "settings of another framework's trainer",
+    "evaluation.schedule": "the schedule nightly_evaluation has its own time; change it in the Automation tab",
+    "synchronizer.sync_method": "weights travel as checkpoint files, which the engine loads in place",
+    "synchronizer.sync_timeout": "a phase starts when what it needs is there, and the wait for that has no limit",
+    "buffer.trainer_input.experience_buffer.storage_type": "experiences are kept as files",
+}
+
+_VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
+
+
+def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]:
+    """One line for each setting of the user that has no effect (on a machine with ``gpu_count`` GPUs, if given)."""
+    lines = [
+        f"{key} has no effect here: {reason}"
+        for key, reason in _NO_EFFECT.items()
+        if _value(config, key) != _value(_DEFAULT, key)
+    ]
+    if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
+        lines += [
+            f"explorer.rollout_model.{key} has no effect with the transformers engine"
+            for key in _VLLM_ONLY
+            if _value(config.explorer.rollout_model, key) != _value(_DEFAULT.explorer.rollout_model, key)
+        ]
+    if config.algorithm.kl_loss_fn is not None and config.algorithm.beta == 0:
+        lines.append("algorithm.kl_loss_fn has no effect while kl_loss_fn_args.kl_coef is 0")
+    if config.algorithm.kl_loss_fn == "k1" and config.algorithm.beta:
+        lines.append("algorithm.kl_loss_fn k1 has no gradient in expectation as a loss: k2 has the gradient of the KL")
+    if config.algorithm.kl_penalty_fn is not None and config.algorithm.kl_penalty_fn_args.kl_coef == 0:
+        lines.append("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
+    if gpu_count == 0 and config.cluster.gpu_per_node:
+        lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: there is no GPU here, processors compute")
+    if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
+        lines.append("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
+    if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
+        lines.append("trainer.gradient_accumulation_steps has no effect: a step takes a whole explore batch already")
+    for index, taskset in enumerate(config.buffer.explorer_input.eval_tasksets):
+        if taskset.task_selector != type(taskset.task_selector)():
+            key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
+            lines.append(f"{key} has no effect here: an evaluation runs every task")
+    lines += _single_call_notices(config)
+    if "wandb" in config.monitor.monitor_type:
+        lines.append("monitor.monitor_type wandb has no effect here: step metrics go to MLflow and TensorBoard")
+    return lines
+
+
+def _single_call_notices(config: RftConfig) -> Iterator[str]:
+    """One line for each setting that has no effect because the taskset's workflow makes a single call."""
+    taskset, explorer = config.buffer.explorer_input.taskset, config.explorer
+    if taskset is None or taskset.workflow != "single_turn":
+        return
+    settings = {
+        "explorer.over_rollout": explorer.over_rollout.ratio > 0,
+        "explorer.dynamic_timeout": explorer.dynamic_timeout.enable,
+        "explorer.workers": explorer.workers.kind == "process",
+    }
+    for key, is_set in settings.items():
+        if is_set:
+            yield f"{key} has no effect on workflow single_turn: its runs are one batch of the engine"
+
+
+def _value(section: object, key: str) -> object:
+    for name in key.split("."):
+        section = getattr(section, name)
+    return section
+
+
+_DEFAULT = RftConfig()

@@ -1,0 +1,11 @@
+"""The schema of ``rft.yaml``: one frozen pydantic model per section; a key's docstring is its description.
+
+Read in this order:
+
+- ``section``: ``Section``, the base class, which refuses unknown keys.
+- ``rft_config``: ``RftConfig``, the whole file, with the small sections ``model``, ``cluster`` and ``synchronizer``.
+- ``buffer`` (tasks, judges, experiences), ``explorer`` (engines and workflows), ``trainer`` (with ``algorithm``).
+- ``evaluation``, ``data_processor``, ``policies``.
+
+``docs/configuration.md`` is generated from these models.
+"""

@@ -1,0 +1,73 @@
+"""Sections ``evaluation``, ``registry`` and ``monitor``: how a policy is evaluated, and where results are stored."""
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt
+
+from rft_platform.config.schema.section import Section
+
+#: Metrics that an evaluation stores for each task, so that two policies can be compared task by task.
+PAIRED_METRICS = ("sampled_pass", "greedy_pass", "mean_reward")
+
+
+class Gate(Section):
+    """When an evaluated policy becomes the champion."""
+
+    metric: str = "sampled_pass"
+    """Metric of the evaluation that decides, for example sampled_pass, greedy_pass or mean_reward."""
+    min_delta: float = 0.0
+    """Minimum gain over the champion on the same tasks. At 0 the gain must be positive: a tie promotes nothing."""
+    min_value: float | None = None
+    """Minimum value of the metric itself."""
+    confident: bool | None = None
+    """true: the lower end of the 95 % interval of the gain (paired over tasks) must exceed ``min_delta``. false: the
+    gain itself must exceed it. Default: true for sampled_pass, greedy_pass and mean_reward, which are stored per task;
+    false for any other metric."""
+
+    @property
+    def needs_interval(self) -> bool:
+        """Whether the decision uses the confidence interval of the gain."""
+        return self.metric in PAIRED_METRICS if self.confident is None else self.confident
+
+
+class Evaluation(Section):
+    """Evaluation on the held-out tasksets."""
+
+    sampled_n: PositiveInt = 1
+    """Sampled runs per task, unless the taskset sets ``rollout_args.n``."""
+    greedy: bool = True
+    """Run every task once with greedy decoding, in addition to the sampled runs."""
+    every: PositiveInt = 1
+    """Rounds between two evaluations; the last round is always evaluated."""
+    gate: Gate = Gate()
+    schedule: str = "0 3 * * *"
+    """Accepted for compatibility, without effect: change the time of the schedule nightly_evaluation in the Automation
+    tab."""
+    bootstrap_seed: NonNegativeInt = 42
+    """Seed of the best@k and worst@k estimates."""
+
+
+class Registry(Section):
+    """The model registry."""
+
+    tracking_uri: str | None = None
+    """URI of the MLflow server. Default: a SQLite store below ``RFT_HOME``."""
+    model_name: str | None = None
+    """Name of the registered model. Default: ``<project>-<name>``."""
+
+
+MonitorType = Literal["tensorboard", "mlflow", "wandb"]
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class Monitor(Section):
+    """Where step metrics are written."""
+
+    monitor_type: Annotated[tuple[MonitorType, ...], BeforeValidator(_as_tuple)] = ("mlflow", "tensorboard")
+    """One name or a list. MLflow always receives all metrics, because it holds the models; ``tensorboard`` adds event
+    files."""
+    tensorboard_dir: str | None = None
+    """Folder of the event files; default: ``tensorboard`` below ``RFT_HOME``."""

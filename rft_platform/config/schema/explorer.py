@@ -1,0 +1,192 @@
+"""Sections ``explorer`` and ``engine``: how models are served, and how workflows run against them."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from rft_platform.config.schema.section import Section
+
+
+class RolloutModel(Section):
+    """How a model is served."""
+
+    engine_num: PositiveInt = 1
+    """Replicas: separate processes that share the work. A replica that fails is left out and restarted."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs per replica."""
+    enable_openai_api: bool = Field(
+        default=False, validation_alias=AliasChoices("enable_openai_api", "enable_openai_client")
+    )
+    """Accepted for compatibility, without effect: a workflow can always call the policy by OpenAI clients."""
+    enable_history: bool = False
+    """Accepted for compatibility, without effect: every call to the policy is always recorded."""
+    enable_auto_tool_choice: bool = False
+    """Accepted for compatibility: tool calls are parsed whenever a request offers tools."""
+    tool_call_parser: str | None = None
+    """Format in which the model writes tool calls (transformers engine: ``hermes``; vLLM: its parsers)."""
+    reasoning_parser: str | None = None
+    """Format in which the model marks its thoughts (transformers engine: ``qwen3``, ``deepseek_r1``; vLLM: its own)."""
+    enable_thinking: bool | None = None
+    """The chat template's switch for thinking. null: the template's own default."""
+    enable_prefix_caching: bool = True
+    """vLLM: reuse the KV cache of prompts with a common beginning."""
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """vLLM: share of the GPU's memory that the engine may use."""
+    enforce_eager: bool = False
+    """vLLM: do not capture CUDA graphs; starts faster, samples more slowly."""
+    dtype: str = "bfloat16"
+    """Data type of the weights on a GPU; ``engine.dtype`` overrides it."""
+    seed: int = 42
+    """Seed of requests that set none."""
+
+
+class AuxiliaryModel(RolloutModel):
+    """An additional model for workflows and judges. It is never trained, and calls to it are never recorded.
+
+    With ``model_path`` the platform serves it with a separate engine, configured by section ``engine`` and the keys of
+    ``rollout_model``. With ``base_url`` it is a model that is already served elsewhere.
+    """
+
+    name: str | None = None
+    """Name by which workflows and judges refer to the model. Default: the last part of ``model_path`` or of
+    ``model``."""
+    model_path: str = ""
+    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry."""
+    base_url: str | None = None
+    """Root of an OpenAI-compatible API, usually ending in /v1."""
+    model: str | None = None
+    """Model name in requests to ``base_url``."""
+    api_key_env: str | None = None
+    """Environment variable with the API key of ``base_url``. null: no key is needed."""
+    max_concurrency: PositiveInt | None = None
+    """Maximum number of concurrent requests of one process. Default: ``runner_per_model`` for each replica."""
+    timeout_s: PositiveFloat = 300.0
+    """Time-out of one attempt at a request, in seconds."""
+    max_model_len: PositiveInt | None = None
+    """Prompt and response together, in tokens. Default: the model's own limit."""
+    temperature: NonNegativeFloat | None = None
+    """Used if a request sets none; null: the server's default. The same holds for ``top_p`` and
+    ``max_response_tokens``."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Used if a request sets none."""
+    max_response_tokens: PositiveInt | None = None
+    """Used if a request sets none."""
+
+    @property
+    def known_as(self) -> str:
+        """The name as configured, or else derived from the model."""
+        return self.name or (self.model or self.model_path).rstrip("/").rpartition("/")[2]
+
+    def identity(self, served: str = "") -> str:
+        """What the model's answers depend on: the model, its address, and the fields that are set in each request.
+
+        ``served``: the folder that the platform's engine serves, if it is known; otherwise ``model_path`` is used.
+        """
+        model = f"{self.model} at {self.base_url}" if self.base_url else served or self.model_path
+        keys = ("temperature", "top_p", "max_response_tokens", "enable_thinking")
+        given = [f"{key}={getattr(self, key)}" for key in keys if getattr(self, key) is not None]
+        return ", ".join([model, *given])
+
+    @property
+    def lease(self) -> str:
+        """Stem of the lease and log file names of the model's first engine."""
+        return "auxiliary-" + re.sub(r"[^A-Za-z0-9_-]+", "-", self.known_as)
+
+    @property
+    def devices(self) -> int:
+        """Number of GPUs needed to serve the model; 0 if it is served elsewhere."""
+        return 0 if self.base_url else self.tensor_parallel_size * self.engine_num
+
+
+class OverRollout(Section):
+    """Explore more tasks than needed and drop the slowest. An evaluation always waits for every run."""
+
+    ratio: float = Field(default=0.0, ge=0, lt=1)
+    """Share of a batch's tasks that need not finish. 0: wait for every run."""
+    wait_after_min: NonNegativeFloat = 30.0
+    """Seconds that the remaining runs get after all runs of enough tasks have succeeded; then they are stopped."""
+
+
+class DynamicTimeout(Section):
+    """A time-out derived from the batch: ``ratio`` times the mean duration of the attempts that succeeded.
+
+    It applies after 8 attempts have succeeded. It is never below 1 second or above ``max_timeout``.
+    """
+
+    enable: bool = False
+    """Switches the derived time-out on."""
+    ratio: float = Field(default=3.0, gt=1)
+    """Factor on the mean duration."""
+
+
+class Workers(Section):
+    """Where workflows run that call the model themselves."""
+
+    kind: Literal["inprocess", "process"] = "inprocess"
+    """``process``: each run uses a worker process, which is killed at the time-out together with everything it
+    started."""
+    python: str | None = None
+    """Python interpreter (3.11 or later) of the agent's environment, which must have ``openai``. null: this
+    interpreter."""
+    count: PositiveInt | None = None
+    """Maximum number of processes. null: one for each concurrent run."""
+
+
+class Explorer(Section):
+    """Rollouts and the explorer service."""
+
+    rollout_model: RolloutModel = RolloutModel()
+    auxiliary_models: list[AuxiliaryModel] = Field(default_factory=list)
+    runner_per_model: PositiveInt = 8
+    """Concurrent runs for each engine replica."""
+    max_timeout: PositiveFloat = 1800.0
+    """Time-out of one attempt of a run, in seconds."""
+    max_retry_times: NonNegativeInt = 2
+    """Retries of a failed run."""
+    service_status_check_interval: PositiveFloat = 60.0
+    """Seconds between two checks of the service for a new checkpoint."""
+    proxy_port: int = Field(default=8010, ge=1, le=65535)
+    """Port of the explorer service (mode serve, which is not built yet)."""
+    listen_address: str = "127.0.0.1"
+    """Address of the explorer service (mode serve, which is not built yet)."""
+    eval_interval: PositiveInt = 100
+    """Explore batches between evaluations; used if it is set and ``evaluation.every`` is not."""
+    eval_on_startup: bool = True
+    """Also evaluate the starting policy."""
+    over_rollout: OverRollout = OverRollout()
+    dynamic_timeout: DynamicTimeout = DynamicTimeout()
+    workers: Workers = Workers()
+    group_policy: Literal["complete", "drop", "partial"] = "complete"
+    """How to handle a task with a run that failed or was stopped. ``complete``: retry the failed runs once more with
+    all their attempts, and drop the task if one still fails. ``drop``: drop the task. ``partial``: keep the runs that
+    succeeded."""
+    truncated_reward: float | None = Field(default=0.0, allow_inf_nan=False)
+    """Reward of a run that exceeded the context before its workflow returned a reward (if there is a judge, the judge's
+    reward counts instead). null: such a run counts as failed."""
+
+
+class Engine(Section):
+    """The process that serves the policy."""
+
+    kind: Literal["auto", "transformers", "vllm"] = "auto"
+    """``auto``: vLLM if CUDA and vLLM are available, else the embedded transformers engine."""
+    dtype: str = "auto"
+    """``auto``: ``explorer.rollout_model.dtype`` on a GPU, float32 on a CPU."""
+    threads: PositiveInt = 1
+    """CPU threads."""
+    idle_timeout_s: PositiveFloat = 900.0
+    """The process ends after so many seconds without a request."""
+    heartbeat_timeout_s: float = Field(default=120.0, ge=20.0)
+    """If ``/health`` (polled every 10 s during a request) gives no answer for so many seconds, the process is ended and
+    the phase retried."""
+    device: str = "auto"
+    """``auto``: cuda if available, else cpu."""
+    python: str | None = None
+    """Python interpreter of the environment with vLLM. null: this interpreter. ``RFT_VLLM_PYTHON`` overrides it."""
+    max_lora_rank: NonNegativeInt | None = None
+    """vLLM: maximum rank of an adapter, 0 for no adapter. null: derived from ``model.lora_configs``."""
+    kv_cache_gb: PositiveFloat = 1.0
+    """vLLM on a CPU: memory of the KV cache, in GB."""
+    vllm_args: dict[str, Any] = Field(default_factory=dict)
+    """Additional options of the vLLM server, for example ``{max_num_seqs: 64}``."""

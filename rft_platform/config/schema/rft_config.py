@@ -1,0 +1,219 @@
+"""The whole configuration file as one typed, frozen model."""
+
+import math
+from copy import deepcopy
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from rft_platform.config.schema.buffer import Buffer
+from rft_platform.config.schema.data_processor import DataProcessor
+from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
+from rft_platform.config.schema.explorer import Engine, Explorer
+from rft_platform.config.schema.policies import FurtherPolicy
+from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.trainer import Algorithm, Trainer, WarmStart
+
+Mode = Literal["both", "explore", "train", "serve", "bench", "colocate"]
+
+_SYNC_METHODS = {"online": "nccl", "offline": "checkpoint"}
+_SYNC_STYLES = {"explorer_driven": "dynamic_by_explorer", "trainer_driven": "dynamic_by_trainer"}
+
+
+class LoraConfig(Section):
+    """A LoRA adapter to train instead of the full weights."""
+
+    name: str = "lora"
+    """Name of the adapter in logs and in the engine."""
+    path: str | None = None
+    """An adapter to start from."""
+    lora_rank: PositiveInt = 32
+    """Rank of the update matrices."""
+    lora_alpha: PositiveInt = 32
+    """Scale of the update: ``lora_alpha / lora_rank``."""
+    target_modules: str | list[str] = "all-linear"
+    """Linear layers that get an adapter: ``all-linear``, a regular expression, or a list of names."""
+
+
+class Model(Section):
+    """The policy and its length limits, in tokens."""
+
+    model_path: str = ""
+    """A folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry. Required."""
+    critic_model_path: str | None = None
+    """Model whose body the critic starts from (ppo). Default: the policy's."""
+    max_model_len: PositiveInt | None = None
+    """Prompt and response together. Default: the model's own limit."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Tokens that prompts may take: together with ``max_response_tokens`` at most ``max_model_len``."""
+    max_response_tokens: PositiveInt | None = None
+    """Limit of a response. Default: half of ``max_model_len``, or 1024."""
+    temperature: NonNegativeFloat = 1.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling. Policy-gradient algorithms need 1."""
+    top_k: int = Field(default=-1, ge=-1)
+    """Sample from the ``top_k`` likeliest tokens; -1 or 0: from all. Policy-gradient algorithms need all."""
+    custom_chat_template: str | None = None
+    """A Jinja file, or the template itself."""
+    lora_configs: list[LoraConfig] = Field(default_factory=list)
+
+    @property
+    def response_limit(self) -> int:
+        """Maximum tokens of a response: ``max_response_tokens`` if set, else half of ``max_model_len``, else 1024."""
+        return self.max_response_tokens or (self.max_model_len or 2048) // 2
+
+
+class Cluster(Section):
+    """The machines of the run."""
+
+    node_num: PositiveInt = 1
+    """Number of machines of the trainer group; see ``trainer.rendezvous``."""
+    gpu_per_node: NonNegativeInt | None = None
+    """Default: all GPUs of the machine."""
+
+
+class Synchronizer(Section):
+    """When the explorer takes new weights, and how they are transferred. A version is an optimiser step."""
+
+    sync_method: Annotated[
+        Literal["nccl", "memory", "checkpoint"], BeforeValidator(lambda value: _SYNC_METHODS.get(value, value))
+    ] = "checkpoint"
+    """``online`` is an alias of nccl, ``offline`` an alias of checkpoint."""
+    sync_style: Annotated[
+        Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"],
+        BeforeValidator(lambda value: _SYNC_STYLES.get(value, value)),
+    ] = "fixed"
+    """``explorer_driven`` is an alias of dynamic_by_explorer, ``trainer_driven`` of dynamic_by_trainer."""
+    sync_interval: PositiveInt = 1
+    """fixed: explore batches per round. dynamic_by_explorer: explore batches after which the explorer takes newer
+    weights, if any. dynamic_by_trainer: optimiser steps after which the trainer publishes weights."""
+    sync_offset: NonNegativeInt = 0
+    """Explore batches that the explorer may run ahead of the trainer. In the dynamic styles 0 means no bound."""
+    max_staleness: NonNegativeInt | None = None
+    """Maximum number of policy versions (optimiser steps) between the weights that sampled a row and the weights that
+    train on it. In the dynamic styles the explorer waits instead of exceeding it. Older rows are left out and counted.
+    Default: no limit."""
+    sync_timeout: PositiveFloat = 3600.0
+    """Seconds to wait for the other side. Accepted for compatibility, without effect: a phase waits without a limit."""
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether a training takes all rows that have landed, instead of the rows of its own round."""
+        return self.sync_style != "fixed"
+
+    @property
+    def batches_a_round(self) -> int:
+        """Explore batches per round. In the dynamic styles it is 1: rows land batch by batch."""
+        return 1 if self.dynamic else self.sync_interval
+
+    @property
+    def offset_rounds(self) -> int:
+        """Rounds that exploration may start ahead of training: ``sync_offset`` in whole rounds, rounded up."""
+        return math.ceil(self.sync_offset / self.batches_a_round)
+
+
+class RftConfig(Section):
+    """The complete configuration of a run."""
+
+    mode: Mode = "both"
+    """``both``: explore and train in rounds. ``explore``: only roll out and judge. ``train``: train on explored rounds
+    or on a dataset (offline). ``bench``: evaluate the project's policies."""
+    project: str = Field(default="rft", min_length=1)
+    """Name of the project, part of checkpoint paths and of the registered model's name."""
+    group: str = ""
+    """Label for the runs of related experiments."""
+    name: str = Field(default="default", min_length=1)
+    """Name of the experiment."""
+    checkpoint_root_dir: str | None = None
+    """Checkpoints are stored in ``<checkpoint_root_dir>/<project>/<name>``. Default: ``checkpoints`` below
+    ``RFT_HOME``."""
+    continue_from_checkpoint: bool = True
+    """false: refuse to start in a folder that holds rounds already."""
+    seed: NonNegativeInt = 42
+    """Seed of sampling, task order and training."""
+    model: Model = Model()
+    policies: list[FurtherPolicy] = Field(default_factory=list)
+    """Trainable policies in addition to that of ``model``; each learns from the calls that name it."""
+    algorithm: Algorithm = Algorithm()
+    cluster: Cluster = Cluster()
+    buffer: Buffer = Buffer()
+    explorer: Explorer = Explorer()
+    data_processor: DataProcessor = DataProcessor()
+    trainer: Trainer = Trainer()
+    synchronizer: Synchronizer = Synchronizer()
+    monitor: Monitor = Monitor()
+    engine: Engine = Engine()
+    warm_start: WarmStart | None = None
+    evaluation: Evaluation = Evaluation()
+    registry: Registry = Registry()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_place_a_setting(cls, data: Any) -> Any:
+        """Merge keys that are synonyms of one setting into the key that the platform reads."""
+        return _fold_synonyms(data) if isinstance(data, dict) else data
+
+    @property
+    def offline_steps(self) -> int | None:
+        """Optimiser steps of an offline training; None: ``buffer.total_epochs`` passes over its dataset."""
+        given = [steps for steps in (self.buffer.total_steps, self.trainer.total_steps) if steps is not None]
+        return min(given, default=None)
+
+    @property
+    def selects_rows(self) -> bool:
+        """Whether each training selects its rows one by one. Otherwise it takes all rows of its own round."""
+        replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
+        return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
+
+
+def _fold_synonyms(data: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which each setting has the key that the platform reads. Malformed values are left for validation."""
+    data = deepcopy(data)
+    buffer = data.get("buffer")
+    if isinstance(buffer, dict) and "eval_tasksets" in buffer:
+        _section(buffer, "explorer_input").setdefault("eval_tasksets", buffer.pop("eval_tasksets"))
+
+    fixed = _get(data, "synchronizer.sync_style", "fixed") == "fixed"
+    interval = _get(data, "synchronizer.sync_interval", 1) if fixed else 1  # batches per round
+    batches = _get(data, "explorer.eval_interval")
+    if isinstance(batches, int) and isinstance(interval, int) and interval > 0:
+        _section(data, "evaluation").setdefault("every", max(1, math.ceil(batches / interval)))
+
+    _same_setting(data, "trainer.grad_clip", "algorithm.optimizer.clip_grad")
+    _same_setting(data, "buffer.explorer_input.taskset.rollout_args.n", "algorithm.repeat_times")
+    return data
+
+
+def _same_setting(data: dict[str, Any], synonym: str, key: str) -> None:
+    value = _get(data, synonym)
+    if value is None:
+        return
+    *parents, last = key.split(".")
+    section = data
+    for parent in parents:
+        section = _section(section, parent)
+    if section.get(last) is None:
+        section[last] = value
+    elif section[last] != value:
+        raise ValueError(f"{synonym} {value} and {key} {section[last]} are the same setting: give one of them")
+
+
+def _section(data: dict[str, Any], name: str) -> dict[str, Any]:
+    if data.get(name) is None:
+        data[name] = {}
+    return data[name] if isinstance(data[name], dict) else {}
+
+
+def _get(data: Any, key: str, default: Any = None) -> Any:
+    for name in key.split("."):
+        data = data.get(name) if isinstance(data, dict) else None
+    return default if data is None else data

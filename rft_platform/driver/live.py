@@ -1,0 +1,153 @@
+"""Progress on the terminal: a live table of running work, or time-stamped plain lines if it is not a terminal."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rft_platform.common.progress import LOGGER, Progress
+from rft_platform.observability.log_context import LOG as PHASES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.driver.live_table import LiveTable
+
+_PACKAGE = logging.getLogger("rft_platform")
+_DRIVER = "rft_platform.jobs.driver"
+_PLAIN_EVERY_S = 5.0
+
+#: Returns the lines that became ready for printing since its last call.
+News = Callable[[], Iterable[str]]
+
+
+@contextmanager
+def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen"]:
+    """Show the progress reported to ``rft_platform.common.progress`` in the block, news, and the package's warnings.
+
+    Yields the screen. A caller that prints the last failure itself withdraws it there with ``take_back_failure``.
+    """
+    with _live(console) if console.is_terminal else _plain(console) as view:
+        screen = Screen(view, news)
+        progress, warnings = ProgressHandler(screen), WarningHandler(screen)
+        level = LOGGER.level
+        LOGGER.setLevel(logging.INFO)
+        LOGGER.addHandler(progress)
+        _PACKAGE.addHandler(warnings)
+        try:
+            yield screen
+        finally:
+            LOGGER.removeHandler(progress)
+            _PACKAGE.removeHandler(warnings)
+            LOGGER.setLevel(level)
+            screen.catch_up()
+
+
+class PlainLines:
+    """Prints a line when a piece of work ends, and every few seconds while it runs."""
+
+    def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S) -> None:
+        self._console = console
+        self._every_s = every_s
+        self._last: dict[str, float] = {}
+
+    def update(self, progress: Progress) -> None:
+        """Record a progress report; print it if its time has come."""
+        done = progress.done >= progress.total
+        now = time.monotonic()
+        if not done and now - self._last.setdefault(progress.what, now) < self._every_s:
+            return
+        self._last[progress.what] = now
+        if done:
+            del self._last[progress.what]
+        self.say(str(progress))
+
+    def announce(self, line: str) -> None:
+        """Print the line of a completed round."""
+        self.say(line)
+
+    def say(self, line: str) -> None:
+        """Print a line with a time stamp."""
+        self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
+
+
+class Screen:
+    """Shared by the handlers: a view, the news, and the pending message about a failed phase.
+
+    The pending failure is printed when something else happens. The driver's line about a retry and the error that ends
+    a command name the same cause. They withdraw the pending failure, so that each failure is printed once.
+    """
+
+    def __init__(self, view: "PlainLines | LiveTable", news: News) -> None:
+        self.view = view
+        self._news = news
+        self._failure: str | None = None
+
+    def catch_up(self) -> None:
+        """Print everything so far: completed rounds, then the pending failure."""
+        for line in self._news():
+            self.view.announce(line)
+        if self._failure is not None:
+            self.view.say(self._failure)
+            self._failure = None
+
+    def hold_failure(self, line: str) -> None:
+        """Store the line of a failed phase as the pending failure."""
+        self.catch_up()
+        self._failure = line
+
+    def take_back_failure(self) -> None:
+        """Discard the pending failure, because it is printed elsewhere."""
+        self._failure = None
+
+
+class ProgressHandler(logging.Handler):
+    """Shows progress reports and notes, after the pending output before them."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the report in ``record``."""
+        progress: Progress | None = getattr(record, "progress", None)
+        if progress is not None:
+            self._screen.catch_up()
+            self._screen.view.update(progress)
+        announcement: str | None = getattr(record, "announcement", None)
+        if announcement is not None:
+            self._screen.view.say(announcement)
+
+
+class WarningHandler(logging.Handler):
+    """Prints a line for each warning of the platform's own modules."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.WARNING)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the warning, or hold back the failure of a phase."""
+        line = f"{record.levelname.lower()}: {record.getMessage()}"
+        if record.name == PHASES.name and record.levelno >= logging.ERROR:
+            self._screen.hold_failure(line)
+            return
+        if record.name == _DRIVER:
+            self._screen.take_back_failure()
+        self._screen.catch_up()
+        self._screen.view.say(line)
+
+
+@contextmanager
+def _live(console: "Console") -> Iterator["LiveTable"]:
+    from rft_platform.driver.live_table import LiveTable
+
+    table = LiveTable(console)
+    with table.bars:
+        yield table
+
+
+@contextmanager
+def _plain(console: "Console") -> Iterator[PlainLines]:
+    yield PlainLines(console)

@@ -1,0 +1,106 @@
+"""Check in a separate process whether the trainer accepts a run's models.
+
+Building a model imports transformers, which costs seconds, 500 MB, and in a notebook warnings about missing widgets.
+The process runs in parallel with the other checks of a run. An accepted model is not built again.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.files import atomic_path
+from rft_platform.config.schema.rft_config import RftConfig
+
+_TRAINING_MODES = ("both", "train", "colocate")
+_PROGRAM = "rft_platform.training.packed.model_check"
+_ROOT = Path(__file__).parents[2]
+_PACKAGES = ("rft_platform", "torch", "transformers")
+_LIMIT_S = 300.0  # minutes on a network file system that reads transformers for the first time
+
+
+class ModelCheck:
+    """A running check: the models, and the process that builds them."""
+
+    def __init__(self, models: Mapping[str, Path], longest: int | None) -> None:
+        """Start to check ``models`` (by the key of rft.yaml that names them) for rows of ``longest`` tokens."""
+        self._models = {key: folder for key, folder in models.items() if not _accepted(folder, longest).is_file()}
+        self._longest = longest
+        self._process = _start([str(folder) for folder in self._models.values()], longest) if self._models else None
+
+    def problems(self) -> Iterator[str]:
+        """Wait for the result; yield a line for each model that the trainer would refuse."""
+        if self._process is None:
+            return
+        try:
+            output, errors = self._process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            names = ", ".join(str(folder) for folder in self._models.values())
+            raise RftError(f"{names}: building the model to check it took more than {_LIMIT_S:.0f} s") from None
+        if self._process.returncode:
+            raise RftError(f"the check of the models failed: {(errors.strip().splitlines() or ['no message'])[-1]}")
+        for (key, folder), problem in zip(self._models.items(), json.loads(output), strict=True):
+            if problem is None:
+                _remember(_accepted(folder, self._longest))
+            else:
+                yield f"{key}: {problem}"
+
+    def stop(self) -> None:
+        """End the process if it still runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+@contextmanager
+def model_check(config: RftConfig) -> Iterator[ModelCheck]:
+    """Check the policies in local folders that ``config`` trains, in parallel with the block."""
+    from rft_platform.inference.launch.launcher import check_model_folder
+
+    models = {"model.model_path": config.model.model_path}
+    models |= {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
+    local: dict[str, Path] = {}
+    for key, name in models.items() if config.mode in _TRAINING_MODES else ():
+        with suppress(UserError):  # the check of the run's other settings reports it
+            folder = Path(name)
+            if folder.is_dir():
+                check_model_folder(folder)
+                local[key] = folder
+    check = ModelCheck(local, config.model.max_model_len)
+    try:
+        yield check
+    finally:
+        check.stop()
+
+
+def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
+    path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _PROGRAM, json.dumps({"folders": folders, "longest": longest})],
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,  # Ctrl-C on the terminal goes to the run, which ends this process
+    )  # fmt: skip
+
+
+def _accepted(folder: Path, longest: int | None) -> Path:
+    """The file in the user's cache that marks this model as accepted by this version of the check."""
+    digest = hashlib.sha256(json.dumps([longest, *(version(package) for package in _PACKAGES)]).encode())
+    training = Path(__file__).parents[1] / "training"
+    for file in (folder / "config.json", *(training / f"{name}.py" for name in ("trainable", "packable", "logprobs"))):
+        digest.update(file.read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rft_platform" / "trainable_models" / digest.hexdigest()
+
+
+def _remember(accepted: Path) -> None:
+    with suppress(OSError):  # the cache is not writable: build the model again next time
+        accepted.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(accepted) as path:
+            path.touch()

@@ -1,0 +1,56 @@
+"""What to do after a run: location and use of the weights, and commands that can be copied as printed."""
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.config.home import Home
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.driver.round_lines import RoundLine
+    from rft_platform.rounds.project.project import Project
+
+
+def rft_command(home: Home) -> str:
+    """The command line that calls ``rft`` for this home from this folder, also without an activated environment."""
+    found, beside = shutil.which("rft"), Path(sys.executable).with_name("rft")
+    if found is not None and Path(found).parent.resolve() == beside.parent.resolve():
+        program = "rft"
+    elif beside.exists():
+        program = shlex.quote(_from_here(beside))
+    else:
+        program = f"{shlex.quote(_from_here(Path(sys.executable)))} -m rft_platform"
+    if home.root == Path(".rft").absolute():
+        return program
+    return f"RFT_HOME={shlex.quote(_from_here(home.root))} {program}"
+
+
+def model_uri(project: "Project", line: "RoundLine") -> str | None:
+    """``models:/NAME/VERSION`` of the policy that a round ended with; None if it is not registered."""
+    return None if line.model_version is None else f"models:/{project.model_name}/{line.model_version}"
+
+
+def print_next_steps(project: "Project", console: "Console", model: str | None, checkpoint: str | None) -> None:
+    """Print the commands for looking at the results, and those for using the weights in ``checkpoint``."""
+    rft = rft_command(project.home)
+    steps = {"look at every row, checkpoint and score": f"{rft} ui", "all rounds in a table": f"{rft} rounds"}
+    if model is not None:
+        steps["where these weights come from"] = f"{rft} trace {model}"
+    if checkpoint is not None:
+        folder = shlex.quote(_from_here(Path(checkpoint)))
+        steps["use the weights in Python (transformers)"] = f"AutoModelForCausalLM.from_pretrained({checkpoint!r})"
+        steps["serve the weights (vLLM)"] = f"vllm serve {folder}"
+    console.print("\nNext", style="bold")
+    for what, command in steps.items():
+        console.print(f"{what:<40} {command}", markup=False, soft_wrap=True)
+
+
+def _from_here(path: Path) -> str:
+    """The shortest form of the path: relative if it is below this folder. Symbolic links are kept."""
+    here = Path.cwd()
+    return os.fspath(path.relative_to(here)) if path.is_relative_to(here) else os.fspath(path)

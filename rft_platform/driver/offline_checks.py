@@ -1,0 +1,89 @@
+"""Checks of an offline training before it starts: its dataset, its models, a changed length."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import read_json
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project.project import Project
+
+_TOKENIZER = "tokenizer_config.json"
+
+
+def offline_problems(project: "Project") -> Iterator[str]:
+    """One line per problem that would make the training fail. Reads the whole dataset."""
+    from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.offline_dataset import load_dataset
+
+    config = project.config
+    try:
+        load_dataset(project)
+    except UserError as error:
+        yield str(error)
+    model = Path(config.model.model_path)
+    if model.is_dir() and config.model.custom_chat_template is None and not has_chat_template(model):
+        yield f"model.model_path {model}: its tokenizer has no chat template, which conversations are rendered with"
+    teacher = config.algorithm.teacher_model_path
+    if teacher is not None and Path(teacher).is_dir():
+        try:
+            check_model_folder(Path(teacher))
+        except UserError as error:
+            yield f"algorithm.teacher_model_path: {error}"
+    yield from _length_problems(project)
+
+
+def offline_notices(project: "Project") -> Iterator[str]:
+    """Lines about the dataset's size, rows left out, and held-out tasks that also occur in the dataset."""
+    from rft_platform.rounds.offline import offline_steps
+    from rft_platform.rounds.offline_dataset import leaked_tasks, load_dataset
+
+    dataset = load_dataset(project)
+    steps = offline_steps(project, len(dataset.rows))
+    yield f"{dataset.report.source}: {len(dataset.rows):,} rows, {steps:,} optimiser steps"
+    if said := dataset.report.left_out():
+        yield f"{dataset.report.source}: {said}"
+    yield from _too_long(project, dataset.report.source)
+    leaks = leaked_tasks(project, dataset)
+    if leaks:
+        held_out = sum(len(tasks.tasks) for _, tasks in project.eval_tasks)
+        yield f"{dataset.report.source}: {len(leaks)} of {held_out} held-out tasks are asked in it"
+
+
+def has_chat_template(model: Path) -> bool:
+    """Whether the tokenizer in a model folder has a chat template."""
+    if any(model.glob("*.jinja")) or (model / "chat_template.json").exists():
+        return True
+    file = model / _TOKENIZER
+    return file.exists() and bool(read_json(file).get("chat_template"))
+
+
+def _too_long(project: "Project", source: str) -> Iterator[str]:
+    """A line on rows left out as too long; they are counted by the training, so there is none before it."""
+    from rft_platform.rounds.offline import ROUND
+    from rft_platform.rounds.project.notes import TRAIN
+
+    trained = project.store.read_note(ROUND, TRAIN) or {}
+    if count := int(trained.get("metrics", {}).get("rows_too_long", 0)):
+        yield f"{source}: {count:,} rows longer than max_model_len left out"
+
+
+def _length_problems(project: "Project") -> Iterator[str]:
+    """A finished training cannot be extended; a new one has to start from its weights."""
+    from rft_platform.rounds.offline import ROUND, offline_steps
+    from rft_platform.rounds.offline_dataset import read_dataset
+    from rft_platform.rounds.project.notes import TRAIN
+
+    trained, dataset = project.store.read_note(ROUND, TRAIN), read_dataset(project, ROUND)
+    if trained is None or dataset is None:
+        return
+    too_long = int(trained.get("metrics", {}).get("rows_too_long", 0))
+    wanted = offline_steps(project, dataset.rows - too_long)
+    if trained["steps"] not in (0, wanted):
+        yield (
+            f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings now "
+            f"ask for {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
+            f"model.model_path models:/{project.model_name}@candidate"
+        )

@@ -1,0 +1,218 @@
+"""All checks before a run starts: settings, files, data, judge, workflow, models, disk space."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.allowed_changes import check_unchanged
+from rft_platform.config.checks.check_config import check_config
+from rft_platform.config.dry_run import RunPlan, run_plan
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.machine import cpu_count, gpu_count
+from rft_platform.driver.model_check import model_check
+from rft_platform.driver.offline_checks import offline_notices, offline_problems
+from rft_platform.driver.prompt_lengths import check_prompt_lengths, task_lines
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project.project import Project
+
+_LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
+_COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
+_DRIVEN_MODES = ("both", "explore", "train", "bench")
+_NOT_BUILT = {
+    "serve": "the explorer service of online training is not built yet",
+    "colocate": "engine and trainer have processes of their own here, also on one GPU: mode both does the same work",
+}
+
+
+def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
+    """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing.
+
+    With ``dry`` it also returns the plan of a mode that cannot be run yet, with a notice about that.
+    """
+    from rft_platform.rounds.maintenance.verification import check_judgements
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.noted_versions import check_registry
+
+    if config.mode in _NOT_BUILT and not dry:
+        driven = ", ".join(_DRIVEN_MODES)
+        raise UserError(f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}")
+    project = Project(home, config)
+    check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpu_count())
+    with model_check(config) as models:
+        problems = list(_problems(project))
+        problems += [] if dry else _missing_models(config)
+        problems = problems or list(models.problems())  # takes seconds: only if all other checks pass
+    if problems:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    if not dry:
+        check_registry(project)
+        check_judgements(project.store)
+    task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
+    plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
+    unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
+    notices = (*unbuilt, *(_unfetched_models(config) if dry else ()), *plan.notices, *_data_notices(project))
+    return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
+
+
+def check_writable(home: Home) -> None:
+    """Raise UserError if the project's folder cannot be created or written."""
+    folder = nearest_folder(home.root)
+    if not folder.is_dir():
+        raise UserError(f"RFT_HOME {home.root}: {folder} is a file; point RFT_HOME at a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UserError(f"RFT_HOME {home.root}: {folder} cannot be written; point RFT_HOME at a folder of your own")
+
+
+def refuse_bad_target(json_file: Path | None) -> None:
+    """Raise UserError if a result could not be written to ``json_file``, before minutes of work are spent."""
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UserError(f"--json {json_file}: its folder does not exist; make it first")
+    if json_file is not None and json_file.is_dir():
+        raise UserError(f"--json {json_file}: is a folder; name a file")
+
+
+def check_room(home: Home, model: Path | None = None) -> None:
+    """Raise UserError if the disk has no space for a few checkpoints of ``model``; None stands for a small model."""
+    free = shutil.disk_usage(nearest_folder(home.root)).free
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors")) if model is not None else 0
+    needed = max(_LEAST_FREE, _COPIES * weights)
+    if free < needed:
+        raise UserError(
+            f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
+            "rows and checkpoints; make room, or point RFT_HOME at another disk"
+        )
+
+
+def nearest_folder(path: Path) -> Path:
+    """``path``, or its nearest existing parent."""
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _problems(project: "Project") -> Iterator[str]:
+    """One line per problem that would make the run fail."""
+    from rft_platform.inference.launch.launcher import check_model_folder
+    from rft_platform.rounds.selection.task_selection import check_selector
+    from rft_platform.rounds.setup.algorithm import check_algorithm, check_operators
+    from rft_platform.rounds.setup.connections import check_engines
+    from rft_platform.rounds.setup.side_engines import check_keys
+    from rft_platform.rounds.setup.taskset_binding import check_judge, check_workflow
+
+    config, home = project.config, project.home
+    yield from _attempt(check_algorithm, project.settings)
+    yield from _attempt(check_operators, project.settings)
+    model, inputs = Path(config.model.model_path), config.buffer.explorer_input
+    yield from _attempt(check_may_start, home, config)
+    yield from _attempt(check_keys, config)
+    yield from _attempt(check_writable, home)
+    if no_room := list(_attempt(check_room, home, model if _writes_checkpoints(config) else None)):
+        yield from () if is_finished(project) else no_room
+    if _serves(project):
+        yield from _attempt(check_engines, config)
+    if model.is_dir():
+        yield from _attempt(check_model_folder, model)
+    if inputs.taskset is not None:
+        yield from _attempt(check_selector, project)  # also reads the tasks
+    yield from _attempt(lambda: project.eval_tasks)
+    if project.settings.offline is not None:
+        yield from offline_problems(project)
+    for taskset in [*([inputs.taskset] if inputs.taskset else []), *inputs.eval_tasksets]:
+        yield from _attempt(check_workflow, project, taskset)
+        yield from _attempt(check_judge, project, taskset)
+        yield from _attempt(check_prompt_lengths, project, taskset)
+
+
+def is_finished(project: "Project") -> bool:
+    """Whether nothing is left to do in the project's folder."""
+    from rft_platform.rounds.planning.plan import plan_next
+    from rft_platform.rounds.planning.project_state import Launches, observe
+
+    return project.home.holds_results and plan_next(observe(project, Launches())).finished
+
+
+def _writes_checkpoints(config: RftConfig) -> bool:
+    return config.mode in ("both", "train", "colocate") and not config.model.lora_configs
+
+
+def _serves(project: "Project") -> bool:
+    """Whether the run needs an engine; an offline training needs one for its evaluation."""
+    return project.settings.offline is None or bool(project.config.buffer.explorer_input.eval_tasksets)
+
+
+def _missing_models(config: RftConfig) -> list[str]:
+    """One line per model that its engine would not find at its start; hub names are looked up on the hub."""
+    from rft_platform.rounds.setup.connections import check_model
+
+    return [line for key, name in _models(config).items() for line in _attempt(check_model, name, key)]
+
+
+def _unfetched_models(config: RftConfig) -> list[str]:
+    """One notice per hub model that a run would have to download first; uses no network."""
+    from rft_platform.rounds.setup.connections import is_hub_name, was_fetched
+
+    return [
+        f"{key} {name}: no such folder here and not in the cache of the Hugging Face hub; a run fetches it first, over "
+        "the network"
+        for key, name in _models(config).items()
+        if is_hub_name(name) and not was_fetched(name)
+    ]
+
+
+def _models(config: RftConfig) -> dict[str, str]:
+    """The models for which an engine starts, by configuration key."""
+    models = {"model.model_path": config.model.model_path}
+    for entry in config.explorer.auxiliary_models:
+        if not entry.base_url:
+            models[f"explorer.auxiliary_models ({entry.known_as}).model_path"] = entry.model_path
+    return models | {f"policies ({entry.name}).model_path": entry.model_path for entry in config.policies}
+
+
+def _data_notices(project: "Project") -> Iterator[str]:
+    """Lines about rows left out of datasets, and about held-out tasks that are also explored."""
+    from rft_platform.tasks.leakage import find_leaks
+
+    if project.settings.offline is not None:
+        yield from offline_notices(project)
+    explored = [project.tasks] if project.config.buffer.explorer_input.taskset else []
+    held_out = [dataset for _, dataset in project.eval_tasks]
+    for dataset in [*explored, *held_out]:
+        report = dataset.report
+        if report.duplicates or report.empty:
+            left_out = f"{report.duplicates} duplicate and {report.empty} empty of {report.rows} rows"
+            yield f"{report.source}: left out {left_out}"
+    for dataset in held_out if explored else []:
+        leaks = find_leaks(explored[0].tasks, dataset.tasks)
+        if leaks:
+            yield f"{dataset.report.source}: {len(leaks)} of {len(dataset.tasks)} held-out tasks are also explored"
+
+
+def _attempt(check: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """Yield the message of a UserError raised by ``check``."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield str(error)
+
+
+def check_may_start(home: Home, config: RftConfig) -> None:
+    """Raise UserError if the folder has results of another project, or of this one with other settings."""
+    if not home.config_file.exists() or not home.holds_results:
+        return
+    old = load_config(home.config_file)
+    if (old.project, old.name) != (config.project, config.name):
+        raise UserError(
+            f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
+            "RFT_HOME at another folder, or move this one aside"
+        )
+    check_unchanged(old, config)
+    if not config.continue_from_checkpoint and home.rounds.is_dir():
+        raise UserError(
+            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it to "
+            "true to go on, or point RFT_HOME at another folder"
+        )

@@ -1,0 +1,156 @@
+"""One-line result of each round, read only from the notes of its phases."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.driver.run_cost import launch_seconds
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.reporting.round_history import time_split
+from rft_platform.rounds.selection.pending_rows import selection_note
+from rft_platform.rounds.selection.row_selection import rounds_of
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project.project import Project
+
+#: Reason why rows have no advantage, and the remedy.
+EQUAL = "within each group all rewards are equal: take easier tasks, more runs of each, or a warm start"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLine:
+    """Figures of one round; None for a phase that has not ended or a number not measured. Round 0 is the start."""
+
+    round: int
+    reward: float | None = None  # mean over the explored runs
+    judged_anew: bool = False  # ``reward`` is from another judge than the one used for the round's training
+    pass_rate_sampled: float | None = None  # of the held-out tasks
+    pass_rate_greedy: float | None = None
+    kl: float | None = None  # engine to trainer, k3 estimate, nats per token
+    entropy: float | None = None  # nats per token
+    rows: int | None = None
+    tokens_per_s: float | None = None  # completion tokens of the rollouts
+    optimizer_steps: int | None = None
+    policy_version: int | None = None
+    policies: dict[str, int] = field(default_factory=dict)  # versions of the further policies
+    model_version: str | None = None
+    champion: bool = False
+    checkpoint: str | None = None
+    trained_in: int | None = None  # dynamic styles: the round whose training took its rows, if different
+    nothing_trained: str | None = None  # the reason, for a round without an optimiser step
+    seconds: dict[str, float] = field(default_factory=dict)  # rollout, judge, train, evaluation, overhead
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as plain JSON values."""
+        return asdict(self)
+
+
+def round_lines(project: "Project", last: int = 0) -> list[RoundLine]:
+    """A line for every round begun so far, the starting policy first; ``last`` limits them to the newest ones."""
+    walls = launch_seconds(project.home)
+    lines = [round_line(project, number, walls.get(number)) for number in project.store.rounds()[-last:]]
+    newest = max((line.round for line in lines if line.champion), default=None)
+    took = _trainings(project, [line.round for line in lines])
+    return [
+        replace(
+            line,
+            champion=line.round == newest,
+            trained_in=None if line.optimizer_steps else took.get(line.round),
+        )
+        for line in lines
+    ]
+
+
+def _trainings(project: "Project", rounds: list[int]) -> dict[int, int]:
+    """The first training that took rows of each round, for trainings that select their rows."""
+    took: dict[int, int] = {}
+    for number in rounds if project.config.selects_rows else ():
+        note = selection_note(project.store, number)
+        for source in rounds_of(note) if note is not None else ():
+            took.setdefault(source, number)
+    return {source: number for source, number in took.items() if source != number}
+
+
+def round_line(project: "Project", number: int, wall_s: float | None = None) -> RoundLine:
+    """The line of one round; ``champion`` means that its evaluation promoted it. ``wall_s`` covers all its launches."""
+    store = project.store
+    explored, judged, trained, evaluated, policy = (
+        store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
+    )
+    metrics, scores = trained.get("metrics", {}), evaluated.get("metrics", {})
+    return RoundLine(
+        round=number,
+        reward=judged.get("mean_reward"),
+        judged_anew=trained.get("judge_version") not in (None, judged.get("judge_version")),
+        pass_rate_sampled=scores.get("sampled_pass"),
+        pass_rate_greedy=scores.get("greedy_pass"),
+        kl=metrics.get("mismatch_k3"),
+        entropy=metrics.get("entropy"),
+        rows=explored.get("rows"),
+        tokens_per_s=explored.get("tokens_per_s"),
+        optimizer_steps=trained.get("steps"),
+        policy_version=policy.get("policy_version"),
+        policies=_further_versions(project, number),
+        model_version=policy.get("model_version"),
+        champion=evaluated.get("promoted", False),
+        checkpoint=policy.get("folder"),
+        nothing_trained=nothing_trained(trained),
+        seconds=time_split(explored, judged, trained, evaluated, wall_s),
+    )
+
+
+def _further_versions(project: "Project", number: int) -> dict[str, int]:
+    names = [entry.name for entry in project.config.policies]
+    notes = {name: project.store.read_note(number, f"policy-{name}") for name in names}
+    return {name: note["policy_version"] for name, note in notes.items() if note is not None}
+
+
+def nothing_trained(trained: dict[str, Any]) -> str | None:
+    """The reason why a training made no optimiser step; None if it made one or has not run yet."""
+    if trained.get("steps") != 0:
+        return None
+    metrics = trained.get("metrics", {})
+    rows, dropped = (int(metrics.get(name, 0)) for name in ("rows", "rows_dropped"))
+    why = [f"all {rows:,} rows have advantage 0 ({EQUAL})"] if rows else []
+    stale = ((trained.get("row_selection") or {}).get("rows") or {}).get("stale", 0)
+    if dropped:
+        others = rows or stale
+        why.append(f"filters left out {dropped:,} rows" if others else f"filters left out all {dropped:,} rows")
+    if stale:
+        why.append(f"{stale:,} rows were older than synchronizer.max_staleness allows")
+    return f"nothing trained: {', '.join(why) or 'there were no rows'}"
+
+
+class RoundNews:
+    """Returns, at each call, a line for each round completed since the previous call."""
+
+    def __init__(self, project: "Project") -> None:
+        self._project = project
+        self._next = 0
+        self()  # skip the rounds that are complete already
+
+    def __call__(self) -> list[str]:
+        """The lines of newly completed rounds, in order."""
+        lines = []
+        while self._project.store.read_note(self._next, "evaluation") is not None:
+            lines.append(describe_round(round_line(self._project, self._next)))
+            self._next += 1
+        return lines
+
+
+def describe_round(line: RoundLine) -> str:
+    """A round in one line: reward, pass rates, published versions."""
+    parts = {
+        "reward": _said(line.reward, ".3f"),
+        "held-out sampled": _said(line.pass_rate_sampled, ".1%"),
+        "greedy": _said(line.pass_rate_greedy, ".1%"),
+        "policy": _said(line.policy_version, "d", "v"),
+        "model": line.model_version,
+    }
+    said = "  ".join(f"{name} {value}" for name, value in parts.items() if value is not None)
+    name = round_key(line.round) if line.round else "start"
+    ends = ("champion" if line.champion else None, line.nothing_trained)
+    return "  ".join([name, said, *filter(None, ends)])
+
+
+def _said(value: float | None, form: str, prefix: str = "") -> str | None:
+    return None if value is None else f"{prefix}{value:{form}}"

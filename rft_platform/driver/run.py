@@ -1,0 +1,115 @@
+"""Drive a project to the end of its plan from the command line, with progress, interruption and clean-up."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import RftError
+from rft_platform.common.processes.gc_control import importing, keep_imports
+from rft_platform.common.processes.signals import terminable, undisturbed
+from rft_platform.common.user_code import find_working_folder
+from rft_platform.config.home import Home
+from rft_platform.driver.live import showing_progress
+from rft_platform.driver.round_lines import RoundNews
+from rft_platform.driver.run_cost import recorded_cost
+from rft_platform.jobs.driver_lock import refuse_second_driver
+from rft_platform.observability.log_rotation import logs_bounded
+from rft_platform.observability.logs import configured
+from rft_platform.observability.masked_output import masked
+from rft_platform.servers.leases import leases_of, stop, stop_strays, wait_for_starts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rft_platform.jobs.driver import DriveResult
+    from rft_platform.rounds.project.project import Project
+
+
+def drive_project(project: "Project", console: "Console", detach: bool = False) -> "DriveResult":
+    """Run the plan until it is finished; raises the error that made it fail.
+
+    Stops the engine and trainer that it started, unless ``detach``; those that ran before keep running. The definitions
+    read the home from the environment, so call ``use_home`` first.
+    """
+    refuse_second_driver(project.home)
+    with terminable(), started_processes_end(project.home, console, detach), recorded_cost(project.home) as cost:
+        with console.status("loading"), importing():
+            from dagster import DagsterExecutionInterruptedError
+
+            from rft_platform.definitions import defs
+            from rft_platform.jobs.driver import drive
+        keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
+        try:
+            log = project.home.logs / "driver.log"
+            with (
+                showing_progress(console, RoundNews(project)) as screen,
+                prints_go_to(log),
+                configured("driver"),
+                logs_bounded(log.parent),
+            ):
+                result = drive(project, defs)
+                if result.failed:  # that failure is raised below
+                    screen.take_back_failure()
+        except (KeyboardInterrupt, DagsterExecutionInterruptedError):
+            _cancel_training(project)
+            raise KeyboardInterrupt from None
+        cost.launches = [
+            {"kind": done.kind, "round": done.round, "run_id": done.run_id, "wall_s": done.wall_s}
+            for done in result.launched
+        ]
+    if result.failed:
+        raise _failure(result)
+    return result
+
+
+def use_home(home: Home) -> None:
+    """Use ``home`` in everything imported or started from here on, and find user code in the current folder."""
+    os.environ["RFT_HOME"] = str(home.root)
+    os.environ["DAGSTER_HOME"] = str(home.dagster)
+    find_working_folder()
+
+
+@contextmanager
+def started_processes_end(home: Home, console: "Console", detach: bool = False) -> Iterator[None]:
+    """Stop the engine and the trainer that were started in the block; those that ran before it keep running."""
+    before = {held.identity for held in leases_of(home) if held.alive}
+    try:
+        yield
+    finally:
+        if not detach:
+            with undisturbed(), console.status("ending engine and trainer"):
+                wait_for_starts(home)
+                for held in leases_of(home):
+                    if held.identity not in before:
+                        stop(held)
+                stop_strays(home, keep=before)
+
+
+@contextmanager
+def prints_go_to(log: Path) -> Iterator[None]:
+    """Append what the block prints (mainly Dagster's log of every event) to ``log``, with secrets masked."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8", buffering=1) as stream:
+        quiet = masked(stream)
+        with redirect_stdout(quiet), redirect_stderr(quiet):
+            yield
+
+
+def _cancel_training(project: "Project") -> None:
+    """Cancel the training that the interrupted drive requested; a trainer that stays reloads its parent's state.
+
+    If the trainer does not answer within seconds, ``started_processes_end`` stops it.
+    """
+    from rft_platform.rounds.setup.connections import trainer_client
+
+    with suppress(RftError):
+        trainer_client(project).cancel()
+
+
+def _failure(result: "DriveResult") -> RftError:
+    cause, said = result.error, result.failed or ""
+    if cause is not None and str(cause) not in said:
+        said = f"{said}\n{cause}"
+    return RftError(said) if cause is None else type(cause)(said)

@@ -1,0 +1,72 @@
+"""Cost of every drive of a project: wall time, CPU time, and the time of each launch."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.errors import RftError
+from rft_platform.common.files import read_json, write_json
+from rft_platform.config.home import Home
+from rft_platform.servers.leases import leases_of, processor_seconds
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class DriveCost:
+    """The cost of one drive, from its start to its end, successful or not."""
+
+    started_at: float  # seconds since the epoch
+    wall_s: float = 0.0
+    cpu_s: float = 0.0  # of the driver, the engine and the trainer
+    launches: list[dict[str, Any]] = field(default_factory=list)  # kind, round, run_id, wall_s
+
+
+@contextmanager
+def recorded_cost(home: Home) -> Iterator[DriveCost]:
+    """Measure the block and add its cost to the project's ledger; engine and trainer must still run at its end."""
+    cost = DriveCost(time.time())
+    wall, cpu = time.perf_counter(), time.process_time()
+    before = {held.identity: processor_seconds(held) for held in leases_of(home)}
+    try:
+        yield cost
+    finally:
+        cost.wall_s = time.perf_counter() - wall
+        cost.cpu_s = time.process_time() - cpu
+        for held in leases_of(home):
+            cost.cpu_s += processor_seconds(held) - (before.get(held.identity, 0.0) if held.alive else 0.0)
+        try:
+            write_json(_file(home), [*map(asdict, drive_costs(home)), asdict(cost)])
+        except (OSError, RftError) as error:  # bookkeeping must neither fail a run nor hide its error
+            LOG.warning("the cost of this run was not recorded: %s", error)
+
+
+def drive_costs(home: Home) -> list[DriveCost]:
+    """All drives so far, oldest first. An unreadable ledger is renamed to ``.damaged`` and does not stop the run."""
+    file = _file(home)
+    try:
+        return [DriveCost(**item) for item in read_json(file)]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        LOG.warning("%s cannot be read (%s): what earlier runs took is not shown", file, error)
+        with suppress(OSError):
+            file.replace(file.with_name(f"{file.name}.damaged"))
+        return []
+
+
+def launch_seconds(home: Home) -> dict[int, float]:
+    """Wall seconds of all launches of each round, without rounds driven by the daemon."""
+    seconds: dict[int, float] = {}
+    for cost in drive_costs(home):
+        for launch in cost.launches:
+            seconds[launch["round"]] = seconds.get(launch["round"], 0.0) + launch["wall_s"]
+    return seconds
+
+
+def _file(home: Home) -> Path:
+    return home.logs / "drives.json"

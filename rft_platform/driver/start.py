@@ -1,0 +1,42 @@
+"""Write a configuration to the project's folder, or refuse it."""
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
+from rft_platform.config.dry_run import RunPlan
+from rft_platform.config.home import Home
+from rft_platform.config.load import dump_config
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver.console import notes
+from rft_platform.driver.preflight import check_run
+
+
+def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
+    """The configuration with a budget of ``rounds`` rounds; unchanged if ``rounds`` is None."""
+    if rounds is None:
+        return config
+    if config.mode == "train":
+        raise UserError("--rounds: mode train works on what there is, explored rounds or a dataset; leave it out")
+    buffer = config.buffer.model_copy(update={"total_steps": rounds * config.synchronizer.batches_a_round})
+    trainer = config.trainer.model_copy(update={"total_steps": None})
+    return config.model_copy(update={"buffer": buffer, "trainer": trainer})
+
+
+def write_config(home: Home, config: RftConfig) -> None:
+    """Write the configuration that every process of the project reads. Raises UserError while another run is active."""
+    from rft_platform.jobs.driver_lock import refuse_second_driver
+
+    refuse_second_driver(home)
+    write_text(home.config_file, dump_config(config))
+    home.make_private()  # the folder may have existed before
+
+
+def begin(home: Home, config: RftConfig) -> RunPlan:
+    """Check a configuration and write it to the project's folder; returns its plan.
+
+    Raises UserError, with nothing written, if it cannot be run.
+    """
+    plan = check_run(home, config)
+    for notice in plan.notices:
+        notes().print(f"note: {notice}", markup=False, soft_wrap=True)
+    write_config(home, config)
+    return plan

@@ -1,0 +1,209 @@
+"""The ledger of a round (``files.json``): every Parquet file that has landed, with digest, rows and size.
+
+Readers ignore files that are not in the ledger. ``files.json`` is replaced atomically after each file is renamed into
+place, both under the round's lock. A crash between the two steps leaves a file that nobody reads and that the repeated
+phase replaces. A round from a version without ledgers gets one on first read, which accepts all files in its folder.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rft_platform.common.errors import StorageError
+from rft_platform.common.files import atomic_path, digest_file, read_sealed_json, write_sealed_json
+from rft_platform.common.locks import locked
+from rft_platform.experience.file_names import batches_in, without_doubles
+from rft_platform.experience.schema import version_of
+
+LEDGER = "files.json"
+ROLLOUTS, JUDGED = "rollouts", "judged"  # the subfolders of a round with Parquet files
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file from which another file was made and which may no longer exist."""
+
+    name: str
+    sha256: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file that has landed."""
+
+    sha256: str
+    rows: int
+    bytes: int
+    schema_version: int
+    written_at: float  # seconds since the epoch
+    kept: int | None = None  # of a judgement: rows that no filter dropped
+    made_of: tuple[SourceFile, ...] = ()  # in row order: the original files, if this file is a rewrite of others
+
+    @classmethod
+    def of(cls, path: Path, made_of: tuple[SourceFile, ...] = ()) -> "FileEntry":
+        """The entry for a file's current content. A file that cannot be read gets 0 rows."""
+        stat, kept = path.stat(), None
+        try:
+            with pq.ParquetFile(path) as file:
+                rows, version = file.metadata.num_rows, version_of(file.schema_arrow)
+                if "dropped_by" in file.schema_arrow.names:
+                    kept = file.read(columns=["dropped_by"])["dropped_by"].null_count
+        except (pa.ArrowException, OSError):
+            rows, version = 0, 0
+        return cls(digest_file(path), rows, stat.st_size, version, stat.st_mtime, kept, made_of)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "FileEntry":
+        """Parse the result of ``asdict``."""
+        return cls(**{**value, "made_of": tuple(SourceFile(**source) for source in value.get("made_of", ()))})
+
+    def sources(self, name: str) -> tuple[SourceFile, ...]:
+        """The originally written files that the file ``name`` replaces, or the file itself."""
+        return self.made_of or (SourceFile(name, self.sha256, self.rows),)
+
+    @property
+    def digests(self) -> list[str]:
+        """Digests of the originally written files: a rewrite changes a file's bytes, but not its identity."""
+        return [source.sha256 for source in self.made_of] or [self.sha256]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredFile:
+    """A file whose rows were removed on purpose; its entry is kept."""
+
+    entry: FileEntry
+    retired_at: float  # seconds since the epoch
+    archived_to: str | None  # its new path; None: deleted
+
+
+@dataclass(slots=True)
+class Contents:
+    """Content of a ledger. Names are relative to the round's folder, for example ``rollouts/batch-0000.parquet``."""
+
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    retired: dict[str, RetiredFile] = field(default_factory=dict)
+    superseded: dict[str, float] = field(default_factory=dict)  # replaced file, kept for late readers -> time
+
+    def rollouts(self, *, retired: bool = False) -> list[str]:
+        """Names of the rollout files in batch order; with ``retired`` also those of retired files."""
+        names = [*self.files, *(self.retired if retired else ())]
+        found = [name for name in names if name.startswith(f"{ROLLOUTS}/")]
+        return sorted(found, key=lambda name: batches_in(PurePosixPath(name).name)[0])
+
+    def judgements(self) -> list[str]:
+        """Names of the judgement files, in alphabetical order."""
+        return sorted(name for name in self.files if name.startswith(f"{JUDGED}/"))
+
+    def retirement(self) -> str:
+        """A message about the retired files; empty if there are none."""
+        if not self.retired:
+            return ""
+        files = list(self.retired.values())
+        day = time.strftime("%Y-%m-%d", time.gmtime(max(file.retired_at for file in files)))
+        where = f"they lie in {Path(files[0].archived_to).parent}" if files[0].archived_to else "they were deleted"
+        return f"{sum(file.entry.rows for file in files):,} rollout rows were retired on {day}: {where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``from_json`` reads."""
+        return {"format": _FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Contents":
+        """Parse a ledger document; raises KeyError, TypeError or ValueError if it is malformed."""
+        if document["format"] != _FORMAT:
+            raise ValueError(f"format {document['format']}, expected {_FORMAT}")
+        return cls(
+            {name: FileEntry.from_json(value) for name, value in document["files"].items()},
+            {
+                name: RetiredFile(FileEntry.from_json(value["entry"]), value["retired_at"], value["archived_to"])
+                for name, value in document["retired"].items()
+            },
+            dict(document["superseded"]),
+        )
+
+
+class Ledger:
+    """The file ``files.json`` of one round folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / LEDGER
+        self._saved: dict[str, Any] = {}
+
+    def read(self) -> Contents:
+        """The files that have landed. Raises StorageError if the ledger is unreadable."""
+        try:
+            return self._load()
+        except FileNotFoundError:
+            if not self._parquet_files():
+                return Contents()
+        with self.change() as contents:
+            return contents
+
+    @contextmanager
+    def change(self) -> Iterator[Contents]:
+        """Hold the round's lock and yield the contents; changes are saved if the block ends without an exception."""
+        with locked(self.path):
+            try:
+                contents = self._load()
+            except FileNotFoundError:
+                contents = self._adopted()
+                self.save(contents)
+            self._saved = contents.to_json()
+            yield contents
+            if contents.to_json() != self._saved:
+                self.save(contents)
+
+    def save(self, contents: Contents) -> None:
+        """Write the ledger. The caller holds the lock."""
+        write_sealed_json(self.path, contents.to_json())
+        self._saved = contents.to_json()
+
+    def land(self, contents: Contents, name: str, write: Callable[[Path], None]) -> Path:
+        """Create the file ``name`` by calling ``write`` and add it to the ledger. The caller holds the lock.
+
+        A file that is replaced stays until the new one is complete. Its entry is removed just before the rename, so
+        that a crash never leaves new bytes with an old digest.
+        """
+        path, replaced = self.folder / name, contents.files.get(name)
+        try:
+            with atomic_path(path) as temp:
+                write(temp)
+                entry = FileEntry.of(temp)
+                if replaced is not None:
+                    del contents.files[name]
+                    self.save(contents)
+        except BaseException:
+            if replaced is not None and name not in contents.files:
+                contents.files[name] = replaced
+                self.save(contents)
+            raise
+        contents.files[name] = entry
+        contents.superseded.pop(name, None)  # the file at this path is current again and must not be swept
+        self.save(contents)
+        return path
+
+    def _load(self) -> Contents:
+        try:
+            return Contents.from_json(read_sealed_json(self.path))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(
+                f"{self.path}: is no ledger of this version ({error!r}): `rft store check` says what can be done"
+            ) from error
+
+    def _adopted(self) -> Contents:
+        """Contents for a round without a ledger: all files in its folder."""
+        return Contents({str(path.relative_to(self.folder)): FileEntry.of(path) for path in self._parquet_files()})
+
+    def _parquet_files(self) -> list[Path]:
+        rollouts = {path.name: path for path in self.folder.glob("rollouts/batch-*.parquet")}
+        judged = (path for path in self.folder.glob("judged/*.parquet") if not path.name.startswith("."))
+        return [*(rollouts[name] for name in without_doubles(rollouts)), *sorted(judged)]

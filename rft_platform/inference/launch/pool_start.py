@@ -1,0 +1,74 @@
+"""Find or start all replicas of an engine concurrently; end surplus replicas; assign GPUs to replicas."""
+
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.common.locks import locked
+from rft_platform.common.processes.lease import read_lease, remove_lease
+from rft_platform.common.processes.spawn import stop_holder
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.launch.launcher import STOP_TIMEOUT_S, replica_name
+from rft_platform.inference.pool.engine_pool import EnginePool
+
+LOGGER = logging.getLogger(__name__)
+
+
+def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> EnginePool:
+    """A pool of ``count`` replicas; ``start`` finds or starts a replica by number, now and whenever it is lost.
+
+    A replica that does not start is marked down and retried later. Raises UserError for wrong settings, and
+    EngineError, naming each replica, if none starts.
+    """
+    with ThreadPoolExecutor(count) as threads:
+        starts = [threads.submit(start, number) for number in range(count)]
+    clients, down = {}, {}
+    for number, future in enumerate(starts):
+        error = future.exception()
+        if error is None:
+            clients[number] = future.result()
+        elif isinstance(error, EngineError):
+            LOGGER.warning("replica %d of the engine does not come up: %s", number, error)
+            down[number] = str(error)
+        else:
+            raise error
+    pool = EnginePool(clients, start, down)
+    if not clients:
+        raise pool.replicas.none_left()
+    return pool
+
+
+def end_surplus(home_leases: Path, count: int) -> None:
+    """End the replicas beyond ``count``, which an earlier configuration may have started."""
+    known = {replica_name(number) for number in range(count)}
+    for path in home_leases.glob("engine-*.json"):
+        if path.stem in known:
+            continue
+        with locked(path):
+            lease = read_lease(path)
+            if lease is not None:
+                stop_holder(lease, STOP_TIMEOUT_S)
+                remove_lease(path, lease.pid)
+
+
+def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
+    """CUDA_VISIBLE_DEVICES of replica ``number``: its slice of the devices that the caller may use.
+
+    The first ``first`` devices are left to other processes. Raises UserError if there are too few devices.
+    """
+    own = range(first + number * gpus_each, first + (number + 1) * gpus_each)
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is None:
+        return ",".join(map(str, own))
+    visible = [device.strip() for device in devices.split(",")]
+    if visible[0] in ("", "-1"):  # no device at all
+        return devices
+    if own.stop > len(visible):
+        raise UserError(
+            f"explorer.rollout_model.engine_num: replica {number} needs devices {own.start} to {own.stop - 1} of "
+            f"CUDA_VISIBLE_DEVICES={','.join(visible)}; lower engine_num or tensor_parallel_size, or show more devices"
+        )
+    return ",".join(visible[index] for index in own)

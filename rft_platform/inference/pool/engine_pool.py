@@ -1,0 +1,269 @@
+"""Several engine processes that serve the same weights, used as one ``PolicyEngine``.
+
+Batches are split over the replicas by load. A replica that does not answer is marked down, its share is repeated on
+another (seeded draws do not depend on the replica), and it is restarted while the others keep serving. A call fails
+only if no replica is left. The replicas change weights together or not at all.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rft_platform.common.errors import EngineError, RftError, WeightMismatchError
+from rft_platform.inference.client import EngineClient
+from rft_platform.inference.interface import EngineStatus, Generation, PauseMode, SamplingParams
+from rft_platform.inference.pool.batch_dispatch import BatchDispatcher
+from rft_platform.inference.pool.broadcast import Broadcaster
+from rft_platform.inference.pool.replica_restart import ReplicaRestarter
+from rft_platform.inference.pool.replicas import Replica, Replicas
+from rft_platform.inference.pool.weights import PoolWeights
+
+T = TypeVar("T")
+SAME_VERSION_ATTEMPTS = 5
+SHUTDOWN_WAIT_S = 60.0
+
+
+class EnginePool:
+    """``PolicyEngine`` over several ``EngineClient``; safe to share between threads."""
+
+    def __init__(
+        self,
+        clients: Mapping[int, EngineClient],
+        start: Callable[[int], EngineClient],
+        down: Mapping[int, str] | None = None,
+    ) -> None:
+        """``clients`` by replica number; ``start`` finds or starts one; ``down``: why the other replicas are down."""
+        members = [Replica(number, client) for number, client in clients.items()]
+        self.replicas = Replicas(members, dict(down or {}))
+        self._broadcaster = Broadcaster(self.replicas)
+        self._dispatcher = BatchDispatcher(self.replicas, self._broadcaster.is_gone, self._abort)
+        self._weights = PoolWeights()
+        self._paused: PauseMode | None = None
+        self._membership = threading.Lock()  # guards the pause state while a replica joins
+        self._seen: dict[str, dict[str, float]] = {}  # last known counters of each process, ended ones included
+        self._restarter = ReplicaRestarter(start, self._admit, self.replicas.set_down_reason)
+        self.replicas.on_down = self._restarter.restart
+        self.replicas.on_idle = self._broadcaster.probe
+
+    @property
+    def base_url(self) -> str:
+        """Root of the OpenAI-compatible API of the first active replica, ending in ``/v1``.
+
+        For external callers: this is one address, so their requests are neither distributed nor repeated.
+        """
+        serving = self.replicas.serving()
+        if not serving:
+            raise self.replicas.none_left()
+        return serving[0].client.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key of the replica at ``base_url``; each replica has its own."""
+        serving = self.replicas.serving()
+        if not serving:
+            raise self.replicas.none_left()
+        return serving[0].client.api_key
+
+    # --- reading
+
+    def status(self) -> EngineStatus:
+        """The replicas' common state; ``cpu_seconds`` is the sum over all processes, ended ones at their last value.
+
+        If the replicas serve different weights, ``weights_digest`` lists them and equals no real digest: ``deploy``
+        then updates all replicas. ``paused`` is true if any replica is paused.
+        """
+        self._restart_lost()
+        statuses = self._broadcaster.answers(lambda client: client.status())
+        for status in statuses:
+            self._count(str(status.pid), {"cpu_seconds": status.cpu_seconds})
+        served = dict.fromkeys((status.policy_version, status.weights_digest) for status in statuses)
+        digest = statuses[0].weights_digest
+        if len(served) == 1:
+            self._learn(statuses[0])
+        else:
+            digest = "replicas differ: " + ", ".join(f"{version}={digest[:12]}" for version, digest in served)
+        return replace(
+            statuses[0],
+            weights_digest=digest,
+            paused=any(status.paused for status in statuses),
+            cpu_seconds=self._sums()["cpu_seconds"],
+            capabilities=[each for each in statuses[0].capabilities if all(each in s.capabilities for s in statuses)],
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Sums of the replicas' counters; counts of a dead process after its last reading are lost."""
+
+        def read(client: EngineClient) -> tuple[str, dict[str, float]]:
+            return str(client.status().pid), client.metrics()
+
+        for pid, counters in self._broadcaster.answers(read):
+            self._count(pid, counters)
+        sums = self._sums()
+        sums.pop("cpu_seconds", None)
+        return sums
+
+    # --- batches
+
+    def render(
+        self, conversations: Sequence[list[dict[str, Any]]], tools: list[dict[str, Any]] | None = None
+    ) -> list[list[int]]:
+        """Apply the chat template: prompt ids of each conversation, with the generation prompt."""
+        ones = [1] * len(conversations)
+        return self._dispatcher.dispatch(conversations, ones, 1, lambda client, part, _: client.render(part, tools))
+
+    def decode(self, sequences: Sequence[list[int]]) -> list[str]:
+        """Text of each sequence, without special tokens."""
+        return self._dispatcher.dispatch(
+            sequences, [1] * len(sequences), 1, lambda client, part, _: client.decode(part)
+        )
+
+    def score(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        return self._dispatcher.dispatch(
+            sequences, [*map(len, sequences)], 1, lambda client, part, _: client.score(part)
+        )
+
+    def score_everywhere(self, sequences: Sequence[list[int]]) -> dict[str, list[list[float]]]:
+        """As ``score``, by every active replica: log-probs by URL."""
+        return dict(self._broadcaster.answers(lambda client: (client.url, client.score(sequences))))
+
+    def generate(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[Generation]:
+        """Sample ``sampling.n`` completions of every prompt, all with one version of the weights.
+
+        With a seed the completions equal those of a single engine, however the prompts are split.
+        """
+        self._restart_lost()
+        generations = self._generate(prompts, sampling, 0)
+        for _ in range(SAME_VERSION_ATTEMPTS):
+            if len({generation.policy_version for generation in generations}) < 2:
+                return generations
+            with self._weights.changing:  # wait for the concurrent update, then repeat the prompts of the old version
+                version = self.status().policy_version
+            marks = [generation.policy_version != version for generation in generations]
+            edges = [0, *(i for i, (a, b) in enumerate(pairwise(marks), 1) if a != b), len(marks)]
+            for start, stop in pairwise(edges):
+                if marks[start]:
+                    generations[start:stop] = self._generate(prompts[start:stop], sampling, start)
+        raise EngineError(
+            f"the weights changed during each of {SAME_VERSION_ATTEMPTS} attempts to sample a batch on one version"
+        )
+
+    # --- control
+
+    def update_weights(self, folder: Path, policy_version: int) -> None:
+        """Swap the weights of all replicas or of none: if one refuses, the others' previous weights are restored.
+
+        Raises the refusing replica's error. A replica that does not answer is marked down and takes the new weights
+        when it returns.
+        """
+        with self._weights.changing:
+            before = self._broadcaster.outcomes(lambda client: client.status())
+            outcomes = self._broadcaster.outcomes(lambda client: self._weights.change(client, folder, policy_version))
+            refusals = [outcome for outcome in outcomes.values() if isinstance(outcome, RftError)]
+            if not refusals:
+                self._weights.settled(folder)
+                self.status()
+                return
+            for replica, outcome in outcomes.items():
+                if not isinstance(outcome, RftError):
+                    self._restore_previous(replica, before.get(replica))
+            raise refusals[0]
+
+    def pause(self, mode: PauseMode = "wait") -> None:
+        """Hold new requests; ``abort`` ends running requests, ``wait`` lets them finish, ``keep`` freezes them."""
+        with self._membership:
+            before, self._paused = self._paused, mode
+        try:
+            self._broadcaster.answers(lambda client: client.pause(mode))
+        except RftError:
+            self._paused = before
+            raise
+
+    def resume(self) -> None:
+        """Serve again after a pause."""
+        with self._membership:
+            self._paused = None
+        self._broadcaster.answers(lambda client: client.resume())
+
+    def shutdown(self) -> None:
+        """End all processes and remove their leases."""
+        self._restarter.close(end=True)
+        self._restarter.wait(SHUTDOWN_WAIT_S)
+        if self.replicas.serving():
+            self._broadcaster.outcomes(lambda client: client.shutdown())
+
+    def close(self) -> None:
+        """Close the connections; the replicas keep running. This pool restarts none of them any more."""
+        self._restarter.close()
+        for replica in self.replicas.serving():
+            replica.client.close()
+
+    def __enter__(self) -> "EnginePool":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- parts
+
+    def _generate(self, prompts: Sequence[list[int]], sampling: SamplingParams, offset: int) -> list[Generation]:
+        costs = [len(prompt) + sampling.n * sampling.max_tokens for prompt in prompts]
+        first = sampling.first_prompt + offset
+
+        def call(client: EngineClient, part: Sequence[list[int]], start: int) -> list[Generation]:
+            return client.generate(part, replace(sampling, first_prompt=first + start))
+
+        return self._dispatcher.dispatch(prompts, costs, sampling.n, call)
+
+    def _abort(self, replica: Replica) -> None:
+        """End the running requests of ``replica``."""
+        replica.client.pause("abort")
+        if self._paused is None:
+            replica.client.resume()
+
+    # --- restarting replicas
+
+    def _restart_lost(self) -> None:
+        for number in self.replicas.down():
+            self._restarter.restart(number)
+
+    def _admit(self, number: int, client: EngineClient) -> None:
+        """Give the process behind ``client`` the pool's weights and pause state, and make it active."""
+        with self._weights.changing:
+            try:
+                self._weights.bring_up(client, [replica.client for replica in self.replicas.serving()])
+            except WeightMismatchError:
+                client.shutdown()  # so that no caller finds it and takes it for a checked engine
+                raise
+            with self._membership:
+                if self._paused is not None:
+                    client.pause(self._paused)
+                self.replicas.join(Replica(number, client))
+
+    def _restore_previous(self, replica: Replica, before: EngineStatus | RftError | None) -> None:
+        """Restore a replica's previous weights; if that fails, mark it down until it is restarted."""
+        try:
+            if not isinstance(before, EngineStatus):
+                raise EngineError(f"what it served is not known: {before}")
+            self._weights.restore(replica.client, before)
+        except RftError as error:
+            self.replicas.mark_down(replica, f"it could not go back to the weights it had: {error}")
+
+    def _learn(self, status: EngineStatus) -> None:
+        for replica in self.replicas.serving()[:1]:
+            self._weights.learn(status, replica.client)
+
+    # --- counters
+
+    def _count(self, process: str, counters: dict[str, float]) -> None:
+        self._seen[process] = {**self._seen.get(process, {}), **counters}
+
+    def _sums(self) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for counters in list(self._seen.values()):
+            for name, value in counters.items():
+                sums[name] = sums.get(name, 0.0) + value
+        return sums

@@ -1,0 +1,170 @@
+"""The replica table of a pool: which replicas are active, their load, and which takes the next request."""
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import EngineError
+from rft_platform.inference.pool.partition import Share, partition
+
+if TYPE_CHECKING:
+    from rft_platform.inference.client import EngineClient
+
+#: A run stays with its replica while that has at most this many requests of the run's size more than the least loaded.
+STICKY_REQUESTS = 2
+PROBE_AFTER_S = 30.0  # without work: the replica is then asked for its status, else its idle time-out might end it
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One process of a pool. The process that replaces it is another ``Replica`` with the same number."""
+
+    number: int
+    client: "EngineClient"
+    outstanding: int = 0  # tokens of its unfinished requests
+    turn: int = 0  # number of the choice that last chose it
+    used_at: float = 0.0  # monotonic time in seconds of its last work or status request
+
+    @property
+    def url(self) -> str:
+        """Its address: ``http://host:port``."""
+        return self.client.url
+
+    @property
+    def api_key(self) -> str:
+        """The key of its OpenAI API."""
+        return self.client.api_key
+
+
+class Replicas:
+    """Thread-safe table of a pool's replicas.
+
+    The least loaded replica, in tokens of unfinished requests, takes the next request. Equally loaded replicas take
+    turns.
+    """
+
+    def __init__(
+        self, serving: Iterable[Replica], down: dict[int, str], on_down: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """``down``: reason by replica number; ``on_down`` is called, outside the lock, for each that goes down."""
+        self.on_down = on_down
+        self.on_idle: Callable[[Replica], None] = lambda replica: None
+        self._lock = threading.Lock()
+        self._serving = {replica.number: replica for replica in serving}
+        self._down = dict(down)
+        self._turns = 0
+        self.count = len(self._serving) + len(self._down)
+        for replica in self._serving.values():
+            replica.used_at = time.monotonic()
+
+    def serving(self) -> list[Replica]:
+        """The active replicas, ordered by number."""
+        with self._lock:
+            return [self._serving[number] for number in sorted(self._serving)]
+
+    def reset(self, serving: Iterable[Replica]) -> None:
+        """Replace the table's contents by these replicas, all of them active."""
+        with self._lock:
+            self._serving = {replica.number: replica for replica in serving}
+            self._down = {}
+            self.count = len(self._serving)
+
+    def down(self) -> dict[int, str]:
+        """The reason why each other replica is down, by number."""
+        with self._lock:
+            return dict(self._down)
+
+    def take(self, tokens: int, home: Replica | None = None, tried: Collection[Replica] = ()) -> Replica:
+        """Choose the replica for a request of ``tokens`` tokens: ``home`` unless much busier, else the least loaded.
+
+        Call ``release`` when it is done. Raises EngineError, naming each replica, if none is left besides those
+        ``tried``.
+        """
+        with self._lock:
+            able = [replica for replica in self._serving.values() if replica not in tried]
+            if not able:
+                raise self._none_left()
+            chosen = min(able, key=lambda replica: (replica.outstanding, replica.turn))
+            if home in able and home is not None:
+                stay = home.outstanding <= chosen.outstanding + STICKY_REQUESTS * tokens
+                chosen = home if stay else chosen
+            self._add_load(chosen, tokens)
+            idle = self._idle()
+        self._report_idle(idle)
+        return chosen
+
+    def partition(
+        self, costs: Sequence[int], rows: int, refused: Collection[Replica] = ()
+    ) -> list[tuple[Replica, Share]]:
+        """Divide a batch over the replicas not in ``refused``: each chosen replica with its share.
+
+        ``costs``: tokens of each item; ``rows``: sequences per item. Raises EngineError if no replica is left.
+        """
+        with self._lock:
+            able = [replica for replica in self._serving.values() if replica not in refused]
+            if not able:
+                raise self._none_left()
+            able.sort(key=lambda replica: (replica.outstanding, replica.turn))
+            shares = partition(costs, rows, [replica.outstanding for replica in able])
+            parts = list(zip(able, shares, strict=False))
+            for replica, share in parts:
+                self._add_load(replica, share.cost)
+            idle = self._idle()
+        self._report_idle(idle)
+        return parts
+
+    def release(self, replica: Replica, tokens: int) -> None:
+        """Subtract the tokens of a request that ``replica`` answered or failed from its load."""
+        with self._lock:
+            replica.outstanding -= tokens
+
+    def mark_down(self, replica: Replica, why: str) -> None:
+        """Mark ``replica`` down. A report about a process that was already replaced changes nothing."""
+        with self._lock:
+            known = self._serving.get(replica.number) is replica
+            if known:
+                del self._serving[replica.number]
+                self._down[replica.number] = why
+        if known:
+            self.on_down(replica.number)
+
+    def set_down_reason(self, number: int, why: str) -> None:
+        """Update the reason why a replica is down."""
+        with self._lock:
+            if number in self._down:
+                self._down[number] = why
+
+    def join(self, replica: Replica) -> None:
+        """Make ``replica`` active."""
+        with self._lock:
+            self._down.pop(replica.number, None)
+            replica.used_at = time.monotonic()
+            self._serving[replica.number] = replica
+
+    def none_left(self) -> EngineError:
+        """The error that names, for each replica, why it does not serve."""
+        with self._lock:
+            return self._none_left()
+
+    def _add_load(self, replica: Replica, tokens: int) -> None:
+        self._turns += 1
+        replica.outstanding += tokens
+        replica.turn, replica.used_at = self._turns, time.monotonic()
+
+    def _idle(self) -> list[Replica]:
+        now = time.monotonic()
+        idle = [replica for replica in self._serving.values() if now - replica.used_at > PROBE_AFTER_S]
+        for replica in idle:
+            replica.used_at = now
+        return idle
+
+    def _report_idle(self, idle: list[Replica]) -> None:
+        for replica in idle:
+            self.on_idle(replica)
+
+    def _none_left(self) -> EngineError:
+        reasons = [f"replica {number}: {why}" for number, why in sorted(self._down.items())]
+        reasons += [f"replica {number} at {self._serving[number].url}: refused" for number in sorted(self._serving)]
+        return EngineError("no replica of the engine is left to answer: " + "; ".join(reasons))

@@ -1,0 +1,53 @@
+"""Dagster's instance: load it, adapt it for processes that execute runs themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.repository_definition import SINGLETON_REPOSITORY_NAME
+from dagster._core.errors import DagsterAssetCheckFailedError
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.remote_origin import (
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+from rft_platform.jobs.dagster_internals.masked_instance import MaskedInstance
+
+CODE_LOCATION, MODULE = "rft_platform", "rft_platform.definitions"  # as in workspace.yaml
+#: Raised by ``execute_in_process`` when a blocking asset check fails; Dagster does not export it.
+AssetCheckFailedError = DagsterAssetCheckFailedError
+#: A driver's output belongs to its caller's terminal. Capturing it for the UI costs a sixth of a second per round.
+_OF_A_DRIVER = {
+    "instance_class": {"module": __name__, "class": "DriverInstance"},
+    "compute_logs": {"module": "dagster._core.storage.noop_compute_log_manager", "class": "NoOpComputeLogManager"},
+}
+
+
+def load_instance(folder: Path, capture_output: bool = True) -> dg.DagsterInstance:
+    """The instance that ``folder/dagster.yaml`` describes; with ``capture_output=False`` that of a driver."""
+    return dg.DagsterInstance.from_ref(
+        InstanceRef.from_dir(str(folder), overrides=None if capture_output else _OF_A_DRIVER)
+    )
+
+
+class DriverInstance(MaskedInstance):
+    """Adds the origin of its job to every run created here.
+
+    ``execute_in_process`` omits the origin. Dagster's interface then shows the run neither in the timeline nor on the
+    page of its job, and cannot re-execute it.
+    """
+
+    def create_run_for_job(self, job_def: dg.JobDefinition, *arguments: Any, **options: Any) -> dg.DagsterRun:
+        """Create the run with its origin."""
+        return super().create_run_for_job(
+            job_def, *arguments, **{"remote_job_origin": job_origin(job_def.name), **options}
+        )
+
+
+def job_origin(job: str) -> RemoteJobOrigin:
+    """The origin by which webserver and daemon find the job of this name."""
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(LoadableTargetOrigin(module_name=MODULE), CODE_LOCATION)
+    return RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME).get_job_origin(job)

@@ -1,0 +1,79 @@
+"""Dagster's instance with secrets masked in everything it stores, whatever raised the error that contains them.
+
+``dagster.yaml`` names it, so every process of Dagster uses it: webserver, daemon, code servers and run workers.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.scheduler.instigation import InstigatorTick
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._serdes import deserialize_value, serialize_value
+
+from rft_platform.common.redaction import redact
+from rft_platform.config.home import PRIVATE_UMASK
+from rft_platform.jobs.dagster_internals.run_storage import OneEngineRunStorage
+from rft_platform.observability.masked_output import mask_output
+
+Stored = TypeVar("Stored", bound=Any)
+
+
+class MaskedInstance(dg.DagsterInstance):
+    """Masks events (messages, stack traces, causes, metadata), run tags and sensor ticks before they are stored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        storage = kwargs.get("run_storage")
+        if type(storage) is SqliteRunStorage:  # keeps another storage chosen in dagster.yaml
+            kwargs["run_storage"] = OneEngineRunStorage.like(storage)
+        super().__init__(*args, **kwargs)
+        # Dagster's own programs do not run the platform's start-up code. Their output is captured into files below the
+        # home.
+        mask_output()
+        os.umask(PRIVATE_UMASK)
+
+    @classmethod
+    def config_schema(cls) -> dict[str, Any]:
+        """No settings beyond Dagster's own."""
+        return {}
+
+    @classmethod
+    def config_defaults(cls, base_dir: str) -> Any:
+        """Dagster's own storages and launchers below ``base_dir``."""
+        return InstanceRef.config_defaults(base_dir)
+
+    def handle_new_event(self, event: dg.EventLogEntry, **options: Any) -> None:
+        """Store the event, masked, and pass it to its subscribers."""
+        super().handle_new_event(without_secrets(event), **options)
+
+    def store_event(self, event: dg.EventLogEntry) -> None:
+        """Store the event, masked."""
+        super().store_event(without_secrets(event))
+
+    def add_run_tags(self, run_id: str, new_tags: Mapping[str, str]) -> None:
+        """Add the tags, masked."""
+        super().add_run_tags(run_id, {name: redact(value) for name, value in new_tags.items()})
+
+    def update_tick(self, tick: InstigatorTick) -> Any:
+        """Store the outcome of a sensor's or schedule's evaluation, masked."""
+        return super().update_tick(tick._replace(tick_data=without_secrets(tick.tick_data)))
+
+
+def without_secrets(stored: Stored) -> Stored:
+    """A copy of a Dagster record with the secrets in its texts masked; the record itself if it contains none."""
+    content = json.loads(serialize_value(stored))
+    clean = _masked(content)
+    return stored if clean == content else deserialize_value(json.dumps(clean), type(stored))
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, list):
+        return [_masked(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _masked(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,157 @@
+"""The processes that execute runs: the run workers of the daemon, and drivers.
+
+``RunWorkers`` finds a run's worker and checks that it is alive. Claims make sure that each run is launched once.
+The driver tag names the process of a run that a driver executes, so that others can detect its death.
+"""
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import dagster as dg
+import psutil
+
+from rft_platform.common.processes.lease import CREATE_TIME_TOLERANCE_S, find_process
+
+DRIVER_TAG = "rft/driver"
+STOPPED_LIMIT_S = 120.0
+_STARTED = re.compile(r"Started process for run \(pid: (\d+)\)")
+#: Words in the command line of Dagster's run workers; a reused pid of another program lacks them.
+_WORKER_COMMANDS = ("multiprocessing", "dagster")
+
+
+@dataclass(slots=True)
+class RunWorkers:
+    """The run workers of this machine; remembers the start times of those it has seen."""
+
+    start_times: dict[str, float] = field(default_factory=dict)  # run id -> start time of its worker
+    stopped: dict[str, float] = field(default_factory=dict)  # run id -> monotonic time at which the stop was first seen
+
+    def pid_of(self, instance: dg.DagsterInstance, run_id: str) -> int | None:
+        """Process id that the run's worker reported; None if it has not reported one yet."""
+        reported = self.reported(instance, run_id)
+        return None if reported is None else reported[0]
+
+    def reported(self, instance: dg.DagsterInstance, run_id: str) -> tuple[int, float] | None:
+        """Newest process id that the run's worker reported, and the time of the report (seconds since the epoch)."""
+        events = instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
+        found = [(pid, event.timestamp) for event in events if (pid := pid_in(event.message)) is not None]
+        return found[-1] if found else None
+
+    def find(self, run_id: str, pid: int, reported_at: float) -> psutil.Process | None:
+        """The run's live worker; None if it has ended, even if its pid was reused.
+
+        A process that started after ``reported_at``, the time at which the worker reported its pid, is a different one:
+        a recreated container assigns the same small pids again. A worker seen before is identified by its start time.
+        """
+        started = start_time(pid)
+        known = self.start_times.get(run_id)
+        if started is None or (known is not None and started != known):
+            return None
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if known is None and process.create_time() > reported_at + CREATE_TIME_TOLERANCE_S:
+                return None
+            command = " ".join(process.cmdline())
+            if process.status() != psutil.STATUS_ZOMBIE and any(word in command for word in _WORKER_COMMANDS):
+                self.start_times[run_id] = started
+                return process
+        return None
+
+    def end_if_stopped(self, run_id: str, worker: psutil.Process) -> bool:
+        """Kill a worker that has been stopped (SIGSTOP) for ``STOPPED_LIMIT_S``; returns whether it was killed."""
+        with suppress(psutil.NoSuchProcess):
+            if worker.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                self.stopped.pop(run_id, None)
+            elif time.monotonic() - self.stopped.setdefault(run_id, time.monotonic()) > STOPPED_LIMIT_S:
+                worker.kill()
+                return True
+        return False
+
+
+def pid_in(message: str | None) -> int | None:
+    """The pid in Dagster's message about a started run worker; None for any other message."""
+    found = _STARTED.search(message or "")
+    return int(found[1]) if found else None
+
+
+def start_time(pid: int) -> float | None:
+    """Start time of a process on a clock that changes of the system time do not affect; None if it does not exist.
+
+    On Linux in ticks since boot; elsewhere in seconds since the epoch, from psutil.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return float(fields[19])
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def interrupt(process: psutil.Process) -> None:
+    """Interrupt a run worker as Dagster's own cancellation does; the run ends as cancelled."""
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGINT)
+
+
+def claim(folder: Path, run_id: str) -> bool:
+    """Claim the launch of a run for this machine; False if it is claimed already. Atomic."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        handle = os.open(folder / run_id, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return False
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(socket.gethostname())
+    return True
+
+
+def is_elsewhere(folder: Path, run_id: str) -> bool:
+    """Whether the run's worker was started on another machine or container, so that its pid is not valid here."""
+    try:
+        return (folder / run_id).read_text(encoding="utf-8") not in ("", socket.gethostname())
+    except FileNotFoundError:
+        return False
+
+
+def is_claimed(folder: Path, run_id: str) -> bool:
+    """Whether the launch of a run is claimed."""
+    return (folder / run_id).exists()
+
+
+def drop_claims(folder: Path, keep: Iterable[str]) -> None:
+    """Remove the claims of all runs except ``keep``; a run that has ended is never launched again."""
+    kept = set(keep)
+    for file in folder.iterdir():
+        if file.name not in kept and not file.name.startswith("."):
+            file.unlink(missing_ok=True)
+
+
+def driver_tags(run_id: str) -> dict[str, str]:
+    """The driver process of the run, so that a later driver can detect its death."""
+    return {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time()}@{run_id}"}
+
+
+def driver_of(run: dg.DagsterRun) -> str | None:
+    """The run's own driver tag; None if no driver runs it.
+
+    A re-executed run inherits its tags. A tag that names another run is therefore ignored.
+    """
+    tag = run.tags.get(DRIVER_TAG)
+    return tag if tag is not None and tag.partition("@")[2].partition("@")[2] in ("", run.run_id) else None
+
+
+def driver_is_alive(tag: str) -> bool:
+    """Whether the process in a ``driver_tags`` value still runs."""
+    pid, created, *_ = tag.split("@")
+    return find_process(int(pid), float(created)) is not None

@@ -1,0 +1,135 @@
+"""A project's ``dagster.yaml``: created on first use, updated if an older version of the platform wrote it.
+
+It also says where Dagster keeps runs, events and schedules: SQLite in the project's folder, or Postgres, which
+``RFT_DAGSTER_POSTGRES_URL`` selects. The file contains the variable's name and not its value, so that the password
+stays in the environment.
+"""
+
+import hashlib
+import os
+from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import write_text
+
+#: SHA-256 of the files that earlier versions wrote. These files may be replaced, because nobody has edited them.
+_EARLIER = frozenset(
+    {
+        "b64f0fa4b012a23f1df8c63f6f354cf2883f981055d484ef028b21e7f7ad9cc8",
+        "1b188d8c0408d49316cf737159c9869ce536a5188b8719a7ef4c9be8e8e7d892",
+        "e693c0c5064a9646cd8d9b89a003dac46983b5109defbd2c0ad42658706ed662",
+        "13ffe34119465ea25a74c2c696b3ed002b8f1303675ddf5dfd221b1ece92f8fb",
+    }
+)
+#: Sections that the platform needs, each with the section that would replace it.
+_NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
+
+#: Advice for a broken file.
+REPAIR_SETTINGS = "set it right, or delete it, and the platform's own settings are written anew"
+
+URL = "RFT_DAGSTER_POSTGRES_URL"
+#: Appended to ``dagster.yaml`` for Postgres.
+_POSTGRES_SECTION = f"""
+# Added by the platform: runs, events and schedules are kept in Postgres. Its URL stays in the environment.
+storage:
+  postgres:
+    postgres_url:
+      env: {URL}
+"""
+#: Sections that mean a user has configured the storage.
+_STORAGE_SECTIONS = {"storage", "run_storage", "event_log_storage", "schedule_storage"}
+#: With the driver: SQLAlchemy 2.1 uses psycopg 3 for a plain ``postgresql:``, dagster-postgres installs psycopg2.
+_SCHEME = "postgresql+psycopg2"
+_FORM = f"{_SCHEME}://USER:PASSWORD@HOST:PORT/NAME"
+
+
+def shipped_settings() -> str:
+    """The file as this version writes it."""
+    return resources.files("rft_platform.jobs").joinpath("dagster.yaml").read_text(encoding="utf-8")
+
+
+def ensure_settings(file: Path) -> None:
+    """Create the file or update it; a user's changes in it are kept."""
+    shipped = shipped_settings()
+    if not file.exists():
+        write_text(file, shipped)
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: is no text ({error.reason}): {REPAIR_SETTINGS}") from error
+    ours_alone = text.removesuffix(_POSTGRES_SECTION)
+    if ours_alone == shipped:
+        return
+    if hashlib.sha256(ours_alone.encode()).hexdigest() in _EARLIER:
+        write_text(file, shipped + text[len(ours_alone) :])
+        return
+    ours = yaml.safe_load(shipped)
+    if (current := _with_current_modules(text, ours)) != text:
+        write_text(file, text := current)
+    sections = _sections(file, text)
+    added = {name: ours[name] for name, instead in _NEEDED.items() if not {name, instead} & set(sections)}
+    if added:
+        block = yaml.safe_dump(added, sort_keys=False)
+        write_text(file, f"{text.rstrip()}\n\n# Added by the platform: see its own dagster.yaml.\n{block}")
+
+
+def _with_current_modules(text: str, ours: dict[str, Any]) -> str:
+    """The file with the platform's classes at their current modules; earlier versions had them in ``jobs``."""
+    for section in ("instance_class", "run_launcher"):
+        module = str(ours[section]["module"])
+        earlier = ".".join(("rft_platform", "jobs", module.rpartition(".")[2]))
+        text = text.replace(f"module: {earlier}\n", f"module: {module}\n")
+    return text
+
+
+def _sections(file: Path, text: str) -> dict[str, Any]:
+    try:
+        sections = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}: " if mark is not None else ""
+        raise UserError(
+            f"{file}: {where}{getattr(error, 'problem', None) or 'is no YAML'}: {REPAIR_SETTINGS}"
+        ) from error
+    if not isinstance(sections, dict):
+        raise UserError(f"{file}: is no mapping of sections: {REPAIR_SETTINGS}")
+    return sections
+
+
+def ensure_storage(file: Path) -> None:
+    """Update ``dagster.yaml`` to match the environment; a storage configured by the user is kept.
+
+    Raises UserError for an invalid URL, if the extra ``postgres`` is not installed, and if a project whose runs are in
+    Postgres is opened without the URL: continuing in SQLite would lose them.
+    """
+    text, url = file.read_text(encoding="utf-8"), os.environ.get(URL, "")
+    if not url:
+        if URL in text:
+            raise UserError(
+                f"the runs of this project are kept in Postgres, and {URL} is not set: set it to the database's URL "
+                f"({_FORM}), or take the section `storage` out of {file} to begin "
+                "with an empty SQLite history"
+            )
+        return
+    _check_url(url)
+    if URL not in text and not _STORAGE_SECTIONS & set(yaml.safe_load(text) or {}):
+        write_text(file, text.rstrip() + "\n" + _POSTGRES_SECTION)
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme == _SCHEME and bool(parts.hostname) and parts.port != 0 and len(parts.path) > 1
+    except ValueError:
+        sound = False
+    if not sound:  # do not repeat the value: it contains a password
+        raise UserError(f"{URL} is not a Postgres URL with its driver: expected {_FORM}")
+    if find_spec("dagster_postgres") is None:
+        raise UserError(f"{URL} is set, and dagster-postgres is not installed: pip install 'rft-platform[postgres]'")

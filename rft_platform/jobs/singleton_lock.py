@@ -1,0 +1,34 @@
+"""A process-lifetime singleton lock that records its holder."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.locks import try_lock
+
+
+@contextmanager
+def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
+    """Hold the lock at ``path`` for the block; ``details`` are shown to other processes that try to take it.
+
+    Raises UserError that names the holder if there is one. The kernel releases the lock when its holder ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as stream:
+        if not try_lock(stream):
+            stream.seek(0)
+            raise UserError(f"{what} runs already ({_holder(stream.read())}): stop that one first, or use it")
+        stream.truncate(0)
+        json.dump({"process": os.getpid(), **details}, stream)
+        stream.flush()
+        yield
+
+
+def _holder(text: str) -> str:
+    try:
+        return ", ".join(f"{name} {value}" for name, value in json.loads(text).items())
+    except (ValueError, AttributeError):
+        return "it is just starting"

@@ -1,0 +1,186 @@
+"""Build a judge from its configuration: one function, or a weighted sum of several."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from pydantic import ValidationError
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.user_code import short_name
+from rft_platform.judging.execution.judge_registry import MODEL_JUDGES, RULES, find_judge
+from rft_platform.judging.execution.judge_version import judge_version
+from rft_platform.judging.judge_context import JudgeState
+from rft_platform.judging.types import (
+    GroupJudge,
+    JudgeFunction,
+    check_group_judge,
+    check_judge_function,
+    is_group_judge,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePart:
+    """One function of a judge, with its bound arguments."""
+
+    name: str  # name of its part of the reward
+    function: JudgeFunction | GroupJudge
+    args: Mapping[str, Any]
+    weight: float = 1.0
+    group: bool = False  # whether it judges all runs of a group at once
+    builtin: bool = False  # whether it comes with the platform
+    settings: Mapping[str, Any] | None = None  # of a judge class: settings that its rewards depend on
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What its version contains, besides name, weight and source."""
+        return dict(self.args if self.settings is None else self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSpec:
+    """A judge ready to run: reward = sum of weight * part."""
+
+    parts: tuple[JudgePart, ...]
+    version: str
+    timeout_s: float | None = None  # limit of a user function for one run, or one group
+    state: JudgeState | None = None  # stored answers of models, and their cost; None: in RFT_HOME
+
+    @property
+    def asks_models(self) -> bool:
+        """Whether auxiliary models may be called: by a name in the arguments, or by a function that takes them."""
+        return any(
+            isinstance(getattr(part.function, "model", None), str)
+            or "auxiliary_models" in inspect.signature(part.function).parameters
+            for part in self.parts
+        )
+
+
+class WeightedEntry(Protocol):
+    """One entry of a weighted judge in the configuration."""
+
+    @property
+    def judge(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The tasks' columns, and the models behind the auxiliary names that judges use."""
+
+    answer: str | None = "answer"
+    prompt: str | None = "question"
+    models: Mapping[str, str] | None = None
+
+
+def build_judge(
+    judge: str | JudgeFunction | Sequence[WeightedEntry],
+    args: Mapping[str, Any] | None = None,
+    *,
+    answer_key: str | None = "answer",
+    prompt_key: str | None = "question",
+    models: Mapping[str, str] | None = None,
+) -> JudgeSpec:
+    """Resolve names to functions, check parameters and compute the version.
+
+    ``args`` belong to a single judge; in a list each entry has its own. ``answer_key``, the tasks' answer column, is
+    passed to every built-in rule that compares with a reference; ``prompt_key`` to the judges that show a model the
+    question. ``models`` maps auxiliary names to the models behind them, which are part of the version; None: unknown
+    here. Raises ``UserError`` for an unknown name, a function with the wrong parameters, and unknown or missing
+    arguments.
+    """
+    columns = Columns(answer_key, prompt_key, models)
+    if isinstance(judge, str) or callable(judge):
+        parts = [_part(judge, dict(args or {}), 1.0, columns)]
+    elif args:
+        raise UserError(f"judge_args {dict(args)!r}: in a list of judges each entry has arguments of its own")
+    elif not judge:
+        raise UserError("judge: the list is empty; give at least one judge, or null where the workflow sets the reward")
+    else:
+        parts = [_part(entry.judge, dict(entry.args), entry.weight, columns) for entry in judge]
+    parts = _distinct(parts)
+    version = judge_version([(part.name, part.function, part.described, part.weight) for part in parts])
+    return JudgeSpec(tuple(parts), version)
+
+
+def _part(judge: str | JudgeFunction, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+    if isinstance(judge, str) and judge in MODEL_JUDGES:
+        return _model_part(judge, args, weight, columns)
+    if isinstance(judge, str):
+        name, function = short_name(judge), find_judge(judge)
+    else:
+        name, function = getattr(judge, "__name__", type(judge).__name__), judge
+    builtin, group = function in RULES.values(), is_group_judge(function)
+    if builtin:
+        args = _rule_arguments(name, function, args, columns.answer)
+    else:
+        try:
+            check_group_judge(function, args) if group else check_judge_function(function, args, run=True)
+        except ValueError as error:
+            raise UserError(f"judge {name!r}: {error}") from error
+    return JudgePart(name, function, args, weight, group, builtin)
+
+
+def _model_part(name: str, args: dict[str, Any], weight: float, columns: Columns) -> JudgePart:
+    if "question_key" not in args:
+        if columns.prompt is None:
+            raise UserError(
+                f"judge {name!r} shows a model the question, but format.prompt_key is null: give question_key"
+            )
+        args = {**args, "question_key": columns.prompt}
+    try:
+        function = MODEL_JUDGES[name](**args)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'args'}: {fault['msg']}" for fault in error.errors()
+        )
+        raise UserError(
+            f"judge {name!r}: {problems} (its arguments: {', '.join(MODEL_JUDGES[name].model_fields)})"
+        ) from error
+    settings = function.identity()
+    if isinstance(settings["model"], str) and columns.models is not None:
+        if settings["model"] not in columns.models:
+            raise UserError(
+                f"judge {name!r}: model {settings['model']!r} is not among explorer.auxiliary_models "
+                f"({', '.join(columns.models) or 'none'}): add it there, or give {{base_url, model, api_key_env}}"
+            )
+        settings["model"] = columns.models[settings["model"]]
+    judge: Any = function
+    return JudgePart(name, judge, {}, weight, is_group_judge(judge), builtin=True, settings=settings)
+
+
+def _rule_arguments(
+    name: str, rule: JudgeFunction | GroupJudge, args: dict[str, Any], answer_key: str | None
+) -> dict[str, Any]:
+    options = {
+        key: parameter
+        for key, parameter in inspect.signature(rule).parameters.items()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    needed = {key for key, parameter in options.items() if parameter.default is parameter.empty}
+    if not needed <= set(args) <= set(options):
+        raise UserError(
+            f"judge {name!r}: got the arguments {sorted(args)}; it takes {sorted(options)}"
+            + (f" and needs {sorted(needed)}" if needed else "")
+        )
+    if "answer_key" in options and "answer_key" not in args:
+        if answer_key is None:
+            raise UserError(f"judge {name!r} compares with a reference answer, but format.response_key is null")
+        args = {**args, "answer_key": answer_key}
+    return args
+
+
+def _distinct(parts: list[JudgePart]) -> list[JudgePart]:
+    """Make the names of the parts unique: the second ``numeric`` becomes ``numeric#2``."""
+    seen: dict[str, int] = {}
+    renamed = []
+    for part in parts:
+        seen[part.name] = count = seen.get(part.name, 0) + 1
+        name = part.name if count == 1 else f"{part.name}#{count}"
+        renamed.append(replace(part, name=name))
+    return renamed

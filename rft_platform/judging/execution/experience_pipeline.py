@@ -1,0 +1,168 @@
+"""The experience pipeline: applies operators in order, and records what each of them drops and changes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rft_platform.common.errors import UserCodeError, UserError, some
+from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.files import digest_json
+from rft_platform.judging.execution.judge_version import judge_version
+from rft_platform.judging.operators.experiences import Change, Experiences
+from rft_platform.judging.operators.registry import OperatorFunction, find_operator
+
+JUDGED = "judged"  #: reward part: the judge's own reward, if an operator has changed it
+
+
+class NamedOperator(Protocol):
+    """An operator in the configuration."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator with its options."""
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """What one operator did; a group counts as long as one of its runs is kept."""
+
+    name: str
+    rows_in: int
+    rows_out: int
+    runs_in: int
+    runs_out: int
+    groups_in: int
+    groups_out: int
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON-serialisable values."""
+        names = ("name", "rows_in", "rows_out", "runs_in", "runs_out", "groups_in", "groups_out")
+        return {name: getattr(self, name) for name in names} | {"facts": dict(self.facts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """Experiences after the pipeline. ``dropped_N`` names the operator that keeps a row from training, or is None."""
+
+    experiences: Experiences
+    dropped_N: Sequence[str | None]
+    reports: tuple[OperatorReport, ...] = ()
+
+    @property
+    def trained_groups(self) -> int:
+        """Number of groups with a row that trains."""
+        kept = self.experiences.run_N[self.experiences.kept_N]
+        return len(np.unique(self.experiences.group_R[kept]))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Operators in the order of application."""
+
+    operators: tuple[Operator, ...] = ()
+    functions: tuple[OperatorFunction, ...] = ()
+
+    @classmethod
+    def of(cls, operators: Iterable[NamedOperator]) -> "Pipeline":
+        """Look up every operator. Raises UserError for unknown names and options that do not fit."""
+        named = tuple(Operator(entry.name, dict(entry.args)) for entry in operators)
+        return cls(named, tuple(find_operator(entry.name, entry.args) for entry in named))
+
+    @property
+    def version(self) -> str | None:
+        """Digest of names, options and code of all operators; None without operators."""
+        if not self.operators:
+            return None
+        pairs = zip(self.operators, self.functions, strict=True)
+        return digest_json([judge_version([(one.name, code, dict(one.args), 1.0)]) for one, code in pairs])[:16]
+
+    def apply(self, experiences: Experiences) -> Processed:
+        """Apply every operator to the result of the one before.
+
+        Raises UserCodeError if an operator fails or returns something that does not fit.
+        """
+        dropped = np.full(len(experiences.run_N), None, object)
+        reports = []
+        for entry, function in zip(self.operators, self.functions, strict=True):
+            change = _call(entry, function, experiences)
+            after, gone_N = _changed(entry.name, experiences, change)
+            dropped[gone_N] = entry.name
+            reports.append(_report(entry.name, experiences, after, change.facts))
+            experiences = after
+        bad = np.flatnonzero(experiences.kept_R & ~np.isfinite(experiences.reward_R))
+        if len(bad):
+            named = some([experiences.run_ids[run] for run in bad.tolist()])
+            raise UserCodeError(
+                f"the experience operators left {len(bad)} runs with a reward that is not finite ({named}): let "
+                "invalid_filter come last, or mend the operator"
+            )
+        return Processed(experiences, dropped.tolist(), tuple(reports))
+
+
+def _call(entry: Operator, function: OperatorFunction, experiences: Experiences) -> Change:
+    try:
+        change = function(experiences, **entry.args)
+    except UserError:
+        raise
+    except Exception as error:  # user code may raise anything
+        location = user_place(error)
+        cause = f"{described(error)}{f' ({location})' if location else ''}"
+        raise UserCodeError(f"experience operator {entry.name!r} failed: {cause}") from error
+    if not isinstance(change, Change):
+        raise UserCodeError(f"experience operator {entry.name!r} gave {type(change).__name__}, expected a Change")
+    return change
+
+
+def _changed(name: str, before: Experiences, change: Change) -> tuple[Experiences, np.ndarray]:
+    """Apply a change; return the experiences, and bool [N]: the rows that it removes from training."""
+    rows, runs = len(before.run_N), len(before.run_ids)
+    reward_R = _column(name, "reward", change.reward, before.reward_R, runs)
+    drop_R = _column(name, "drop", change.drop, np.zeros(runs, bool), runs) & before.kept_R
+    mask_N = _column(name, "mask", change.mask, np.zeros(rows, bool), rows)
+    gone_N = before.kept_N & (mask_N | drop_R[before.run_N])
+    parts = {part: _column(name, part, values, before.reward_R, runs) for part, values in change.parts.items()}
+    after = replace(
+        before,
+        reward_R=reward_R,
+        kept_R=before.kept_R & ~drop_R,
+        kept_N=before.kept_N & ~gone_N,
+        parts={**before.parts, **parts},
+    )
+    return after, gone_N
+
+
+def _column(name: str, what: str, values: np.ndarray | None, default: np.ndarray, count: int) -> np.ndarray:
+    if values is None:
+        return default
+    array = np.asarray(values)
+    if array.shape != (count,):
+        raise UserCodeError(
+            f"experience operator {name!r}: {what} has the shape {array.shape}, expected {(count,)}: one value a "
+            f"{'row' if what == 'mask' else 'run'}"
+        )
+    return array.astype(default.dtype)
+
+
+def _report(name: str, before: Experiences, after: Experiences, facts: Mapping[str, float]) -> OperatorReport:
+    return OperatorReport(
+        name=name,
+        rows_in=int(before.kept_N.sum()),
+        rows_out=int(after.kept_N.sum()),
+        runs_in=int(before.kept_R.sum()),
+        runs_out=int(after.kept_R.sum()),
+        groups_in=len(np.unique(before.group_R[before.kept_R])),
+        groups_out=len(np.unique(after.group_R[after.kept_R])),
+        facts={key: float(value) for key, value in facts.items()},
+    )

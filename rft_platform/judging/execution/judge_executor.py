@@ -1,0 +1,285 @@
+"""Run the parts of a judge on many runs concurrently: per run or per group, in the loop or in threads, time-limited."""
+
+import asyncio
+import copy
+import inspect
+import logging
+import math
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rft_platform.common.errors import JudgeUnavailableError, UserError
+from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.threads import call_in_thread
+from rft_platform.experience.record import METRIC_EXPECTED, is_metric_value
+from rft_platform.judging.execution.compose import JudgePart, JudgeSpec
+from rft_platform.judging.judge_context import JudgeContext, JudgeState
+from rft_platform.judging.judged_run import JudgedRun
+
+Result = TypeVar("Result")
+
+_SHOWN = 80  # characters of an invalid result in a message
+_log = logging.getLogger("rft_platform.judging")
+
+
+@dataclass(frozen=True, slots=True)
+class RunToJudge:
+    """What judges see of one run."""
+
+    group_id: str
+    task: dict[str, Any]  # the dataset's row
+    response: Any
+    run: JudgedRun
+
+
+class JudgeResultError(TypeError):
+    """A judge returned something that is not a reward."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Results of a judge's parts for one run: values by part and metric, or the error of the first that failed."""
+
+    reward: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    rewards: dict[str, float] = field(default_factory=dict)  # of further policies that get another reward
+    of_policies: dict[str, dict[str, float]] = field(default_factory=dict)  # their rewards from each part, by its name
+
+    def add(self, part: JudgePart, output: Any) -> None:
+        """Add the result of a part: a number, or a ``JudgeOutput`` (also another library's).
+
+        Raises JudgeResultError for anything else, and for a metric that is NaN or infinite.
+        """
+        value = _number(part, "", getattr(output, "reward", output), output)
+        self.parts[part.name] = value
+        for name, metric in (getattr(output, "metrics", None) or {}).items():
+            self.parts[f"{part.name}/{name}"] = _number(part, f"metric {name!r}: ", metric, metric)
+            if not is_metric_value(metric):
+                raise _wrong_result(part, f"metric {name!r}: ", metric, METRIC_EXPECTED)
+        rewards = getattr(output, "rewards", None) or {}
+        self.of_policies[part.name] = {
+            str(name): _number(part, f"reward of {name!r}: ", reward, reward) for name, reward in rewards.items()
+        }
+
+    def fail(self, error: Exception) -> None:
+        """Record why there is no verdict; the first reason stays."""
+        if isinstance(error, JudgeResultError):
+            self.error = self.error or str(error)
+            return
+        place = user_place(error)
+        self.error = self.error or f"{described(error)}{f' ({place})' if place else ''}"
+
+    def sum(self, judge: JudgeSpec) -> None:
+        """Compute the reward from the parts. A policy that a part does not name gets the part's value for the first."""
+        if self.error is not None:
+            return
+        self.reward = sum(part.weight * self.parts[part.name] for part in judge.parts)
+        for name in {name for rewards in self.of_policies.values() for name in rewards}:
+            values = [self.of_policies[part.name].get(name, self.parts[part.name]) for part in judge.parts]
+            self.rewards[name] = sum(part.weight * value for part, value in zip(judge.parts, values, strict=True))
+        for reward in (self.reward, *self.rewards.values()):
+            if not math.isfinite(reward):
+                self.error = f"the reward is {reward}; expected a finite number"
+
+
+def judge_all(
+    runs: Sequence[RunToJudge],
+    judge: JudgeSpec,
+    state: JudgeState,
+    concurrency: int,
+    auxiliary_models: Mapping[str, Any],
+) -> list[Verdict]:
+    """Return a verdict for each run, in their order. If called inside a running event loop, use a thread with its own.
+
+    ``concurrency`` runs (or groups) are judged at a time, more if a judge with a model allows more concurrent requests.
+
+    Raises JudgeUnavailableError if a judge model does not answer, and UserError for a judge that cannot be called at
+    all (its key, its budget).
+    """
+    return _wait(_Judging(judge, concurrency, auxiliary_models).all(runs, state))
+
+
+class _Judging:
+    """One judging of many runs."""
+
+    def __init__(self, judge: JudgeSpec, concurrency: int, auxiliary_models: Mapping[str, Any]) -> None:
+        self._judge, self._auxiliary_models = judge, dict(auxiliary_models)
+        self._takes = {part.name: frozenset(inspect.signature(part.function).parameters) for part in judge.parts}
+        widest = max(getattr(part.function, "concurrency", 1) for part in judge.parts)
+        self._gate = asyncio.Semaphore(max(concurrency, widest))
+
+    async def all(self, runs: Sequence[RunToJudge], state: JudgeState) -> list[Verdict]:
+        verdicts = [Verdict() for _ in runs]
+        context = JudgeContext(state, self._auxiliary_models, self._judge.timeout_s)
+        groups: dict[str, list[int]] = {}
+        for number, run in enumerate(runs):
+            groups.setdefault(run.group_id, []).append(number)
+        alone = [part for part in self._judge.parts if not part.group]
+        together = [part for part in self._judge.parts if part.group]
+        jobs = [self._judge_run(run, alone, verdict, context) for run, verdict in zip(runs, verdicts, strict=True)]
+        jobs += [
+            self._judge_group([runs[n] for n in numbers], part, [verdicts[n] for n in numbers], context)
+            for part in together
+            for numbers in groups.values()
+        ]
+        try:
+            await _together(jobs)
+        finally:
+            await context.aclose()
+        for verdict in verdicts:
+            verdict.sum(self._judge)
+        return verdicts
+
+    async def _judge_run(
+        self, run: RunToJudge, parts: Sequence[JudgePart], verdict: Verdict, context: JudgeContext
+    ) -> None:
+        async with self._gate:
+            for part in parts:
+                arguments = {"task": run.task, "response": run.response, "run": run.run}
+                try:
+                    verdict.add(part, await self._call(part, arguments, context))
+                except Exception as error:
+                    verdict.fail(_own_failure(error, part, run.run.run_id))
+                    return
+
+    async def _judge_group(
+        self, runs: Sequence[RunToJudge], part: JudgePart, verdicts: Sequence[Verdict], context: JudgeContext
+    ) -> None:
+        async with self._gate:
+            arguments = {
+                "task": runs[0].task,
+                "responses": [run.response for run in runs],
+                "runs": [run.run for run in runs],
+            }
+            try:
+                outputs = await self._call(part, arguments, context)
+                if not isinstance(outputs, Iterable) or isinstance(outputs, str | Mapping):
+                    raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
+                outputs = list(outputs)
+                if len(outputs) != len(runs):
+                    raise ValueError(f"the judge gave {len(outputs)} rewards for the {len(runs)} runs of a group")
+            except Exception as error:
+                failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
+                for verdict in verdicts:
+                    verdict.fail(failure)
+                return
+            for output, verdict in zip(outputs, verdicts, strict=True):
+                try:
+                    verdict.add(part, output)
+                except Exception as error:
+                    verdict.fail(error)
+
+    async def _call(self, part: JudgePart, inputs: dict[str, Any], context: JudgeContext) -> Any:
+        """Call a part. Rules run in the event loop: they are quick, or wait for a process that ends at a limit."""
+        offered = {**inputs, "auxiliary_models": self._auxiliary_models, "logger": _log}
+        if part.builtin:
+            offered["context"] = context
+        else:  # a function may change its arguments: other parts and other runs of the task must not see that
+            offered["task"] = copy.deepcopy(inputs["task"])
+        takes = self._takes[part.name]
+        arguments = {**{name: value for name, value in offered.items() if name in takes}, **part.args}
+        if part.builtin:
+            output = part.function(**arguments)
+            return await output if inspect.isawaitable(output) else output
+        try:
+            async with asyncio.timeout(self._judge.timeout_s) as limit:
+                if _is_async(part.function):
+                    function: Any = part.function
+                    return await function(**arguments)
+                output = await _call_blocking(part.function, arguments)
+                return await output if inspect.isawaitable(output) else output
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the judge took longer than {self._judge.timeout_s:g} s (judge_timeout_s)") from error
+
+
+def _number(part: JudgePart, what: str, value: Any, output: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise _wrong_result(part, what, output, "a number" if what else "a number or JudgeOutput") from error
+
+
+def _wrong_result(part: JudgePart, what: str, output: Any, expected: str) -> JudgeResultError:
+    code = getattr(part.function, "__code__", None)
+    name = part.name if code is None else f"{Path(code.co_filename).name}:{code.co_name}"
+    shown = repr(output)
+    shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
+    return JudgeResultError(f"judge {name} returned {what}{shown}; expected {expected}")
+
+
+def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
+    """Return ``error`` if it concerns one run only; raise an error that concerns the judge or the machine."""
+    if isinstance(error, JudgeUnavailableError | UserError):
+        raise error
+    machine = isinstance(error, sqlite3.Error | OSError) and not isinstance(error, TimeoutError)
+    if part.builtin and machine:  # no disk, no process: not caused by a run
+        raise error
+    if _is_unanswered(error):
+        raise JudgeUnavailableError(f"a model that the judge asks does not answer: {error}") from error
+    _log.debug("judge failed on run %s: %r", run_id, error)
+    return error
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether the judge failed because an OpenAI endpoint gave no answer (which no run has caused)."""
+    openai: Any = sys.modules.get("openai")
+    return openai is not None and isinstance(
+        error, openai.APIConnectionError | openai.RateLimitError | openai.InternalServerError
+    )
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+async def _together(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run all jobs; the first that raises cancels the others."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _wait(job: Coroutine[Any, Any, Result]) -> Result:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(job)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        return pool.submit(asyncio.run, job).result()
+
+
+async def _call_blocking(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return the function's result from its own thread; a caller that stops waiting abandons that thread.
+
+    The process does not wait for such a thread when it ends. A function that uses signals, which only the main thread
+    can do, is called in the caller's thread if that is the main thread.
+    """
+    try:
+        return await call_in_thread(function, arguments)
+    except ValueError as error:
+        if threading.current_thread() is not threading.main_thread() or not any(map(_wants_signals, _chain(error))):
+            raise
+    return function(**arguments)
+
+
+def _wants_signals(error: BaseException) -> bool:
+    return "signal only works in main thread" in str(error)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

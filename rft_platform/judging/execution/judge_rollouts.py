@@ -1,0 +1,294 @@
+"""Judge runs, and turn the judgements into judged rows with advantages."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rft_platform.algorithms.advantages.registry import compute_advantages
+from rft_platform.common.errors import NAMED, StorageError, UserCodeError, UserError
+from rft_platform.config.home import Home
+from rft_platform.config.schema.buffer import MAX_ABS_REWARD
+from rft_platform.experience.record import POLICY_REWARD, TRUNCATED_METRIC, JudgedRow, RolloutRow, valid_text
+from rft_platform.experience.responses import ResponseDecoder
+from rft_platform.judging.execution.columns import experiences_of, parts_of
+from rft_platform.judging.execution.compose import JudgeSpec
+from rft_platform.judging.execution.experience_pipeline import JUDGED, OperatorReport, Pipeline
+from rft_platform.judging.execution.judge_executor import RunToJudge, Verdict, judge_all
+from rft_platform.judging.judge_context import JudgeState
+from rft_platform.judging.judged_run import judged_run
+from rft_platform.judging.run_judgement import RunJudgement, refuse_beyond
+from rft_platform.judging.types import declared_responses
+from rft_platform.tasks.task import Task
+
+JUDGE_ERROR = "judge_error"  #: ``dropped_by`` of the rows of a run on which its judge failed
+WORKFLOW_REWARD = "workflow"  #: ``judge_version`` of rewards that the workflow itself set
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRollouts:
+    """Judged rows in the order of the rollout rows, and the judgement of each run."""
+
+    rows: list[JudgedRow]
+    runs: list[RunJudgement]
+    operators: tuple[OperatorReport, ...] = ()  # what each operator of the pipeline did
+
+    @property
+    def errors(self) -> list[RunJudgement]:
+        """The runs on which the judge failed."""
+        return [run for run in self.runs if run.error is not None]
+
+
+def judge_runs(
+    rows: Sequence[RolloutRow],
+    tasks: Mapping[str, Task],
+    judge: JudgeSpec | None,
+    *,
+    needs_reward: bool = True,
+    max_abs_reward: float | None = MAX_ABS_REWARD,
+    concurrency: int = 16,
+    auxiliary_models: Mapping[str, Any] | None = None,
+) -> list[RunJudgement]:
+    """Judge every run; return the judgements in order of first appearance.
+
+    The judge gets the task's raw row and what the workflow returned, or else the text of the run's last answer. A
+    returned object is passed as its class if the annotation of the judge's ``response`` names that class, else as plain
+    values. Without a judge the workflow's own reward counts; without ``needs_reward`` a run that has none gets 0.
+    ``concurrency`` runs are judged at a time; a function that is not ``async`` runs in its own thread. A run gets no
+    reward if the judge fails on it or takes longer than its ``timeout_s``, or if the reward is further from 0 than
+    ``max_abs_reward``. A run that exceeded the context before its workflow returned is not judged: it keeps the reward
+    that it got for that.
+
+    Raises:
+        StorageError: the task of a row is not in ``tasks``.
+        UserError: there is neither a judge nor a reward from the workflow, or the judge cannot be called (key, budget).
+        UserCodeError: the judge failed on every run, or no reward is finite and within ``max_abs_reward``.
+        JudgeUnavailableError: a judge model does not answer; then no run gets a reward.
+    """
+    last_rows = _last_rows(rows)
+    for row in last_rows:
+        if row.task_id not in tasks:
+            raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
+    if judge is None:
+        return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
+    of_run: dict[str, list[RolloutRow]] = {}
+    for row in rows:
+        of_run.setdefault(row.run_id, []).append(row)
+    ended = [row for row in last_rows if not _is_cut_off(row)]
+    decoder = ResponseDecoder(kind for part in judge.parts for kind in declared_responses(part.function))
+    runs = [_to_judge(row, of_run[row.run_id], tasks[row.task_id], decoder) for row in ended]
+    for name, reason in list(decoder.left_plain.items())[:NAMED]:
+        _log.warning(
+            "responses of class %r are judged as plain values: %s. To get the objects, annotate the judge's parameter "
+            "`response` with the class",
+            name,
+            reason,
+        )
+    state = judge.state or JudgeState.of(Home.from_environment())
+    verdicts = judge_all(runs, judge, state, concurrency, auxiliary_models or {}) if runs else []
+    judged = {row.run_id: _judgement(row, verdict) for row, verdict in zip(ended, verdicts, strict=True)}
+    failed = [judgement for judgement in judged.values() if judgement.error]
+    if failed and len(failed) == len(judged):
+        raise UserCodeError(f"the judge failed on all {len(judged)} runs; the first: {failed[0].error}")
+    if failed:
+        first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
+        _log.warning(
+            "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(last_rows), first
+        )
+    judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
+    return refuse_beyond(judgements, max_abs_reward)
+
+
+def judge_rollouts(
+    rows: Sequence[RolloutRow],
+    tasks: Mapping[str, Task],
+    judge: JudgeSpec | None,
+    *,
+    advantage_fn: str | None,
+    advantage_args: Mapping[str, Any] | None = None,
+    pipeline: Pipeline | None = None,
+    wanted_groups: int | None = None,
+    needs_reward: bool = True,
+    max_abs_reward: float | None = MAX_ABS_REWARD,
+    concurrency: int = 16,
+    auxiliary_models: Mapping[str, Any] | None = None,
+) -> JudgedRollouts:
+    """Judge every run, apply the operators, and give each row its reward and advantage.
+
+    If several policies made the runs, rows get the reward of their own policy, and operators and advantages are applied
+    to each policy's rows separately: rows of different policies are never compared.
+
+    Rows of runs on which the judge failed have reward NaN and ``dropped_by`` set. These runs, and those that an
+    operator of the ``pipeline`` drops, do not count in the advantages of their group. ``wanted_groups`` is the number
+    of groups that the round is to train on. With ``advantage_fn`` None (algorithms without one) every advantage is 0.
+    Raises the errors of ``judge_runs`` and ``Pipeline.apply``.
+    """
+    runs = judge_runs(
+        rows,
+        tasks,
+        judge,
+        needs_reward=needs_reward,
+        max_abs_reward=max_abs_reward,
+        concurrency=concurrency,
+        auxiliary_models=auxiliary_models,
+    )
+    version = WORKFLOW_REWARD if judge is None else judge.version
+    learn = _Learning(advantage_fn, advantage_args or {}, pipeline or Pipeline(), wanted_groups, version)
+    policies = list(dict.fromkeys(row.call.policy for row in rows)) or [None]
+    if policies == [None]:
+        return learn.judged(rows, runs)
+    parts = {}
+    for policy in policies:
+        own = [row for row in rows if row.call.policy == policy]
+        took_part = {row.run_id for row in own}
+        parts[policy] = learn.judged(own, [run.of_policy(policy) for run in runs if run.run_id in took_part], policy)
+    return _joined(rows, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Learning:
+    """Turns judgements into rows with rewards and advantages."""
+
+    advantage_fn: str | None
+    advantage_args: Mapping[str, Any]
+    pipeline: Pipeline
+    wanted_groups: int | None
+    version: str
+
+    def judged(self, rows: Sequence[RolloutRow], runs: list[RunJudgement], policy: str | None = None) -> JudgedRollouts:
+        """Return the judged rows of one policy, with rewards and advantages."""
+        runs, out, reports = _processed(rows, runs, self.pipeline, self.wanted_groups)
+        by_run = {run.run_id: run for run in runs}
+        advantages = self._advantages([row for row in rows if row.run_id not in out.runs], by_run, out)
+        judged = [
+            _judged(row, by_run[row.run_id], advantages.get(row.row_id, 0.0), self.version, out.rows.get(row.row_id))
+            for row in rows
+        ]
+        if policy is not None:
+            reports = tuple(replace(report, name=f"{report.name} ({policy})") for report in reports)
+        return JudgedRollouts(judged, runs, reports)
+
+    def _advantages(
+        self, kept: Sequence[RolloutRow], by_run: Mapping[str, RunJudgement], out: "_LeftOut"
+    ) -> dict[str, float]:
+        """Advantages by row id; rows that are left out have none."""
+        if self.advantage_fn is None or not kept:
+            return {}
+        values = compute_advantages(
+            self.advantage_fn,
+            [by_run[row.run_id].reward for row in kept],
+            [row.group_id for row in kept],
+            [row.run_id for row in kept],
+            [row.step for row in kept],
+            columns={
+                "env_state_hash": [row.call.env_state_hash for row in kept],
+                "step_reward": [row.call.step_reward for row in kept],
+            },
+            **self.advantage_args,
+        )
+        made = zip((row.row_id for row in kept), values.tolist(), strict=True)
+        return {row: value for row, value in made if row not in out.rows}
+
+
+def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollouts]) -> JudgedRollouts:
+    """Join the judged rows of all policies, in the order of ``rows``; a run of several has the first's judgement."""
+    by_row = {row.row_id: row for part in parts.values() for row in part.rows}
+    first_last = sorted(parts, key=lambda policy: policy is None)
+    runs = {run.run_id: run for policy in first_last for run in parts[policy].runs}
+    in_order = [runs[name] for name in dict.fromkeys(row.run_id for row in rows)]
+    reports = tuple(report for part in parts.values() for report in part.operators)
+    return JudgedRollouts([by_row[row.row_id] for row in rows], in_order, reports)
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """What does not train: rows with the reason, and runs that do not count in their group."""
+
+    rows: Mapping[str, str]
+    runs: frozenset[str]
+
+
+def _processed(
+    rows: Sequence[RolloutRow], runs: list[RunJudgement], pipeline: Pipeline, wanted_groups: int | None
+) -> tuple[list[RunJudgement], _LeftOut, tuple[OperatorReport, ...]]:
+    """Apply the pipeline; return the runs with their final rewards, what is left out, and the operator reports."""
+    failed = {run.run_id for run in runs if run.error is not None}
+    sound = [run for run in runs if run.error is None]
+    judged = [row for row in rows if row.run_id not in failed]
+    done = pipeline.apply(experiences_of(judged, sound, wanted_groups))
+    after = done.experiences
+    changed = bool((after.reward_R != after.judged_R).any())
+    made = {
+        run.run_id: replace(
+            run,
+            reward=float(after.reward_R[index]),
+            parts=parts_of(after, index) | ({JUDGED: run.reward} if changed else {}),
+        )
+        for index, run in enumerate(sound)
+    }
+    why = {row.row_id: JUDGE_ERROR for row in rows if row.run_id in failed}
+    why |= {row.row_id: name for row, name in zip(judged, done.dropped_N, strict=True) if name is not None}
+    gone = failed | {run.run_id for run, kept in zip(sound, after.kept_R, strict=True) if not kept}
+    return [made.get(run.run_id, run) for run in runs], _LeftOut(why, frozenset(gone)), done.reports
+
+
+def _judged(row: RolloutRow, run: RunJudgement, advantage: float, version: str, dropped_by: str | None) -> JudgedRow:
+    return JudgedRow(
+        row_id=row.row_id,
+        group_id=row.group_id,
+        run_id=row.run_id,
+        step=row.step,
+        reward=run.reward,
+        reward_parts=dict(run.parts),
+        judge_version=version,
+        advantage=advantage,
+        dropped_by=dropped_by,
+    )
+
+
+def _is_cut_off(row: RolloutRow) -> bool:
+    """Whether the run that ended with ``row`` exceeded the context, so that its workflow returned nothing."""
+    return TRUNCATED_METRIC in row.call.metrics and row.run_output is None
+
+
+def _last_rows(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
+    """Return each run's row with its output and reward: the last choice of its last call (rows are in stored order)."""
+    last: dict[str, RolloutRow] = {}
+    for row in rows:
+        if row.run_id not in last or row.step >= last[row.run_id].step:
+            last[row.run_id] = row
+    return list(last.values())
+
+
+def _own_reward(row: RolloutRow, needs_reward: bool) -> RunJudgement:
+    if row.run_reward is None:
+        if not needs_reward:
+            return RunJudgement(row.run_id, row.task_id, 0.0)
+        raise UserError(
+            f"task {row.task_id} of taskset {row.taskset!r}: run {row.run_id} has no reward. Give the taskset a judge, "
+            "or let its workflow return WorkflowOutput(reward=...)"
+        )
+    if not math.isfinite(row.run_reward):
+        return _failed(row, f"the reward is {row.run_reward}; expected a finite number")
+    rewards_by_name = {name: value for name, value in row.call.metrics.items() if name.startswith(POLICY_REWARD)}
+    rewards = {name.removeprefix(POLICY_REWARD): value for name, value in rewards_by_name.items()}
+    return RunJudgement(row.run_id, row.task_id, row.run_reward, rewards=rewards)
+
+
+def _to_judge(last: RolloutRow, rows: Sequence[RolloutRow], task: Task, decoder: ResponseDecoder) -> RunToJudge:
+    """Return what judges see of the run that ``rows`` record; ``last`` holds its output."""
+    response = last.call.response.get("content") if last.run_output is None else decoder.decode(last.run_output)
+    return RunToJudge(last.group_id, task.raw, response, judged_run(rows))
+
+
+def _judgement(row: RolloutRow, verdict: Verdict) -> RunJudgement:
+    if verdict.error is not None:
+        return _failed(row, verdict.error)
+    return RunJudgement(row.run_id, row.task_id, verdict.reward, verdict.parts, rewards=verdict.rewards)
+
+
+def _failed(row: RolloutRow, error: str) -> RunJudgement:
+    return RunJudgement(row.run_id, row.task_id, math.nan, {}, valid_text(error))

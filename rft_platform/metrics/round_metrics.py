@@ -1,0 +1,135 @@
+"""Metrics of the rounds: progress of the plan, rows in the store, results of the newest rounds."""
+
+import os
+import time
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Literal
+
+import rft_platform
+from rft_platform.experience.file_names import round_key
+from rft_platform.metrics.catalogue import Sample
+from rft_platform.rounds.planning.plan import plan_next
+from rft_platform.rounds.planning.project_state import Launches, observe
+from rft_platform.rounds.planning.state import Plan, ProjectState, RoundState
+from rft_platform.rounds.project.notes import EVALUATION, JUDGE, POLICY
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.round_history import time_split
+
+PHASES: tuple[Literal["explore", "sync"], ...] = ("explore", "sync")
+PLAN_STATES = ("launching", "running", "waiting", "finished", "failed")
+_LOOK_BACK = 200  # rounds whose notes are searched; older results are not reported
+
+
+def plan_samples(project: Project, launches: Launches) -> Iterator[Sample]:
+    """Budget, frontier, running phases and the plan's state."""
+    config, state = project.config, observe(project, launches)
+    plan, running = plan_next(state), {kind for kind, _ in launches.running}
+    yield Sample("rft_project_info", 1, (config.project, config.name, config.mode, rft_platform.__version__))
+    yield Sample("rft_rounds_budget", state.rounds_budget)
+    yield Sample("rft_rounds_done", _leading(state, "sync"))
+    for phase in PHASES:
+        number = _frontier(state, phase)
+        yield Sample("rft_frontier_round", number, (phase,))
+        current = state.rounds[number - 1] if number <= len(state.rounds) else RoundState(number)
+        yield Sample("rft_phase_failures", getattr(current, phase).failures, (phase,))
+    if state.warm_start is not None:
+        yield Sample("rft_phase_failures", 0 if state.warm_start.done else state.warm_start.failures, ("warm_start",))
+    for kind in ("warm_start", *PHASES):
+        yield Sample("rft_phase_running", kind in running, (kind,))
+    now = plan_state(plan, bool(running))
+    for name in PLAN_STATES:
+        yield Sample("rft_plan_state", name == now, (name,))
+    store, exploring = project.store, _frontier(state, "explore")
+    yield Sample("rft_frontier_rows", store.count_rollouts(exploring), ("rollouts",))
+    yield Sample("rft_frontier_rows", store.count_judged(exploring), ("judged",))
+
+
+def plan_state(plan: Plan, running: bool) -> str:
+    """The plan's state, one of ``PLAN_STATES``; a running launch takes precedence over launching and waiting."""
+    if plan.finished:
+        return "finished"
+    if plan.failed:
+        return "failed"
+    if running:
+        return "running"
+    return "launching" if plan.actions else "waiting"
+
+
+class RowTotals:
+    """Rows of all rounds. A round is recounted only after its ledger or its current judgement was rewritten."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[tuple[int, int], int, int]] = {}
+
+    def samples(self, project: Project) -> Iterator[Sample]:
+        """Numbers of rollout rows and judged rows, from the ledgers."""
+        store, totals = project.store, [0, 0]
+        for number in store.rounds():
+            folder = f"{store.root}/{round_key(number)}"  # str, because thousands of Path objects are slow
+            stamp = _changed(f"{folder}/files.json"), _changed(f"{folder}/judged/current.json")
+            known = self._known.get(number)
+            if known is None or known[0] != stamp:
+                known = self._known[number] = (stamp, store.count_rollouts(number), store.count_judged(number))
+            totals[0] += known[1]
+            totals[1] += known[2]
+        yield Sample("rft_rows", totals[0], ("rollouts",))
+        yield Sample("rft_rows", totals[1], ("judged",))
+
+
+def outcome_samples(project: Project) -> Iterator[Sample]:
+    """Newest policy, evaluation, reward, time split and time of progress, from the last rounds' notes only."""
+    store, numbers = project.store, project.store.rounds()[::-1][:_LOOK_BACK]
+    policies = (note for number in numbers if (note := store.read_note(number, POLICY)) is not None)
+    if (policy := next(policies, None)) is not None:
+        yield Sample("rft_policy_version_trained", policy["policy_version"])
+    yield from _evaluation(project, numbers)
+    rewards = (note for number in numbers if (note := store.read_note(number, JUDGE)) is not None)
+    if (judged := next(rewards, None)) is not None and judged.get("mean_reward") is not None:
+        yield Sample("rft_reward_mean", judged["mean_reward"])
+    yield from _time_split(project, numbers)
+    written = [_changed(file) for number in numbers[:2] for file in store.round_folder(number).rglob("*")]
+    if written:
+        yield Sample("rft_last_progress_age_seconds", max(0.0, time.time() - max(written) / 1e9))
+
+
+def _evaluation(project: Project, numbers: list[int]) -> Iterator[Sample]:
+    for number in numbers:
+        note = project.store.read_note(number, EVALUATION)
+        if note is None or not note["results"]:
+            continue
+        yield Sample("rft_evaluation_round", number)
+        for score in ("sampled_pass", "greedy_pass"):
+            if note["metrics"].get(score) is not None:
+                yield Sample("rft_evaluation_score", note["metrics"][score], (score,))
+        return
+
+
+def _time_split(project: Project, numbers: list[int]) -> Iterator[Sample]:
+    store = project.store
+    for number in numbers:
+        if number == 0 or store.read_note(number, EVALUATION) is None:
+            continue
+        notes = (store.read_note(number, name) or {} for name in ("explore", JUDGE, "train", EVALUATION))
+        explored, judged, trained, evaluated = notes
+        for part, seconds in time_split(explored, judged, trained, evaluated).items():
+            yield Sample("rft_round_seconds", seconds, (part,))
+        return
+
+
+def _leading(state: ProjectState, phase: str) -> int:
+    """Number of consecutive rounds, from the first, whose phase is done."""
+    return sum(1 for _ in takewhile(lambda current: getattr(current, phase).done, state.rounds))
+
+
+def _frontier(state: ProjectState, phase: str) -> int:
+    return min(_leading(state, phase) + 1, max(state.rounds_budget, len(state.rounds), 1))
+
+
+def _changed(file: str | Path) -> int:
+    """Time of the last change in ns since the epoch; 0 if there is no such file."""
+    try:
+        return os.stat(file).st_mtime_ns  # noqa: PTH116
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,10 @@
+"""MLflow registry and lineage: training runs, model versions with aliases, and traces from weights to rows and back.
+
+MLflow holds one experiment per project and one registered model per policy. ``ModelRegistry`` registers every
+checkpoint as a version; the alias ``champion`` marks the promoted one. Read in this order:
+1. ``mlflow_client`` (``open_client``: an SQLite file or a server; MLflow errors become a ``RegistryError``);
+2. ``models`` (``ModelRegistry``, ``RegisteredModel``), ``sqlite_reader`` (reads versions without importing MLflow);
+3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``tensorboard`` (``TensorBoardRun``);
+4. ``manifests`` (checkpoints and their parents), ``traces`` (result types);
+5. ``lineage`` (``trace_checkpoint``, ``trace_row``).
+"""

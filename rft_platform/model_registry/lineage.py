@@ -1,0 +1,249 @@
+"""Lineage in both directions: from weights to their rows, judge and code, and from a row to its weights."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.errors import DamagedError, RegistryLostError, UserError
+from rft_platform.common.files import digest_file, read_json
+from rft_platform.model_registry.manifests import Manifest, all_manifests, chain, descendants
+from rft_platform.model_registry.sqlite_reader import model_name, read_versions
+from rft_platform.model_registry.traces import (
+    CheckpointRef,
+    CheckpointTrace,
+    RowFile,
+    RowJudgement,
+    RowTrace,
+    TrainingTrace,
+)
+
+if TYPE_CHECKING:
+    from rft_platform.experience.file_ledger import FileEntry
+    from rft_platform.experience.store import ExperienceStore
+    from rft_platform.model_registry.models import ModelRegistry, RegisteredModel
+
+LOG = logging.getLogger(__name__)
+_NAMED = ("round", "data_digest", "judge_version", "config_digest", "code_version", "dagster_run_id", "row_selection")
+
+
+#: Fields of a rollout row in a trace.
+_ROW = ("row_id", "round", "run_id", "group_id", "step", "task_id", "taskset", "policy", "policy_version", "engine")
+_Versions = Mapping[Path, tuple[int, tuple[str, ...]]]
+DATASET_NOTE = "dataset.json"  # note in a round's folder about the dataset written there
+
+
+def trace_checkpoint(
+    checkpoint: str | Path, store: "ExperienceStore", registry: "ModelRegistry | None" = None, *, verify: bool = False
+) -> CheckpointTrace:
+    """Trace a checkpoint back to the base model. It is a folder, ``models:/NAME@alias`` or ``models:/NAME/3``.
+
+    With a registry, checkpoints carry their model versions and aliases. File contents are taken from the store's
+    ledgers; with ``verify`` every byte is read and compared. Raises ``UserError`` if it is not a checkpoint, and with
+    ``verify`` ``StorageError`` with the names of damaged files.
+    """
+    manifests = chain(_folder(checkpoint, registry))
+    known = _versions(registry)
+    oldest = manifests[-1]
+    return CheckpointTrace(
+        trainings=tuple(
+            _training(manifest, store if manifest.project == manifests[0].project else None, known, verify)
+            for manifest in manifests
+        ),
+        base_model=str(oldest.lineage.get("base_model") or oldest.parent),
+        complete=oldest.starts_from_base,
+    )
+
+
+def trace_row(
+    row_id: str, store: "ExperienceStore", checkpoints: Path, registry: "ModelRegistry | None" = None
+) -> RowTrace:
+    """Trace a row to the checkpoints below ``checkpoints`` that were trained on it, and to all their descendants.
+
+    Raises ``UserError`` for a row that is not in the store.
+    """
+    row, judgements, retired = _find_row(row_id, store)
+    known, manifests = _versions(registry), all_manifests(checkpoints)
+    used = {judgement.judge_version for judgement in judgements if judgement.dropped_by is None}
+    trained = [manifest for manifest in manifests if _trained_on(manifest.lineage, row, used, store)]
+    return RowTrace(
+        **row,
+        judgements=judgements,
+        trained=tuple(_ref(manifest, known) for manifest in trained),
+        descendants=tuple(_ref(manifest, known) for manifest in descendants(trained, manifests)),
+        retired=retired,
+    )
+
+
+def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
+    """Whether a training read a row; ``used`` are the judge versions by which no filter dropped it."""
+    from rft_platform.experience.selections import TRAINED_ON, read_selection
+
+    number, settled = lineage.get("round"), lineage.get("row_selection")
+    if settled is None or number is None:
+        return number == row["round"] and lineage.get("judge_version") in used
+    if str(row["round"]) not in settled["judge_versions"]:
+        return False
+    taken = read_selection(store, number, ["row_id", "use"], lineage.get("policy")).to_pylist()
+    return any(one["row_id"] == row["row_id"] and one["use"] in TRAINED_ON for one in taken)
+
+
+def _folder(checkpoint: str | Path, registry: "ModelRegistry | None") -> Path:
+    if not str(checkpoint).startswith("models:/"):
+        return Path(checkpoint).absolute()
+    if registry is None:
+        raise UserError(f"{checkpoint}: a model address needs the registry; give the checkpoint's folder instead")
+    for found in _registered(registry, model_name(str(checkpoint)) or registry.model_name):
+        names = (f"/{found.version}", *(f"@{alias}" for alias in found.aliases))
+        if checkpoint in [f"models:/{found.name}{name}" for name in names] and found.folder.is_dir():
+            return found.folder
+    return registry.resolve(str(checkpoint)).folder  # raises an error that explains what is wrong with the address
+
+
+def _registered(registry: "ModelRegistry", name: str) -> "list[RegisteredModel]":
+    """Versions of a model: read directly from SQLite if possible, else from MLflow."""
+    found = read_versions(registry.tracking_uri, name)
+    return found if found is not None else registry.versions() if name == registry.model_name else []
+
+
+def _versions(registry: "ModelRegistry | None") -> _Versions:
+    """Newest model version and aliases of each checkpoint folder."""
+    if registry is None:
+        return {}
+    try:
+        return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
+    except RegistryLostError as error:  # the trace itself comes from manifests and ledgers
+        LOG.warning("model versions are left out: %s", error)
+        return {}
+
+
+def _ref(manifest: Manifest, known: _Versions) -> CheckpointRef:
+    version, aliases = known.get(manifest.folder, (None, ()))
+    return CheckpointRef(str(manifest.folder), manifest.policy_version, manifest.lineage.get("round"), version, aliases)
+
+
+def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versions, verify: bool) -> TrainingTrace:
+    """Build the trace of one training. ``store`` is None for another project, whose rounds are elsewhere."""
+    lineage = manifest.lineage
+    return TrainingTrace(
+        result=_ref(manifest, known),
+        weights_digest=manifest.weights_digest,
+        parent=manifest.parent,
+        parent_version=manifest.parent_version,
+        data_digest=lineage.get("data_digest"),
+        judge_version=lineage.get("judge_version"),
+        config_digest=lineage.get("config_digest"),
+        code_version=lineage.get("code_version"),
+        dagster_run_id=lineage.get("dagster_run_id"),
+        more={name: value for name, value in lineage.items() if name not in _NAMED},
+        **rows_read(lineage, store, verify),
+    )
+
+
+def _find_row(row_id: str, store: "ExperienceStore") -> tuple[dict[str, Any], tuple[RowJudgement, ...], str]:
+    """Return a row, its judgements, and the text about its rollouts if they were retired."""
+    from rft_platform.experience.queries import find_row, judgements_of
+
+    row, retired = find_row(store, row_id, _ROW), ""
+    if row is not None:
+        judged = judgements_of(store, row_id, [row["round"]])
+    else:
+        gone = {n: contents.retirement() for n in store.rounds() if (contents := store.ledger(n).read()).retired}
+        judged = judgements_of(store, row_id, gone)
+        if not judged:
+            raise UserError(f"row {row_id!r} is in no round of {store.root}; row ids have 32 hexadecimal digits")
+        row = {name: judged[0].get(name) for name in _ROW}
+        retired = gone[row["round"]]
+    in_force = store.judge_version(row["round"])
+    return (
+        row,
+        tuple(
+            RowJudgement(
+                judgement["judge_version"],
+                judgement["reward"],
+                judgement["advantage"],
+                judgement["dropped_by"],
+                in_force=judgement["judge_version"] == in_force,
+            )
+            for judgement in judged
+        ),
+        retired,
+    )
+
+
+def rows_read(lineage: Mapping[str, Any], store: "ExperienceStore | None", verify: bool) -> dict[str, Any]:
+    """Return the fields of a ``TrainingTrace`` about the round's files, from the round's current ledger.
+
+    ``store`` is None for a training of another project. With ``verify`` every byte is read and compared. Raises
+    ``StorageError`` with the names of damaged files.
+    """
+    number, judge = lineage.get("round"), lineage.get("judge_version")
+    if store is not None and number is not None and lineage.get("dataset"):
+        return _dataset_read(lineage, store.round_folder(number), verify)
+    if store is not None and number is not None and lineage.get("row_selection"):
+        return _selection_read(lineage, store, number, verify)
+    if store is None or number is None or judge is None:  # no judge: trained on demonstrations
+        return {"data_unchanged": None}
+    contents, folder = store.ledger(number).read(), store.round_folder(number)
+    if verify:
+        store.check(number, digest=True)
+    found: dict[str, Any] = {
+        "data_unchanged": None,
+        "rollouts": tuple(_row_file(folder / name, contents.files[name]) for name in contents.rollouts()),
+        "retired": contents.retirement(),
+    }
+    judged = store.judged_file(number, judge, contents=contents)
+    if judged is None:
+        return found
+    entry = contents.files[str(judged.relative_to(folder))]
+    if store.judge_version(number) == judge:
+        same = store.digest(number) == lineage.get("data_digest")
+        found["data_unchanged"] = same and not store.damaged_sizes(number, contents)
+    return {**found, "judged": _row_file(judged, entry), "rows_trained": entry.kept or 0}
+
+
+def _selection_read(
+    lineage: Mapping[str, Any], store: "ExperienceStore", training: int, verify: bool
+) -> dict[str, Any]:
+    """Return the fields for rows that were selected one by one: the selection file and the rollouts behind it."""
+    from rft_platform.experience.selections import TRAINED_ON, selection_file
+
+    settled, file = lineage["row_selection"], selection_file(store, training, lineage.get("policy"))
+    versions = {int(number): version for number, version in settled["judge_versions"].items()}
+    rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
+    if verify and not same:
+        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {settled['sha256'][:16]})")
+    for number, version in sorted(versions.items()):
+        contents, folder = store.ledger(number).read(), store.round_folder(number)
+        if verify:
+            store.check(number, digest=True)
+        rollouts += [_row_file(folder / name, contents.files[name]) for name in contents.rollouts()]
+        retired += [contents.retirement()] if contents.retired else []
+        there = store.judged_file(number, version, contents=contents) is not None
+        same = same and there and store.digest(number, judge_version=version) == settled["digests"][str(number)]
+        same = same and not store.damaged_sizes(number, contents)
+    rows = sum(settled["rows"][use] for use in TRAINED_ON)
+    return {
+        "data_unchanged": same,
+        "rollouts": tuple(rollouts),
+        "retired": "; ".join(retired),
+        "selection": RowFile(str(file), settled["sha256"], sum(settled["rows"].values())),
+        "rows_trained": rows,
+    }
+
+
+def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dict[str, Any]:
+    """Return the fields for the dataset of an offline training, from its round's note and file as they are now."""
+    file, digest, note = folder / str(lineage["dataset"]), str(lineage["dataset_sha256"]), folder / DATASET_NOTE
+    known = read_json(note) if note.exists() else {}
+    if known.get("digest") != lineage.get("data_digest"):  # another project of the same name, in another folder
+        return {"data_unchanged": None}
+    same = file.exists() and file.stat().st_size == known["bytes"]
+    if verify and not (same and digest_file(file) == digest):
+        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {digest[:16]})")
+    rows = int(lineage["dataset_rows"])
+    return {"data_unchanged": same, "dataset": RowFile(str(file), digest, rows), "rows_trained": rows}
+
+
+def _row_file(path: Path, entry: "FileEntry") -> RowFile:
+    return RowFile(str(path), entry.sha256, entry.rows)

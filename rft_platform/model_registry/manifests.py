@@ -1,0 +1,101 @@
+"""Read checkpoint manifests from disk, and find the ancestors and descendants of a checkpoint."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.errors import StorageError, UserError
+from rft_platform.common.files import read_sealed_json
+
+CHECKPOINT_PREFIX = "global_step_"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Origin of a checkpoint. Only ``manifest.json`` is read: the weights may be gone."""
+
+    folder: Path
+    policy_version: int
+    parent: str  # folder of the checkpoint or model it was trained from, as passed to the trainer
+    parent_version: int
+    weights_digest: str
+    lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...
+
+    @property
+    def parent_folder(self) -> Path:
+        """The parent's current folder: the recorded one, or one near this checkpoint if the whole project was moved."""
+        recorded = Path(self.parent)
+        places = [recorded, *(self.folder.parent.joinpath(*recorded.parts[-depth:]) for depth in (1, 2))]
+        return next((place for place in places if (place / MANIFEST).exists()), recorded)
+
+    @property
+    def project(self) -> tuple[Any, Any]:
+        """Project and name of the run that trained it; round numbers are unique within these."""
+        return self.lineage.get("project"), self.lineage.get("name")
+
+    @property
+    def starts_from_base(self) -> bool:
+        """Whether the parent is a base model. A parent without a manifest may also be a checkpoint that lost it."""
+        return self.parent_version == 0 and not Path(self.parent).name.startswith(CHECKPOINT_PREFIX)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of checkpoint ``folder``. Raises ``UserError`` if there is none, ``StorageError`` if broken."""
+    path = folder / MANIFEST
+    if not path.exists():
+        raise UserError(
+            f"{folder} is no checkpoint of this platform: it has no {MANIFEST}; give a global_step_<n> folder"
+        )
+    try:
+        found = read_sealed_json(path)
+        return Manifest(
+            folder=folder,
+            policy_version=found["policy_version"],
+            parent=found["parent"],
+            parent_version=found["parent_version"],
+            weights_digest=found["weights_digest"],
+            lineage=found["lineage"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{path} is damaged ({error!r})") from error
+
+
+def chain(folder: Path) -> list[Manifest]:
+    """Return the manifests of ``folder`` and its ancestors, newest first, as far back as manifests exist."""
+    found, folders = [read_manifest(folder)], {folder}
+    while ((parent := found[-1].parent_folder) / MANIFEST).exists():
+        if parent in folders:
+            raise StorageError(f"{parent}: its manifest names a descendant as its parent")
+        found.append(read_manifest(parent))
+        folders.add(parent)
+    return found
+
+
+def all_manifests(root: Path) -> list[Manifest]:
+    """Return every checkpoint below ``root``, oldest policy version first."""
+    found = [read_manifest(folder) for folder in _checkpoint_folders(root) if (folder / MANIFEST).exists()]
+    return sorted(found, key=lambda manifest: (manifest.policy_version, str(manifest.folder)))
+
+
+def _checkpoint_folders(root: Path) -> Iterator[Path]:
+    """Yield the checkpoint folders below ``root``, without searching inside them."""
+    for folder, below, _ in os.walk(root):
+        yield from (Path(folder) / name for name in below if name.startswith(CHECKPOINT_PREFIX))
+        below[:] = [name for name in below if not name.startswith(CHECKPOINT_PREFIX)]
+
+
+def descendants(of: Sequence[Manifest], among: Sequence[Manifest]) -> list[Manifest]:
+    """Return the checkpoints of ``among`` that were trained, over any number of steps, from one in ``of``."""
+    children: dict[Path, list[Manifest]] = {}
+    for manifest in among:
+        children.setdefault(manifest.parent_folder, []).append(manifest)
+    found: dict[Path, Manifest] = {}
+    waiting = [manifest.folder for manifest in of]
+    while waiting:
+        new = [child for child in children.get(waiting.pop(), []) if child.folder not in found]
+        found |= {child.folder: child for child in new}
+        waiting += [child.folder for child in new]
+    return sorted(found.values(), key=lambda manifest: manifest.policy_version)

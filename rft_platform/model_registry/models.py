@@ -1,0 +1,365 @@
+"""The model registry: every checkpoint is a model version; the alias ``champion`` marks the promoted one."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rft_platform.common.digests import checkpoint_damage, digest_once
+from rft_platform.common.errors import DamagedError, RegistryLostError, StorageError, UserError
+from rft_platform.common.redaction import redact
+from rft_platform.common.sqlite_files import database_file
+from rft_platform.model_registry.mlflow_client import check_name, is_server, open_client
+from rft_platform.model_registry.tracking import TrainingRun
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
+
+CHAMPION = "champion"
+CANDIDATE = "candidate"
+CHECKPOINT_TAG = "checkpoint"  # tag with the checkpoint folder, which MLflow's source may not be
+DIGEST_TAG = "weights_digest"
+PREVIOUS_TAG = "previous_champion"
+_SKIPPED = "skipped"  # source of a version that is created only to be deleted
+MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[\w\-]+)|/(?P<version>\d+))")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredModel:
+    """One registered version: the folder of its weights, its tags, aliases and run."""
+
+    name: str
+    version: int
+    folder: Path
+    tags: dict[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    run_id: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """``models:/NAME/VERSION``."""
+        return f"models:/{self.name}/{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotedVersion:
+    """A model version that the project recorded when it registered a checkpoint, and the note that records it."""
+
+    version: int
+    weights_digest: str
+    note: Path
+
+
+#: Returns the newest recorded version of a policy of the project (None: the first policy); None if there is none.
+Noted: TypeAlias = Callable[[str | None], NotedVersion | None]
+
+
+class ModelRegistry:
+    """A project's MLflow: one experiment, one registered model.
+
+    ``tracking_uri`` is ``sqlite:///FILE`` or a server's URL; ``artifact_root`` is the folder for artifacts (None: the
+    server's own). With ``noted``, opening the store raises RegistryLostError if MLflow lacks the version that ``noted``
+    returns: a new database instead of a lost one would number the versions from 1 and have no champion. The first call
+    imports MLflow and opens the store. Threads may share an instance.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str,
+        artifact_root: Path | None,
+        project: str,
+        model_name: str,
+        noted: Noted | None = None,
+        policy: str | None = None,
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self.artifact_root = artifact_root
+        self.project = check_name(project, "project")
+        self.model_name = check_name(model_name, "model name")
+        self._noted = noted
+        self._policy = policy
+        self._lock = threading.Lock()
+        self._opened: tuple[MlflowClient, str] | None = None
+        self._siblings: dict[str, ModelRegistry] = {}
+
+    def sibling(self, policy: str) -> "ModelRegistry":
+        """Return the registry of another policy of the project; its model is called ``<model_name>-<policy>``."""
+        with self._lock:
+            if policy not in self._siblings:
+                name = f"{self.model_name}-{policy}"
+                self._siblings[policy] = ModelRegistry(
+                    self.tracking_uri, self.artifact_root, self.project, name, self._noted, policy
+                )
+            return self._siblings[policy]
+
+    def prepare(self) -> str:
+        """Open the store, creating it if it is new; return the experiment's id.
+
+        The first call takes seconds, mostly for imports and migrations. Call it in a thread while an engine starts, so
+        that the first round does not wait.
+        """
+        return self._open()[1]
+
+    def training_run(self, name: str, tags: Mapping[str, str] | None = None) -> TrainingRun:
+        """Return the MLflow run of the training ``name``: a new one the first time, later the same one continued."""
+        client, experiment_id = self._open()
+        return TrainingRun.find_or_create(client, experiment_id, check_name(name, "training run"), tags or {})
+
+    def register_checkpoint(
+        self, folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None = None
+    ) -> int:
+        """Register the checkpoint ``folder`` as a model version; return its number. The newest becomes ``candidate``.
+
+        ``tags`` must contain ``weights_digest``: the same folder with the same weights is always the same version, also
+        when it is registered again. Tags that are None are left out.
+        """
+        if not tags.get(DIGEST_TAG):
+            raise ValueError(
+                f"tags of a checkpoint need {DIGEST_TAG!r}, by which it is found again; got {sorted(tags)}"
+            )
+        folder = folder.absolute()
+        client = self._open()[0]
+        version = self.find(folder, str(tags[DIGEST_TAG])) or self._create(client, folder, policy_version, tags, run_id)
+        candidate = self._by_alias(self.model_name, CANDIDATE)
+        if candidate is None or candidate.version < version:
+            client.set_registered_model_alias(self.model_name, CANDIDATE, str(version))
+        return version
+
+    def find(self, folder: Path, digest: str) -> int | None:
+        """Return the version registered for ``folder`` with these weights, if there is one."""
+        condition = f"name = '{self.model_name}' and tags.`{DIGEST_TAG}` = '{digest}'"
+        found = self._open()[0].search_model_versions(condition, max_results=1000)
+        return next((int(version.version) for version in found if _folder(version) == folder.absolute()), None)
+
+    def skip_version(self) -> int:
+        """Use up the next version number and return it: MLflow assigns version numbers itself and never reuses one."""
+        client = self._open()[0]
+        version = client.create_model_version(self.model_name, source=_SKIPPED, await_creation_for=0).version
+        client.delete_model_version(self.model_name, str(version))
+        return int(version)
+
+    def set_champion(self, version: int) -> None:
+        """Set the alias ``champion`` to a version that was promoted before; use ``promote`` for a new champion."""
+        self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
+
+    def model_tag(self, name: str) -> str | None:
+        """Return a tag of the registered model itself (not of a version)."""
+        value = self._open()[0].get_registered_model(self.model_name).tags.get(name)
+        return None if value is None else str(value)
+
+    def set_model_tag(self, name: str, value: str | None) -> None:
+        """Set a tag of the registered model; None removes it."""
+        client = self._open()[0]
+        if value is not None:
+            client.set_registered_model_tag(self.model_name, name, value)
+        elif self.model_tag(name) is not None:
+            client.delete_registered_model_tag(self.model_name, name)
+
+    def annotate(self, version: int, tags: Mapping[str, Any]) -> None:
+        """Add tags to a version, such as the results of its evaluation and gate."""
+        client = self._open()[0]
+        for name, value in tags.items():
+            client.set_model_version_tag(self.model_name, str(version), name, str(value))
+
+    def champion(self) -> RegisteredModel | None:
+        """Return the promoted version, or None before the first promotion."""
+        return self._by_alias(self.model_name, CHAMPION)
+
+    def promote(self, version: int) -> None:
+        """Make ``version`` the champion. Only for a version that passed the evaluation gate."""
+        current = self.champion()
+        if current is not None and current.version == version:
+            return
+        previous = {} if current is None else {PREVIOUS_TAG: current.version}
+        self.annotate(version, {"promoted_at": _now(), **previous})
+        self._open()[0].set_registered_model_alias(self.model_name, CHAMPION, str(version))
+
+    def rollback(self) -> RegisteredModel:
+        """Make the champion's predecessor champion again and return it; repeated calls go further back.
+
+        Raises UserError if there is no predecessor, like ``last_promoted``.
+        """
+        current, client = self.last_promoted(), self._open()[0]
+        client.set_registered_model_alias(self.model_name, CHAMPION, current.tags[PREVIOUS_TAG])
+        client.delete_model_version_tag(self.model_name, str(current.version), PREVIOUS_TAG)
+        self.annotate(current.version, {"rolled_back_at": _now()})
+        return self.resolve(f"models:/{self.model_name}@{CHAMPION}")
+
+    def last_promoted(self) -> RegisteredModel:
+        """Return the champion that ``rollback`` would replace. Raises UserError if it has no predecessor."""
+        current = self.champion()
+        if current is None or PREVIOUS_TAG not in current.tags:
+            found = "there is no champion" if current is None else f"version {current.version} is the first champion"
+            raise UserError(f"rollback of {self.model_name}: {found}; nothing to go back to. Promote a version first")
+        return current
+
+    def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:
+        """Return the version at ``models:/NAME@alias`` or ``models:/NAME/3``, after a check that its folder exists.
+
+        With ``verify`` its files are compared with the digests in its manifest (once per process while they do not
+        change); use it before loading them. Raises ``UserError`` for an address that does not exist, ``StorageError``
+        if the weights are gone, ``DamagedError`` if they differ from what was registered.
+        """
+        match = MODEL_URI.fullmatch(uri)
+        if match is None:
+            raise UserError(f"model address {uri!r}: expected models:/NAME@alias or models:/NAME/3")
+        name = match["name"]
+        found = self._by_alias(name, match["alias"]) if match["alias"] else self._by_number(name, match["version"])
+        if found is None:
+            raise UserError(f"model address {uri!r}: no such version in {self.tracking_uri}; {self._what_exists(name)}")
+        if not found.folder.is_dir():
+            raise StorageError(f"{uri} is version {found.version}, but its folder {found.folder} does not exist")
+        why = checkpoint_damage(found.folder, digest_once) if verify else None
+        if why is not None:
+            raise DamagedError(
+                f"{uri} is version {found.version} in {found.folder}, which is damaged: {why}; restore that folder or "
+                "name another version"
+            )
+        return found
+
+    def versions(self) -> list[RegisteredModel]:
+        """Return all versions of the project's model, oldest first."""
+        return self._all_versions(self.model_name)
+
+    def _open(self) -> tuple["MlflowClient", str]:
+        with self._lock:
+            if self._opened is None:
+                noted = None if self._noted is None else self._noted(self._policy)
+                if noted is not None:
+                    self._refuse_missing_file(noted)
+                client = open_client(self.tracking_uri)
+                if noted is not None:
+                    self._refuse_unknown(client, noted)
+                self._opened = client, self._make_project(client)
+            return self._opened
+
+    def _refuse_missing_file(self, noted: NotedVersion) -> None:
+        """Raise RegistryLostError if the SQLite file is gone, before a new database would be created."""
+        file = database_file(self.tracking_uri)
+        if file is not None and not file.exists():
+            raise lost(f"{file} does not exist", noted, self.model_name)
+
+    def _refuse_unknown(self, client: "MlflowClient", noted: NotedVersion) -> None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            known = client.get_model_version(self.model_name, str(noted.version)).tags.get(DIGEST_TAG)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            known = None
+        if known != noted.weights_digest:
+            has = "does not know this version" if known is None else "has other weights under this version"
+            raise lost(f"MLflow {redact(self.tracking_uri)} {has}", noted, self.model_name)
+
+    def _make_project(self, client: "MlflowClient") -> str:
+        """Return the experiment's id; create the experiment and the registered model if they are missing."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client.create_registered_model(self.model_name, description=f"Checkpoints of the project {self.project}.")
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        location = None
+        if self.artifact_root is not None:
+            location = (self.artifact_root / self.project).absolute().as_uri()
+        try:
+            return str(client.create_experiment(self.project, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client.get_experiment_by_name(self.project)
+        if experiment.lifecycle_stage == "deleted":
+            client.restore_experiment(experiment.experiment_id)
+        return str(experiment.experiment_id)
+
+    def _create(
+        self, client: "MlflowClient", folder: Path, policy_version: int, tags: Mapping[str, Any], run_id: str | None
+    ) -> int:
+        every = {**tags, "policy_version": policy_version, CHECKPOINT_TAG: folder}
+        created = client.create_model_version(
+            self.model_name,
+            source=self._source(folder, run_id),
+            run_id=run_id,
+            tags={name: str(value) for name, value in every.items() if value is not None},
+            await_creation_for=0,
+        )
+        return int(created.version)
+
+    def _source(self, folder: Path, run_id: str | None) -> str:
+        """Return the folder. A server rejects folders of this machine, so there the run is the source."""
+        if is_server(self.tracking_uri) and run_id is not None:
+            return f"runs:/{run_id}/checkpoints/{folder.name}"
+        return str(folder)
+
+    def _all_versions(self, name: str) -> list[RegisteredModel]:
+        """Versions, oldest first. A search does not return aliases, so they are queried separately."""
+        client = self._open()[0]
+        versions, token = [], None
+        while True:
+            page = client.search_model_versions(f"name = '{name}'", max_results=1000, page_token=token)
+            versions += page
+            token = page.token
+            if not token:
+                break
+        if not versions:
+            return []
+        aliases = client.get_registered_model(name).aliases
+        found = [_registered(version, [a for a, v in aliases.items() if v == version.version]) for version in versions]
+        return sorted(found, key=lambda version: version.version)
+
+    def _by_alias(self, name: str, alias: str) -> RegisteredModel | None:
+        return self._look_up(lambda client: client.get_model_version_by_alias(name, alias))
+
+    def _by_number(self, name: str, version: str) -> RegisteredModel | None:
+        return self._look_up(lambda client: client.get_model_version(name, version))
+
+    def _look_up(self, ask: Callable[["MlflowClient"], "ModelVersion"]) -> RegisteredModel | None:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            version = ask(self._open()[0])
+            return _registered(version, version.aliases)
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise
+
+    def _what_exists(self, name: str) -> str:
+        known = self._all_versions(name)
+        if not known:
+            return f"{name} has no versions"
+        aliases = sorted(alias for found in known for alias in found.aliases)
+        return f"{name} has versions {known[0].version}..{known[-1].version} and aliases {', '.join(aliases) or 'none'}"
+
+
+def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
+    """Build the error for a registry that lacks a version named by a note; ``what`` describes the problem."""
+    return RegistryLostError(
+        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: bring MLflow's database back "
+        "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"
+    )
+
+
+def _registered(version: "ModelVersion", aliases: Sequence[str]) -> RegisteredModel:
+    return RegisteredModel(
+        name=version.name,
+        version=int(version.version),
+        folder=_folder(version),
+        tags=dict(version.tags),
+        aliases=tuple(sorted(aliases)),
+        run_id=version.run_id or None,
+    )
+
+
+def _folder(version: "ModelVersion") -> Path:
+    return Path(version.tags.get(CHECKPOINT_TAG, version.source))
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -1,0 +1,74 @@
+"""Bound the size of log files while other processes write to them.
+
+A long-lived process cannot switch to another log file. All writers append (``O_APPEND``), so the file can be copied
+and truncated in place while they write. Lines written between the copy and the truncation are lost.
+"""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rft_platform.common.files import atomic_path
+from rft_platform.common.locks import try_lock
+
+DEFAULT_MAX_BYTES = 32 * 2**20
+_CHECK_EVERY_S = 10.0
+_WATCH_EVERY_S = 2.0
+_LOCK = ".bounding.lock"
+_checked: dict[Path, float] = {}
+
+
+def max_log_bytes() -> int:
+    """Size above which a log is rotated: ``RFT_LOG_MAX_BYTES``, by default 32 MiB."""
+    given = os.environ.get("RFT_LOG_MAX_BYTES", "")
+    return int(given) if given.isdigit() and int(given) > 0 else DEFAULT_MAX_BYTES
+
+
+def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
+    """Copy every ``*.log`` larger than ``max_bytes`` to ``*.log.1`` (replacing the previous copy) and truncate it.
+
+    Returns the truncated files. Does nothing while another process does the same.
+    """
+    limit = max_log_bytes() if max_bytes is None else max_bytes
+    large = [file for file in folder.glob("*.log") if file.stat().st_size > limit]
+    if not large:
+        return []
+    with (folder / _LOCK).open("w") as lock:
+        if not try_lock(lock):
+            return []
+        for file in large:
+            with atomic_path(file.with_name(file.name + ".1")) as copy:
+                shutil.copy(file, copy)  # keeps the mode: logs are readable by their owner only
+            os.truncate(file, 0)
+    return large
+
+
+def bound_logs_now_and_then(folder: Path) -> None:
+    """``bound_logs`` at most every ten seconds, for loops and the start of phases."""
+    now = time.monotonic()
+    if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
+        _checked[folder] = now
+        bound_logs(folder)
+
+
+@contextmanager
+def logs_bounded(folder: Path, every_s: float = _WATCH_EVERY_S) -> Iterator[None]:
+    """Bound the logs every ``every_s`` seconds, on a thread, while the block runs: a phase may print a lot."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            with suppress(OSError):  # for example a full disk, which the phases themselves report
+                bound_logs(folder)
+
+    thread = threading.Thread(target=watch, name="log-bounds", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_CHECK_EVERY_S)

@@ -1,0 +1,289 @@
+"""HTTP gateway: an OpenAI-compatible API on loopback that records the calls of agents in other processes.
+
+An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
+``<batch>/<task>/<run>.<secret>``, names the run; the secret authenticates the caller. The request then passes the same
+recorder and the same router as those of our own clients. Importing this module imports ``openai``.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from rft_platform.common.errors import RftError
+from rft_platform.inference.serving import json_codec
+from rft_platform.inference.serving.api_errors import ApiError, describe
+from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.inference.serving.request_body import read_body
+from rft_platform.rollout.endpoints import events
+from rft_platform.rollout.recording.gateway_openapi import document
+from rft_platform.rollout.recording.history import RunEndedError, RunHistory
+from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.rollout.recording.recorder import ENDPOINTS
+from rft_platform.web_guard.checks import bearer_token, configured_hosts, tokens_match
+
+LOG = logging.getLogger(__name__)
+HOST = "127.0.0.1"
+_BACKLOG = 1024
+_GRACE_S = 1  # seconds for answers under way when the gateway stops
+_JOIN_S = 10.0
+_PREFIX = "/v1"
+_DOCUMENT = "/openapi.json"
+_SERVED = "POST /v1/chat/completions, /v1/completions, /v1/responses and GET /v1/models"
+_SECRET_BYTES = 24
+_FORWARDED = ("content-type", "x-stainless-retry-count", "idempotency-key")
+_NOT_RETURNED = (b"transfer-encoding", b"connection", b"date", b"server")
+
+Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
+
+
+class RunRecord:
+    """A run at the gateway: its connection to the engine, and its requests under way."""
+
+    def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
+        self.key = key
+        self._history = history
+        self._make_transport = make_transport
+        self._transport: Transport | None = None
+        self.requests: set[asyncio.Task[None]] = set()
+
+    @property
+    def transport(self) -> Transport:
+        """The transport, created at the first request: only the gateway's event loop may use it."""
+        if self._transport is None:
+            self._transport = self._make_transport(self._history)
+        return self._transport
+
+    async def close(self) -> None:
+        """Cancel the requests under way and close the connections."""
+        for request in tuple(self.requests):
+            request.cancel()
+        await asyncio.gather(*self.requests, return_exceptions=True)
+        if self._transport is not None:
+            await self._transport.aclose()
+
+
+class RecordingGateway:
+    """Serves in a thread with its own event loop, so that a workflow may block while its agent is served."""
+
+    def __init__(
+        self, engine_url: str, timeout_s: float, make_transport: Callable[[RunHistory], Transport], host: str = HOST
+    ) -> None:
+        """Requests are sent to ``engine_url`` (ends in /v1) through the recording transport of their run."""
+        self._runs: dict[str, RunRecord] = {}  # by the name in the key
+        self._names: dict[int, str] = {}  # id of a history -> name
+        self._ended: dict[str, str] = {}  # name -> key, of ended runs
+        self._numbers = itertools.count()
+        self._make_transport = make_transport
+        self._lock = threading.Lock()
+        listener = socket.create_server((host, 0), backlog=_BACKLOG)  # listens from here on: early callers are queued
+        self._port = listener.getsockname()[1]
+        self._host = host
+        app = contained(GatewayApp(engine_url, timeout_s, self._runs, self._ended))
+        self._server = _Server(server_config(app, _GRACE_S, lifespan="off", log_config=None, proxy_headers=False))
+        self._closing: list[Future[None]] = []
+        run = partial(self._server.run, sockets=[listener])
+        self._thread = threading.Thread(target=run, name="recording-gateway", daemon=True)
+        self._thread.start()
+
+    @property
+    def base_url(self) -> str:
+        """Base URL for agents, in place of that of OpenAI's API; ends in /v1."""
+        return f"http://{self._host}:{self._port}{_PREFIX}"
+
+    def register(self, history: RunHistory) -> str:
+        """Return the key of ``history``: ``<batch>/<task>/<run>.<secret>``, the same at every call.
+
+        Each attempt at a run has its own key: processes that an earlier attempt left running cannot use it.
+        """
+        with self._lock:
+            name = self._names.get(id(history))
+            if name is None:
+                name = run = history.key or "unnamed/run/0"
+                while name in self._runs or name in self._ended:
+                    name = f"{run}.{next(self._numbers)}"
+                self._names[id(history)] = name
+                key = f"{name}.{secrets.token_urlsafe(_SECRET_BYTES)}"
+                self._runs[name] = RunRecord(key, history, self._make_transport)
+            return self._runs[name].key
+
+    def end(self, history: RunHistory) -> None:
+        """End the run: refuse its key from now on, and cancel its requests under way."""
+        with self._lock:
+            name = self._names.pop(id(history), None)
+            if name is None:
+                return
+            record = self._runs.pop(name)
+            self._ended[name] = record.key
+            self._forget(record)
+
+    def close(self) -> None:
+        """End all runs and stop listening."""
+        with self._lock:
+            self._ended.update({name: record.key for name, record in self._runs.items()})
+            for record in self._runs.values():
+                self._forget(record)
+            self._runs.clear()
+            self._names.clear()
+        wait(self._closing, _JOIN_S)
+        self._server.should_exit = True
+        self._thread.join(_JOIN_S)
+
+    def _forget(self, record: RunRecord) -> None:
+        if self._thread.is_alive():
+            loop = self._server.loop.result(_JOIN_S)
+            self._closing = [closing for closing in self._closing if not closing.done()]
+            self._closing.append(asyncio.run_coroutine_threadsafe(record.close(), loop))
+
+
+class _Server(uvicorn.Server):
+    """A server that publishes its event loop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.loop: Future[asyncio.AbstractEventLoop] = Future()
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self.loop.set_result(asyncio.get_running_loop())
+        await super().serve(sockets)
+
+
+class GatewayApp:
+    """ASGI application: finds the run of a key and sends the request through the run's recording transport."""
+
+    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: dict[str, str]) -> None:
+        """``runs``: running runs by name; ``ended``: keys of ended runs by name. Both may change at any time."""
+        root = engine_url.rstrip("/")
+        served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
+        self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
+        self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
+        self._runs = runs
+        self._ended = ended
+        self._hosts = configured_hosts()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; cancel it if its client disconnects or its run ends."""
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send)
+        try:
+            headers = headers_of(scope)
+            check_caller(scope["method"], headers, self._hosts)
+            record = self._record(bearer_token(headers) or "")
+            if (scope["method"], scope["path"]) == ("GET", _DOCUMENT):
+                await answer.whole(json_codec.dump(document()))
+                return
+        except ApiError as error:
+            await refuse_stranger(error, receive, send)
+            return
+        try:
+            request = self._request(scope["method"], scope["path"], headers, await read_body(receive))
+        except ApiError as error:
+            await answer.refuse(error)
+            return
+        work = asyncio.ensure_future(self._answer(record, request, answer))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
+        record.requests.add(work)
+        try:
+            await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            disconnected.cancel()
+            work.cancel()
+            record.requests.discard(work)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not disconnected.done() or disconnected.cancelled():
+                await answer.refuse(_ended())
+
+    def _record(self, key: str) -> RunRecord:
+        name = key.rpartition(".")[0]
+        record = self._runs.get(name)
+        if record is not None and tokens_match(key, record.key):
+            return record
+        if tokens_match(key, self._ended.get(name, "")):
+            raise _ended()
+        given = "the key of this request is of no run" if key else "this request has none"
+        raise ApiError(
+            401, f"a bearer key, the model's `api_key`, says which run a call is for; {given}", "unknown_run"
+        )
+
+    def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
+        url = self._urls.get((method, path))
+        if url is None:
+            raise ApiError(404, f"{method} {path}: no such route; served are {_SERVED}", "not_found")
+        forwarded = [(name, headers[name]) for name in _FORWARDED if name in headers]
+        return wire.Request(method, url, headers=forwarded, content=content, extensions=self._extensions)
+
+    async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
+        try:
+            response = await record.transport.handle_async_request(request)
+            await answer.begin(response)
+            if "content-length" in response.headers:
+                await answer.body(await response.aread())
+                return
+            try:
+                async for data in response.stream:
+                    await answer.body(data, more=True)
+            finally:
+                await response.aclose()
+            await answer.body(b"")
+        except RunEndedError:
+            await answer.refuse(_ended())
+        except wire.TransportError as error:
+            LOG.warning("the engine does not answer a call that came through the gateway: %r", error)
+            await answer.refuse(ApiError(502, f"the engine does not answer: {error!r}", "engine_unavailable"))
+        except RftError as error:
+            await answer.refuse(error)
+
+
+class _Answer:
+    """Writes one HTTP response."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = False
+
+    async def begin(self, response: Any) -> None:
+        headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _NOT_RETURNED]
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+
+    async def body(self, data: bytes, more: bool = False) -> None:
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def refuse(self, error: Exception) -> None:
+        """Send an error in OpenAI's format; if a streamed answer has begun, send it as the last event."""
+        status, body = describe(error)
+        content = json_codec.dump(body)
+        if self._begun:
+            await self.body(b"data: " + content + events.END)
+            return
+        await self.whole(content, status)
+
+    async def whole(self, content: bytes, status: int = 200) -> None:
+        """Send a JSON response of the gateway itself."""
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.body(content)
+
+
+def _ended() -> ApiError:
+    return ApiError(401, "this run has ended: a model call made after its workflow returned is not served", "run_ended")
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,199 @@
+"""The recorded model calls of one run. Each run has its own ``RunHistory``, so runs share no state."""
+
+import math
+import threading
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from rft_platform.common.errors import EngineError, UserCodeError
+from rft_platform.experience.record import ModelCall
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.recording.policy_routes import PolicyRoute
+from rft_platform.rollout.recording.run_ids import derive_seed
+
+
+class RunEndedError(EngineError):
+    """A model call was made after its run had ended."""
+
+
+@dataclass(slots=True, eq=False)
+class CallSlot:
+    """A call's position in its run; a client that sends its request again keeps it."""
+
+    order: int
+    times: int = 1  # how often it was sent
+    under_way: bool = True  # the last send, the one that counts, has not ended
+    answered: bool = False  # its answer is recorded
+    refused: bool = False  # by the engine or by the recorder
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The ``time``-th send of a call."""
+
+    slot: CallSlot
+    time: int
+
+    @property
+    def order(self) -> int:
+        """Position of the call in its run, by the time of its first send."""
+        return self.slot.order
+
+    @property
+    def counts(self) -> bool:
+        """Whether this is the latest send of the call."""
+        return self.time == self.slot.times
+
+
+class CallSlots:
+    """All call positions of a run. Not thread-safe: the owner holds a lock."""
+
+    def __init__(self) -> None:
+        self._order = count()
+        self._by_request: dict[Hashable, list[CallSlot]] = {}
+
+    def take(self, request_key: Hashable, sent_before: int, named: bool) -> Sending:
+        """Return the slot of the call that ``request_key`` identifies, after ``sent_before`` earlier sends of it.
+
+        ``named``: the key is the client's own name for the call, so an equal key is the same call.
+        """
+        slots = self._by_request.setdefault(request_key, [])
+        slot = slots[-1] if named and slots else _retried_slot(slots, sent_before) if sent_before else None
+        if slot is None:
+            slot = CallSlot(next(self._order))
+            slots.append(slot)
+        else:
+            slot.times += 1
+            slot.under_way, slot.refused = True, False
+        return Sending(slot, slot.times)
+
+    @property
+    def unfinished(self) -> int:
+        """Number of calls without an answer or a refusal."""
+        slots = (slot for slots in self._by_request.values() for slot in slots)
+        return sum(not (slot.answered or slot.refused) for slot in slots)
+
+
+def _retried_slot(slots: list[CallSlot], sent_before: int) -> CallSlot | None:
+    """Find the call that is being retried: one that has ended without an answer.
+
+    The answer may also have been lost after it was recorded; then the call must be unambiguous. A call under way has a
+    client that waits for it, so an equal request is another call.
+    """
+    ended = [slot for slot in slots if not slot.under_way and slot.times <= sent_before]
+    unanswered = [slot for slot in ended if not slot.answered]
+    if unanswered:
+        return unanswered[-1]
+    return ended[0] if ended and len(slots) == 1 else None
+
+
+class RunHistory:
+    """Records one run's calls of the policy. The recorder fills it from any thread; read it after the run has ended."""
+
+    def __init__(
+        self,
+        model: str,
+        sampling: SamplingParams,
+        seed: int,
+        key: str = "",
+        policies: Mapping[str, PolicyRoute] | None = None,
+    ) -> None:
+        """``model``: the policy's name at the engine; ``sampling`` and ``seed`` apply to calls that set none.
+
+        ``key`` names the run, as ``<batch>/<task>/<run>``, for agents outside this process. ``policies`` are further
+        trainable policies, by the names that calls give as their model.
+        """
+        self.model = model
+        self.policies = dict(policies or {})
+        self.key = key
+        self.sampling = sampling
+        self.client_retries = 0
+        self.env_state_hash: str | None = None  # of the environment state that the workflow set last
+        self.connection_lost = False  # the engine could not be reached at least once
+        self.context_exceeded = False  # the engine refused the last call: prompt longer than the context
+        self._seed = seed
+        self._calls: list[ModelCall] = []
+        self._extracted = 0
+        self._closed = False
+        self._slots = CallSlots()
+        self._lock = threading.Lock()
+
+    def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
+        """Register a call before it is sent. Raises RunEndedError if the run has ended.
+
+        ``request_key`` identifies it. If its client has sent it ``sent_before`` times already, or has ``named`` it
+        like an earlier one, it is a retry of that call: it keeps its position and seed, and its answer replaces a lost
+        one. ``end_call`` must follow.
+        """
+        with self._lock:
+            if self._closed:
+                raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
+            self.context_exceeded = False  # set by an earlier call; the workflow continued
+            return self._slots.take(request_key, sent_before, named)
+
+    def refuse_call(self, sending: Sending, too_long: bool = False) -> None:
+        """Mark the call as refused; ``too_long``: by the engine, because the conversation exceeds the context."""
+        with self._lock:
+            if sending.counts:
+                sending.slot.refused = True
+                self.context_exceeded = self.context_exceeded or too_long
+
+    def end_call(self, sending: Sending) -> None:
+        """Mark this send as ended."""
+        with self._lock:
+            if sending.counts:
+                sending.slot.under_way = False
+
+    @property
+    def unfinished_calls(self) -> int:
+        """Number of calls with neither a recorded answer nor a refusal: cancelled by the agent, or still under way."""
+        with self._lock:
+            return self._slots.unfinished
+
+    def call_seed(self, order: int) -> int:
+        """Sampling seed of a call that sets none."""
+        return derive_seed(self._seed, order)
+
+    def add(self, sending: Sending, calls: list[ModelCall]) -> None:
+        """Record the choices of one finished call; they replace those of an earlier send of the call.
+
+        Nothing is recorded if the run has ended, or if the client has meanwhile sent the call again.
+        """
+        with self._lock:
+            if self._closed or not sending.counts:
+                return
+            sending.slot.answered = True
+            if sending.time > 1:
+                earlier = sum(call.order == sending.order for call in self._calls[: self._extracted])
+                self._calls = [call for call in self._calls if call.order != sending.order]
+                self._extracted -= earlier
+            self._calls.extend(calls)
+
+    def calls(self) -> list[ModelCall]:
+        """Return all recorded choices, in the order in which their calls were sent."""
+        return sorted(self._calls, key=lambda call: (call.order, call.choice))
+
+    def extract(self, clear: bool = True) -> list[ModelCall]:
+        """Return the choices recorded since the last extraction with ``clear``, in the order of recording."""
+        start, end = self._extracted, len(self._calls)
+        if clear:
+            self._extracted = end
+        return self._calls[start:end]
+
+    def give_step_reward(self, value: float, policy: str | None = None) -> None:
+        """Add to the step reward of a policy's last call. Raises UserCodeError without a call or a finite ``value``."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise UserCodeError(f"give_step_reward was given {value!r}: expected a finite number")
+        step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
+        if step is None:
+            by = "" if policy is None else f" of policy {policy!r}"
+            raise UserCodeError(f"give_step_reward: this run has made no model call yet{by} that could be rewarded")
+        for call in self._calls:
+            if call.order == step:
+                call.step_reward = (call.step_reward or 0.0) + float(value)
+
+    def close(self) -> None:
+        """End the run: code that it left running can neither call the model nor add to the record."""
+        with self._lock:
+            self._closed = True

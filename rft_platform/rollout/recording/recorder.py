@@ -1,0 +1,164 @@
+"""The recorder: converts one model call of a run to the engine's request, and records the engine's answer.
+
+It knows neither HTTP clients nor servers: the transports of ``recording`` use it below our ``openai`` clients, and
+``gateway`` behind its own port. Only complete answers are recorded, token for token as the engine sampled them: ids and
+rollout log-probs are the engine's, never derived from text.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from time import perf_counter, time
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.inference.serving import json_codec
+from rft_platform.inference.serving.context_limit import is_too_long
+from rft_platform.rollout.endpoints import events
+from rft_platform.rollout.endpoints.chat import ChatCall
+from rft_platform.rollout.endpoints.completions import CompletionCall
+from rft_platform.rollout.endpoints.endpoint import CallDefaults, Endpoint
+from rft_platform.rollout.endpoints.responses import ResponsesCall
+from rft_platform.rollout.recording.history import RunHistory
+
+#: Endpoints whose calls are recorded, below /v1.
+ENDPOINTS: dict[str, type[Endpoint]] = {
+    "/chat/completions": ChatCall,
+    "/completions": CompletionCall,
+    "/responses": ResponsesCall,
+}
+_VERSION_HEADER = "x-policy-version"
+_BYTES_A_TOKEN = 4  # rough size of a token in a request
+_MOST_TOKENS = 1 << 20  # upper limit of the estimate for one choice
+_RETRIES = b"x-stainless-retry-count"  # how often an OpenAI client has sent this request before
+_IDEMPOTENCY_KEY = b"idempotency-key"  # any client may set it to name a call that it may retry
+
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+def recorded_path(path: str) -> str | None:
+    """Return the endpoint that a URL's path ends in; ``None`` if its calls are not recorded."""
+    return next((suffix for suffix in ENDPOINTS if path.endswith(suffix)), None)
+
+
+class CallRecorder:
+    """Records one request to the engine, and its answer."""
+
+    def __init__(self, endpoint: str, content: bytes, headers: Headers, history: RunHistory) -> None:
+        """``endpoint`` is a result of ``recorded_path``; ``headers`` are those received.
+
+        Raises UserError for an invalid request, RunEndedError if the run has ended.
+        """
+        self._history = history
+        self._sending = history.begin_call(*_identity(endpoint, content, headers))
+        history.client_retries += self._sending.time > 1
+        self._env_state_hash = history.env_state_hash
+        self._created_at, self._started = time(), perf_counter()
+        try:
+            self._prepare(endpoint, content)
+        except (UserError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            history.refuse_call(self._sending)
+            self.ended()
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"the request has a field of the wrong type: {error}") from error
+
+    def _prepare(self, endpoint: str, content: bytes) -> None:
+        """Build the engine's request from the caller's."""
+        try:
+            body = json_codec.parse_object(content)
+        except ValueError as error:
+            raise UserError(f"the body must be a JSON object: {error}") from error
+        history = self._history
+        seed = history.call_seed(self._sending.order)
+        asked = body.get("model")
+        route = history.policies.get(asked) if isinstance(asked, str) else None
+        self._policy = None if route is None else asked
+        self.route = route  # None: the first policy, also for any other name
+        model = history.model if route is None else route.model
+        self._form = ENDPOINTS[endpoint](body, CallDefaults(model, history.sampling, seed))
+        self.engine_path = self._form.engine_path
+        self.content = json_codec.dump(self._form.sent)
+        self.streamed = bool(self._form.sent.get("stream"))
+        self.tokens = self._weight()
+
+    def _weight(self) -> int:
+        """Rough number of tokens that the call may take; a router weighs the call by it."""
+        sent = self._form.sent
+        limit = sent.get("max_completion_tokens") or sent.get("max_tokens") or 0
+        return self._form.choices * min(int(limit), _MOST_TOKENS) + len(self.content) // _BYTES_A_TOKEN
+
+    def refused(self, status: int, content: bytes) -> None:
+        """Record the engine's refusal, and whether the conversation exceeded the context."""
+        self._history.refuse_call(self._sending, too_long=is_too_long(status, content.decode(errors="replace")))
+
+    def ended(self) -> None:
+        """End the call: the transport has finished with it, with or without an answer."""
+        self._history.end_call(self._sending)
+
+    def answered(self, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Record a whole answer; return what the caller gets."""
+        answer = json_codec.parse_object(content)
+        self._record(answer, headers)
+        restored = self._form.restored(answer)
+        return content if restored is None else json_codec.dump(restored)
+
+    def event_stream(self, headers: Mapping[str, str]) -> "RecordedEvents":
+        """Return a reader that records the events of a streamed answer as they pass."""
+        return RecordedEvents(self, self._form, headers)
+
+    def _record(self, answer: dict[str, Any], headers: Mapping[str, str]) -> None:
+        known: dict[str, Any] = {
+            "order": self._sending.order,
+            "policy_version": _policy_version(answer, headers),
+            "created_at": self._created_at,
+            "duration_s": perf_counter() - self._started,
+            "env_state_hash": self._env_state_hash,
+            "policy": self._policy,
+        }
+        calls = [replace(call, **known) for call in self._form.sampled(answer)]
+        self._history.add(self._sending, calls)
+
+
+class RecordedEvents:
+    """The events of a streamed answer: recorded once every choice has finished, and passed on as the caller asked."""
+
+    def __init__(self, call: CallRecorder, form: Endpoint, headers: Mapping[str, str]) -> None:
+        self._call = call
+        self._form = form
+        self._headers = headers
+        self._events = events.EventStream()
+        self._answer = form.assembled()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield what the caller gets for the next bytes."""
+        for event in self._events.feed(data):
+            chunk = events.event_chunk(event)
+            if chunk is None:
+                yield self._form.other_event(event)
+                continue
+            if self._answer.add(chunk):
+                self._call._record(self._answer.whole(), self._headers)
+            yield self._form.event(event, chunk)
+
+    def rest(self) -> bytes:
+        """Bytes after the last complete event."""
+        return self._events.rest()
+
+
+def _identity(endpoint: str, content: bytes, headers: Headers) -> tuple[tuple[str, object], int, bool]:
+    """Return what identifies the request, how often its client has sent it before, and whether the client named it."""
+    sent_before = 0
+    for name, value in headers:
+        name = name.lower()
+        if name == _IDEMPOTENCY_KEY:
+            return (endpoint, value), 0, True
+        if name == _RETRIES and value.isdigit():
+            sent_before = int(value)
+    return (endpoint, hash(content)), sent_before, False
+
+
+def _policy_version(answer: dict[str, Any], headers: Mapping[str, str]) -> int | None:
+    """Version of the weights that answered, from a field of the answer or a header; ``None`` if both are missing."""
+    version = answer["policy_version"] if "policy_version" in answer else headers.get(_VERSION_HEADER)
+    return None if version is None else int(version)

@@ -1,0 +1,200 @@
+"""HTTP transports that send each request to one replica of a pool, and to another one if the first does not answer.
+
+Routing is below recording, so a rerouted request is one call to the recorder and to the agent: it keeps its seed, gets
+the same answer, and only the answer that arrived is recorded.
+
+A run stays on the replica that it got first (the least loaded then): each turn of an agent begins with all earlier
+turns, which a replica with a prefix cache does not compute again. The run moves when its replica is clearly busier than
+another. The runs of one group are NOT kept together: they share only their first prompt, which costs one prefill per
+replica, while a group on one replica would leave the others idle.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+from rft_platform.common.errors import EngineError
+from rft_platform.inference.pool.replicas import Replica, Replicas
+from rft_platform.rollout.recording.httpx_compat import ELSEWHERE, TOKENS, wire
+
+#: The connection broke or was not made. Not a read time-out: on another replica it would take as long again.
+_LOST = (wire.NetworkError, wire.RemoteProtocolError, wire.ConnectTimeout)
+_UNAVAILABLE = 503  # the answer of an engine that is shutting down
+
+
+class _Trip:
+    """One request and the replicas that were tried for it."""
+
+    def __init__(self, replicas: Replicas, home: Replica | None, request: Any) -> None:
+        self._replicas = replicas
+        self._request = request
+        self._home = home
+        self._tokens = int(request.extensions.get(TOKENS, 1))
+        self._tried: list[Replica] = []
+        self._failure: Exception | None = None
+        self.last_answer: Any = None
+
+    def next_replica(self) -> Replica | None:
+        """Return the next replica to try; None if the last answer must do. Raises the last failure if none came."""
+        try:
+            if len(self._tried) >= self._replicas.count:
+                raise self._failure or self._replicas.none_left()
+            replica = self._replicas.take(self._tokens, self._home, self._tried)
+        except (EngineError, *_LOST) as error:
+            if self.last_answer is not None:
+                return None
+            lost = self._failure or wire.ConnectError(str(error), request=self._request)
+            raise lost from error
+        self._tried.append(replica)
+        return replica
+
+    def addressed(self, replica: Replica) -> Any:
+        """Return the request, addressed to ``replica``."""
+        request, target = self._request, wire.URL(replica.url)
+        headers = wire.Headers(request.headers)
+        headers["host"] = target.netloc.decode()
+        headers["authorization"] = f"Bearer {replica.api_key}"
+        return wire.Request(
+            request.method,
+            request.url.copy_with(host=target.host, port=target.port),
+            headers=headers,
+            stream=request.stream,
+            extensions=request.extensions,
+        )
+
+    def lost(self, replica: Replica, error: Exception) -> None:
+        """Mark ``replica`` as down: it does not answer."""
+        self._failure = error
+        self._replicas.mark_down(replica, f"{replica.url} does not answer: {error or type(error).__name__}")
+
+    def unavailable(self, replica: Replica, response: Any) -> None:
+        """Mark ``replica`` as down: it answered that it cannot serve."""
+        self.last_answer = response
+        self._replicas.mark_down(replica, f"{replica.url} answers {response.status_code}")
+
+    def release(self, replica: Replica) -> None:
+        """Release ``replica``: its work on the request is done."""
+        self._replicas.release(replica, self._tokens)
+
+
+class AsyncRouter(wire.AsyncBaseTransport):
+    """Routes the requests of one client: to its replica, or to the least loaded one. ``inner`` sends them."""
+
+    def __init__(self, inner: Any, replicas: Replicas) -> None:
+        self._inner = inner
+        self._replicas = replicas
+        self._home: Replica | None = None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
+        if ELSEWHERE in request.extensions:
+            return await self._inner.handle_async_request(request)
+        await request.aread()
+        trip = _Trip(self._replicas, self._home, request)
+        while (replica := trip.next_replica()) is not None:
+            self._home, streamed = replica, False
+            try:
+                response = await self._inner.handle_async_request(trip.addressed(replica))
+                streamed = _is_stream(response)
+                if streamed:
+                    return _passed_on(response, trip, replica)
+                await response.aread()
+                await response.aclose()
+            except _LOST as error:
+                trip.lost(replica, error)
+                continue
+            finally:
+                if not streamed:
+                    trip.release(replica)
+            if response.status_code != _UNAVAILABLE:
+                return response
+            trip.unavailable(replica, response)
+        return trip.last_answer
+
+
+class SyncRouter(wire.BaseTransport):
+    """Blocking counterpart of ``AsyncRouter``."""
+
+    def __init__(self, inner: Any, replicas: Replicas) -> None:
+        self._inner = inner
+        self._replicas = replicas
+        self._home: Replica | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._inner.close()
+
+    def handle_request(self, request: Any) -> Any:
+        """Send a request. A whole answer is read here: if it breaks off, the request is sent to another replica."""
+        if ELSEWHERE in request.extensions:
+            return self._inner.handle_request(request)
+        request.read()
+        trip = _Trip(self._replicas, self._home, request)
+        while (replica := trip.next_replica()) is not None:
+            self._home, streamed = replica, False
+            try:
+                response = self._inner.handle_request(trip.addressed(replica))
+                streamed = _is_stream(response)
+                if streamed:
+                    return _passed_on(response, trip, replica)
+                response.read()
+                response.close()
+            except _LOST as error:
+                trip.lost(replica, error)
+                continue
+            finally:
+                if not streamed:
+                    trip.release(replica)
+            if response.status_code != _UNAVAILABLE:
+                return response
+            trip.unavailable(replica, response)
+        return trip.last_answer
+
+
+def _is_stream(response: Any) -> bool:
+    return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
+
+
+def _passed_on(response: Any, trip: _Trip, replica: Replica) -> Any:
+    """Pass on a streamed answer; its end releases the replica. Once begun it cannot be rerouted: it breaks off."""
+    stream = _RoutedStream(response.stream, lambda: trip.release(replica), lambda error: trip.lost(replica, error))
+    return wire.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
+
+
+class _RoutedStream(wire.AsyncByteStream, wire.SyncByteStream):
+    def __init__(self, inner: Any, release: Callable[[], None], lost: Callable[[Exception], None]) -> None:
+        self._inner = inner
+        self._release = release
+        self._lost = lost
+        self._closed = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._inner
+        except _LOST as error:
+            self._lost(error)
+            raise
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for data in self._inner:
+                yield data
+        except _LOST as error:
+            self._lost(error)
+            raise
+
+    def close(self) -> None:
+        self._done()
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        self._done()
+        await self._inner.aclose()
+
+    def _done(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release()

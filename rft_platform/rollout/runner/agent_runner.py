@@ -1,0 +1,155 @@
+"""Execute agent runs concurrently, with retries, time-outs and straggler handling for each run."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from rft_platform.common.threads import DaemonThreads
+from rft_platform.config.rollout_limits import RolloutLimits
+from rft_platform.experience.record import RolloutRow
+from rft_platform.experience.row_checks import check_storable
+from rft_platform.inference.interface import EngineStatus, PolicyEngine
+from rft_platform.rollout.recording.policy_routes import NONE, FurtherPolicies
+from rft_platform.rollout.runner.deadlines import Deadlines, TaskQuorum
+from rft_platform.rollout.runner.report import Tally
+from rft_platform.rollout.runs.attempt import Connection
+from rft_platform.rollout.runs.invoke_workflow import LOGGER, end_other_tasks, run_event_loop
+from rft_platform.rollout.runs.run import Run, RunResult, rows_of_run
+
+
+class Slot(Protocol):
+    """A slot that makes one attempt at a time."""
+
+    async def attempt(self, run: Run, seed: int, connection: Connection) -> RunResult:
+        """Make an attempt; raises what the workflow raises. When cancelled, leave nothing that could call the model."""
+        ...
+
+
+class Executor(Protocol):
+    """Provides the slots in which attempts are made: in this process or in worker processes."""
+
+    def slot(self) -> AbstractAsyncContextManager[Slot]:
+        """Wait for a free slot and hold it while the context lasts. An error raised here ends the batch."""
+        ...
+
+
+class AgentRunner:
+    """Executes the agent runs of one explore batch. A failed run affects no other run; a dead engine ends the batch."""
+
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        status: EngineStatus,
+        seed: int,
+        limits: RolloutLimits,
+        further: FurtherPolicies = NONE,
+    ) -> None:
+        self.tally = Tally()
+        self._engine = engine
+        self._status = status
+        self._further = further
+        self._seed = seed
+        self._limits = limits
+        self._deadlines = Deadlines(limits)
+        self._given_up: set[str] = set()
+
+    def execute(
+        self,
+        runs: Sequence[Run],
+        executor: AbstractAsyncContextManager[Executor],
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> dict[str, list[RolloutRow]]:
+        """Return the rows of every run that succeeded, by run id. Raises EngineError if the engine has died.
+
+        ``executor`` is entered in a new event loop. ``on_progress`` is called with the number of runs that have
+        succeeded and the number of all runs.
+        """
+        return run_event_loop(self._execute(runs, executor, on_progress))
+
+    async def _execute(
+        self,
+        runs: Sequence[Run],
+        executor: AbstractAsyncContextManager[Executor],
+        on_progress: Callable[[int, int], None] | None,
+    ) -> dict[str, list[RolloutRow]]:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads("rollout"))
+        done: dict[str, list[RolloutRow]] = {}
+        try:
+            async with executor as entered, asyncio.timeout(None) as grace:
+                await self._passes(runs, entered, grace, done, on_progress)
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        except TimeoutError:
+            if not grace.expired():
+                raise
+            ended = done.keys() | self._given_up
+            self.tally.stopped_runs = [run.run_id for run in runs if run.run_id not in ended]
+            LOGGER.info("%d straggling runs were stopped: enough tasks are done", len(self.tally.stopped_runs))
+        finally:
+            await end_other_tasks()
+        return done
+
+    async def _passes(
+        self,
+        runs: Sequence[Run],
+        executor: Executor,
+        grace: asyncio.Timeout,
+        done: dict[str, list[RolloutRow]],
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        limits, concurrent, quorum = (
+            self._limits,
+            asyncio.Semaphore(self._limits.concurrency),
+            TaskQuorum(runs, self._limits),
+        )
+
+        async def run_once(run: Run, first_attempt: int) -> None:
+            async with concurrent:
+                rows = await self._run(run, executor, first_attempt)
+            if rows is None:
+                self._given_up.add(run.run_id)
+                return
+            done[run.run_id] = rows
+            if quorum.add(run):
+                grace.reschedule(asyncio.get_running_loop().time() + limits.patience.wait_after_min_s)
+            if on_progress is not None:
+                on_progress(len(done), len(runs))
+
+        for number in range(limits.passes):
+            if number and not done:
+                break  # no run has succeeded: another pass would be a waste
+            async with asyncio.TaskGroup() as group:
+                for run in runs:
+                    if run.run_id not in done:
+                        group.create_task(run_once(run, number * (limits.max_retries + 1)))
+
+    async def _run(self, run: Run, executor: Executor, first_attempt: int) -> list[RolloutRow] | None:
+        """Return the rows of a run, or ``None`` if all its attempts failed."""
+        for attempt in range(first_attempt, first_attempt + self._limits.max_retries + 1):
+            self.tally.retried += attempt > 0
+            async with executor.slot() as slot:
+                rows = await self._attempt(run, slot, attempt)
+            if rows is not None:
+                return rows
+        return None
+
+    async def _attempt(self, run: Run, slot: Slot, attempt: int) -> list[RolloutRow] | None:
+        connection, clock = Connection(), asyncio.get_running_loop().time
+        began = clock()
+        try:
+            async with asyncio.timeout(None) as deadline:
+                with self._deadlines.attempt(deadline):
+                    result = await slot.attempt(run, run.seed(self._seed, attempt), connection)
+            self._deadlines.succeeded(clock() - began)
+            rows = rows_of_run(run, result, self._status, attempt, self._further.statuses)
+            check_storable(rows)
+            return rows
+        except (Exception, SystemExit) as error:  # an agent that exits must not end the other runs
+            self.tally.add_failure(run, attempt, self._deadlines.timeout_error() if deadline.expired() else error)
+        finally:
+            self.tally.client_retries += connection.client_retries
+        if connection.lost:
+            await asyncio.to_thread(self._engine.status)  # raises EngineError when the engine itself is gone
+            await asyncio.to_thread(self._further.check)
+        return None

@@ -1,0 +1,185 @@
+"""Counts, costs and errors of a batch of rollouts."""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rft_platform.common.fault_classification import described
+from rft_platform.experience.record import TRUNCATED_METRIC, UNFINISHED_METRIC, RolloutRow, valid_text
+from rft_platform.rollout.runs.attempt import RemoteFailure
+from rft_platform.rollout.runs.run import Run
+
+_log = logging.getLogger("rft_platform.rollout")
+_PREVIOUS_CALLS = 8  # compared: sub-agents take turns, so a call may continue another than the previous one
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport:
+    """Counts and costs of one or more explore batches. Token counts are of the rows kept."""
+
+    runs: int  # requested runs: tasks times repeats
+    failed: int  # runs without rows after all attempts
+    stopped: int  # runs stopped without rows because enough tasks were done (over_rollout)
+    retried: int  # attempts beyond the first of every run
+    dropped_groups: int  # tasks without rows, because one or all of their runs failed or were stopped
+    partial_groups: int  # tasks kept with only some of their runs (group_policy partial)
+    rows: int
+    truncated_rows: int
+    prompt_tokens: int
+    completion_tokens: int
+    seconds: float  # wall clock
+    cpu_s: float  # processor time of the driver
+    engine_cpu_s: float  # processor time of the engine's server
+    client_retries: int = 0  # HTTP requests that a client retried
+    policy_versions: tuple[int, ...] = ()  # of the first policy, ascending; several if it changed during the batch
+    errors: dict[str, int] = field(default_factory=dict)  # failed attempts by error
+    dropped_for: dict[str, int] = field(default_factory=dict)  # dropped_groups by reason
+    context_truncated: int = 0  # runs of the rows that ended because they exceeded the context
+    unfinished_calls: int = 0  # unrecorded calls of kept runs: cancelled or not awaited by the agent
+    constrained_rows: int = 0  # sampled under a grammar, therefore not trained
+    later_prompt_tokens: int = 0  # of all calls except the first of each run
+    shared_prefix_tokens: int = 0  # of these, tokens that continue an earlier call of the run
+
+    @property
+    def shared_prefix_share(self) -> float | None:
+        """Share of the later calls' prompts that continues an earlier call; low if an agent rewrites its history.
+
+        None if no run made a second call.
+        """
+        return self.shared_prefix_tokens / self.later_prompt_tokens if self.later_prompt_tokens else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Completion tokens per second."""
+        return self.completion_tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def truncated_share(self) -> float:
+        """Share of rows that ended at their token limit."""
+        return self.truncated_rows / self.rows if self.rows else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields and derived figures, JSON-serialisable."""
+        derived: dict[str, float | None] = {"tokens_per_s": self.tokens_per_s, "truncated_share": self.truncated_share}
+        derived["shared_prefix_share"] = self.shared_prefix_share
+        return {**asdict(self), "policy_versions": list(self.policy_versions), **derived}
+
+    @classmethod
+    def merge(cls, reports: Sequence["RolloutReport"]) -> "RolloutReport":
+        """Merge the reports of batches that ran one after the other."""
+        totals = {name: sum(getattr(report, name) for report in reports) for name in _SUMMED}
+        versions = sorted({version for report in reports for version in report.policy_versions})
+        errors = sum((Counter(report.errors) for report in reports), Counter[str]())
+        dropped_for = sum((Counter(report.dropped_for) for report in reports), Counter[str]())
+        return cls(**totals, policy_versions=tuple(versions), errors=dict(errors), dropped_for=dict(dropped_for))
+
+
+_ERRORS_REPORTED = 20
+_ERROR_CHARACTERS = 200
+_SUMMED = [item.name for item in fields(RolloutReport) if item.type in (int, float)]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Failures, retries and stopped runs of a batch."""
+
+    retried: int = 0
+    stopped_runs: list[str] = field(default_factory=list)  # ids of the runs that were not waited for
+    client_retries: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    last_error: BaseException | None = None
+
+    def add_failure(self, run: Run, attempt: int, error: BaseException) -> None:
+        """Count a failed attempt. The first of each kind of error is logged as a warning, with its run and task."""
+        message = error_text(error)[:_ERROR_CHARACTERS]
+        level = logging.DEBUG if message in self.errors else logging.WARNING
+        self.errors[message] += 1
+        self.last_error = error
+        _log.log(level, "run %s of task %s, attempt %d failed: %s", run.run_id, run.task.task_id, attempt, message)
+
+    def counts(self) -> dict[str, Any]:
+        """Return the report fields that it fills; of many kinds of error, only the most frequent."""
+        errors = dict(self.errors.most_common(_ERRORS_REPORTED))
+        return {
+            "retried": self.retried,
+            "stopped": len(self.stopped_runs),
+            "client_retries": self.client_retries,
+            "errors": errors,
+        }
+
+
+def error_text(error: BaseException) -> str:
+    """Text of an attempt's error, local or from a worker, that notes and logs can hold."""
+    return valid_text(str(error) if isinstance(error, RemoteFailure) else described(error))
+
+
+@dataclass(slots=True)
+class RolloutBatch:
+    """The rows of an explore batch, in run order, and its report."""
+
+    rows: list[RolloutRow]
+    report: RolloutReport
+    last_error: BaseException | None = None  # of the attempts that failed
+
+
+def row_counts(rows: Iterable[RolloutRow]) -> dict[str, Any]:
+    """Return the report fields that depend on the rows alone."""
+    kept = list(rows)
+    shared, later = shared_prefix_tokens(kept)
+    versions = (row.call.policy_version for row in kept if row.call.policy is None)
+    unfinished = (row.call.metrics.get(UNFINISHED_METRIC, 0) for row in kept)
+    return {
+        "shared_prefix_tokens": shared,
+        "later_prompt_tokens": later,
+        "rows": len(kept),
+        "truncated_rows": sum(row.truncated for row in kept),
+        "prompt_tokens": sum(len(row.call.prompt_ids) for row in kept),
+        "completion_tokens": sum(len(row.call.response_ids) for row in kept),
+        "policy_versions": tuple(sorted({version for version in versions if version is not None})),
+        "context_truncated": sum(TRUNCATED_METRIC in row.call.metrics for row in kept),
+        "unfinished_calls": int(sum(filter(math.isfinite, unfinished))),
+        "constrained_rows": sum(bool(row.loss_mask) and not any(row.loss_mask) for row in kept),
+    }
+
+
+def shared_prefix_tokens(rows: Iterable[RolloutRow]) -> tuple[int, int]:
+    """Return (prompt tokens of later calls that continue an earlier call of their run, prompt tokens of later calls).
+
+    A packer and a prefix cache compute the shared tokens once. A call continues another as far as its prompt begins
+    with the other's prompt and answer, token for token: an agent that appends to its history shares nearly all, one
+    that rewrites it (or whose template does) shares little. The rows of a run must be adjacent, as the runner returns
+    them. A call with several choices counts once.
+    """
+    shared = total = 0
+    for _, run in groupby(rows, key=lambda row: row.run_id):
+        earlier: list[Ids] = []
+        for step, call in groupby(run, key=lambda row: row.step):
+            choices = list(call)
+            prompt = np.asarray(choices[0].call.prompt_ids, np.int32)
+            if step > 0:
+                total += len(prompt)
+                shared += _longest(prompt, earlier)
+            earlier += [np.asarray([*row.call.prompt_ids, *row.call.response_ids], np.int32) for row in choices]
+            del earlier[:-_PREVIOUS_CALLS]
+    return shared, total
+
+
+def _longest(prompt: Ids, earlier: Sequence[Ids]) -> int:
+    """Length of the longest prefix that ``prompt`` shares with any of the ``earlier`` sequences."""
+    longest = 0
+    for other in reversed(earlier):
+        size = min(len(prompt), len(other))
+        differ = np.flatnonzero(prompt[:size] != other[:size])
+        longest = max(longest, int(differ[0]) if len(differ) else size)
+        if longest == size:
+            break
+    return longest

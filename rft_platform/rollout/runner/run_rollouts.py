@@ -1,0 +1,187 @@
+"""Roll out a workflow on a batch of tasks and report counts, costs and errors."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from time import perf_counter, process_time
+from typing import Any
+
+from rft_platform.common.errors import NAMED, EngineError, RftError, UserCodeError
+from rft_platform.config.rollout_limits import GroupPolicy, RolloutLimits, may_train
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.record import RolloutRow
+from rft_platform.inference.interface import EngineStatus, PolicyEngine, SamplingParams
+from rft_platform.rollout.recording.policy_routes import FurtherPolicies
+from rft_platform.rollout.runner.report import RolloutBatch, RolloutReport, Tally, error_text, row_counts
+from rft_platform.rollout.runner.single_turn import run_single_turn
+from rft_platform.rollout.runs.attempt import RemoteFailure
+from rft_platform.rollout.runs.run import ExploreBatch
+from rft_platform.rollout.workflow import SingleTurnWorkflow, WorkerWorkflow, Workflow
+from rft_platform.tasks.task import Task
+
+Progress = Callable[[int, int], None]  # runs done, all runs
+
+_DEFAULT_LIMITS = RolloutLimits()
+
+
+def run_rollouts(
+    engine: PolicyEngine,
+    tasks: Sequence[Task],
+    workflow: Workflow,
+    *,
+    round: int,
+    batch: int,
+    repeat_times: int,
+    sampling: SamplingParams,
+    seed: int = 0,
+    limits: RolloutLimits = _DEFAULT_LIMITS,
+    auxiliary_models: Mapping[str, Any] | None = None,
+    on_progress: Progress | None = None,
+    policies: Mapping[str, PolicyEngine] | None = None,
+) -> RolloutBatch:
+    """Run ``workflow`` ``repeat_times`` times on every task.
+
+    Rows are in task order; ids and seeds depend on the arguments alone.
+
+    Args:
+        sampling: how to sample; a call keeps the temperature, top_p, ... that it sets itself. The runner sets ``n`` and
+            ``seed``.
+        policies: engines of further trainable policies, by the names that calls give as their model. A call with any
+            other name goes to the policy of ``engine``.
+
+    Raises:
+        EngineError: the engine died, or caused the failure of every run.
+        UserCodeError: every run failed; the last error is chained.
+    """
+    started, cpu = perf_counter(), process_time()
+    status = engine.status()
+    explored = ExploreBatch(round, batch, tasks, repeat_times, sampling, seed)
+    further = FurtherPolicies.of(policies)
+    rows, tally = _run_all(engine, status, workflow, explored, limits, auxiliary_models, further, on_progress)
+    if tasks and not rows:
+        raise _all_failed(explored, tally)
+    kept = groups_to_train(rows, repeat_times, limits.group_policy)
+    report = RolloutReport(
+        seconds=perf_counter() - started,
+        cpu_s=process_time() - cpu,
+        engine_cpu_s=engine.status().cpu_seconds - status.cpu_seconds,
+        **tally.counts(),
+        **row_counts(kept),
+        **_run_counts(explored, rows, kept, tally),
+    )
+    return RolloutBatch(kept, report, tally.last_error)
+
+
+def groups_to_train(rows: Sequence[RolloutRow], repeat_times: int, policy: GroupPolicy) -> list[RolloutRow]:
+    """Return the rows of groups that have as many runs as ``policy`` demands. The rows of a group must be adjacent."""
+    groups = (list(group) for _, group in groupby(rows, key=attrgetter("group_id")))
+    return [row for g in groups if may_train(len({row.run_id for row in g}), repeat_times, policy) for row in g]
+
+
+def _run_counts(
+    batch: ExploreBatch, rows: Sequence[RolloutRow], kept: Sequence[RolloutRow], tally: Tally
+) -> dict[str, Any]:
+    """Return the report fields about runs, and about groups that are not whole."""
+    requested = len(batch.tasks) * batch.repeat_times
+    runs = Counter(row.group_id for row in {row.run_id: row for row in kept}.values())
+    lost = {run.group_id for run in batch.runs()} - runs.keys()
+    stopped_runs = set(tally.stopped_runs)
+    stopped = len(lost & {run.group_id for run in batch.runs() if run.run_id in stopped_runs})
+    reasons = {"stopped": stopped, "failed": len(lost) - stopped}
+    return {
+        "runs": requested,
+        "failed": requested - len({row.run_id for row in rows}) - len(stopped_runs),
+        "dropped_groups": len(lost),
+        "partial_groups": sum(count < batch.repeat_times for count in runs.values()),
+        "dropped_for": {reason: count for reason, count in reasons.items() if count},
+    }
+
+
+def _run_all(
+    engine: PolicyEngine,
+    status: EngineStatus,
+    workflow: Workflow,
+    batch: ExploreBatch,
+    limits: RolloutLimits,
+    auxiliary_models: Mapping[str, Any] | None,
+    further: FurtherPolicies,
+    on_progress: Progress | None,
+) -> tuple[list[RolloutRow], Tally]:
+    """Return the rows of all runs that succeeded, in run order, and the failures of the others."""
+    if isinstance(workflow, SingleTurnWorkflow):
+        tally, requested = Tally(), len(batch.tasks) * batch.repeat_times
+        rows = _storable(run_single_turn(engine, status, workflow, batch), batch, tally)
+        if on_progress is not None:
+            on_progress(requested, requested)
+        return rows, tally
+    from rft_platform.rollout.runner.agent_runner import AgentRunner
+    from rft_platform.rollout.runner.inprocess_executor import InProcessExecutor  # imports openai
+    from rft_platform.rollout.workers.worker_executor import WorkerExecutor
+
+    runner, runs = AgentRunner(engine, status, batch.seed, limits, further), batch.runs()
+    executor: Any
+    if isinstance(workflow, WorkerWorkflow):
+        executor = WorkerExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
+    else:
+        executor = InProcessExecutor(engine, status, workflow, batch.sampling, limits, auxiliary_models, further)
+    done = runner.execute(runs, executor, on_progress)
+    return [row for run in runs for row in done.get(run.run_id, [])], runner.tally
+
+
+def _storable(rows: list[RolloutRow], batch: ExploreBatch, tally: Tally) -> list[RolloutRow]:
+    """Remove rows that the store would refuse, and count their runs (of one call each) as failed."""
+    from rft_platform.experience.row_checks import check_storable  # imports pyarrow
+
+    try:
+        check_storable(rows)
+    except ValueError as error:
+        if len(rows) > 1:
+            return [row for each in rows for row in _storable([each], batch, tally)]
+        run = next(run for run in batch.runs() if run.run_id == rows[0].run_id)
+        tally.add_failure(run, 0, error)
+        return []
+    return rows
+
+
+def nothing_whole(
+    where: str, report: RolloutReport, policy: GroupPolicy, repeat_times: int, last_error: BaseException | None
+) -> RftError:
+    """Return the error for exploration without a group that may train, although some runs succeeded.
+
+    An EngineError, for which a retry can help, if the engine caused the last error; else an error of the user's code or
+    settings.
+    """
+    errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
+    errors_text = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"
+    needed = "a whole group of" if policy != "partial" else "any of"
+    what = (
+        f"{where}: no task has {needed} {repeat_times} runs (algorithm.repeat_times): all {report.dropped_groups} "
+        f"groups were dropped (explorer.group_policy {policy}) for {report.failed} failed and {report.stopped} stopped "
+        f"runs of {report.runs}. Failed attempts: {errors_text}"
+    )
+    if isinstance(last_error, EngineError) or (last_error is None and not report.stopped):
+        return EngineError(what)
+    failure = UserCodeError(
+        f"{what}. Fix what fails, or let groups train that are not whole (explorer.group_policy: partial), or ask for "
+        "fewer runs of a task"
+    )
+    failure.__cause__ = last_error
+    return failure
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, TimeoutError) or "TimeoutError" in error_text(error):
+        return "; make the workflow faster, or give an attempt more time: explorer.max_timeout"
+    return "; correct the workflow and run the same command again"
+
+
+def _all_failed(batch: ExploreBatch, tally: Tally) -> RftError:
+    error = tally.last_error
+    what = f"{round_key(batch.round)}, batch {batch.number}: all {len(batch.tasks) * batch.repeat_times} runs failed"
+    if error is None or isinstance(error, EngineError):
+        return EngineError(f"{what}: {error or 'the engine aborted every answer'}")
+    location = f" ({error.location})" if isinstance(error, RemoteFailure) and error.location else ""
+    failure = UserCodeError(f"{what}, the last with {error_text(error)}{location}{_hint(error)}")
+    failure.__cause__ = error
+    return failure

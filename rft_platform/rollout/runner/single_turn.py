@@ -1,0 +1,69 @@
+"""The built-in single-turn workflow, and the batch path for all workflows of one model call."""
+
+from dataclasses import dataclass, replace
+from time import perf_counter, time
+from typing import Any
+
+from rft_platform.experience.record import ModelCall, RolloutRow
+from rft_platform.inference.interface import EngineStatus, PolicyEngine
+from rft_platform.rollout.recording.run_ids import derive_seed
+from rft_platform.rollout.runs.run import ExploreBatch, row_of_call
+from rft_platform.rollout.workflow import SingleTurnWorkflow
+from rft_platform.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SingleTurn:
+    """Asks the task's prompt, after an optional system prompt; the answer is the run's output."""
+
+    system_prompt: str | None = None
+
+    def messages(self, task: Task) -> list[dict[str, Any]]:
+        """The conversation that the answer continues."""
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        return [*system, {"role": "user", "content": task.prompt}]
+
+
+def run_single_turn(
+    engine: PolicyEngine, status: EngineStatus, workflow: SingleTurnWorkflow, batch: ExploreBatch
+) -> list[RolloutRow]:
+    """Return one row for each answer to every task, except answers that the engine aborted.
+
+    It makes three engine calls for the whole batch: render all prompts, sample all groups, decode all answers.
+    """
+    conversations = [workflow.messages(task) for task in batch.tasks]
+    prompts = engine.render(conversations)
+    sampling = replace(batch.sampling, n=batch.repeat_times, seed=derive_seed(batch.seed, batch.round, batch.number))
+    created_at, started = time(), perf_counter()
+    generations = engine.generate(prompts, sampling)
+    duration_s = perf_counter() - started
+    sampled = [
+        (conversation, generation, completion)
+        for conversation, generation in zip(conversations, generations, strict=True)
+        for completion in generation.completions
+    ]
+    texts = engine.decode([completion.token_ids for _, _, completion in sampled])
+    rows = []
+    for run, (messages, generation, completion), text in zip(batch.runs(), sampled, texts, strict=True):
+        if completion.finish_reason == "abort":
+            continue
+        call = ModelCall(
+            msg_id=f"gen-{run.run_id}",
+            policy_version=generation.policy_version,
+            prompt_ids=generation.prompt_ids,
+            response_ids=completion.token_ids,
+            rollout_logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            messages=messages,
+            tools=[],
+            response={"role": "assistant", "content": text},
+            created_at=created_at,
+            duration_s=duration_s,
+        )
+        row = row_of_call(run, 0, call, status)
+        row.run_output = text
+        rows.append(row)
+    return rows

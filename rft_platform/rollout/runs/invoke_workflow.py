@@ -1,0 +1,120 @@
+"""Call workflow functions with the arguments they declare, and cancel them; used in this process and in workers."""
+
+import asyncio
+import copy
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rft_platform.common.call_signature import accepted_arguments
+from rft_platform.common.threads import call_in_thread, end_forked_child
+from rft_platform.rollout.recording.model_handle import ModelHandle
+from rft_platform.rollout.workflow import AgentWorkflow, LocalWorkflow, SingleTurnWorkflow, WorkflowOutput
+from rft_platform.rollout.workflows.chat_models import framework_model, framework_models
+from rft_platform.tasks.task import Task
+
+LOGGER = logging.getLogger("rft_platform.rollout")
+
+T = TypeVar("T")
+
+#: Seconds in which a cancelled workflow must end (its ``finally`` blocks).
+STOP_S = 2.0
+
+
+async def call_workflow(
+    workflow: LocalWorkflow, task: Task, model: ModelHandle, auxiliary_models: Mapping[str, Any] | None
+) -> Any:
+    """Return what ``workflow`` returns for a copy of ``task``; a function that is not async runs in a thread."""
+    task = replace(task, raw=copy.deepcopy(task.raw))  # a run may change its task; other runs must not see it
+    if isinstance(workflow, AgentWorkflow):
+        return await workflow.run(task, model, framework_models(auxiliary_models))
+    if isinstance(workflow, SingleTurnWorkflow):
+        answer = await model.chat(workflow.messages(task))
+        return WorkflowOutput(response=answer.get("content"))
+    offered = {
+        "task": task.raw,
+        "model": framework_model(model),
+        "auxiliary_models": framework_models(auxiliary_models),
+        "logger": LOGGER,
+    }
+    function: Callable[..., Any] = workflow
+    arguments = accepted_arguments(function, offered)
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+    returned = await call_in_thread(function, arguments)
+    return await returned if inspect.isawaitable(returned) else returned
+
+
+async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await user code in a task of its own; when this is cancelled, give that task ``STOP_S`` seconds to end.
+
+    Raises what the code raises, SystemExit included, and RuntimeError if the code cancels itself: neither may end the
+    event loop, which other runs share.
+    """
+    task = asyncio.get_running_loop().create_task(_outcome(coroutine))
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task], timeout=STOP_S)
+        raise
+    if task.cancelled():
+        raise RuntimeError("the workflow was cancelled by itself, not by the platform")
+    returned, error = task.result()
+    if error is not None:
+        raise error
+    return returned
+
+
+async def end_other_tasks() -> bool:
+    """Cancel all other tasks of this event loop; return whether they ended within ``STOP_S`` seconds."""
+    loop, own, cancelled = asyncio.get_running_loop(), asyncio.current_task(), set[asyncio.Task[Any]]()
+    deadline = loop.time() + STOP_S
+    while (running := asyncio.all_tasks() - {own}) and loop.time() < deadline:
+        for task in running - cancelled:  # once each: a second cancellation would interrupt a ``finally`` block
+            task.cancel()
+        cancelled |= running
+        await asyncio.wait(running, timeout=deadline - loop.time())
+    if running:
+        LOGGER.warning(
+            "%d tasks of workflows ignore their cancellation (an 'except' that is too wide) and cannot be stopped in "
+            "this process; with explorer.workers: {kind: process} a run that does not end is killed",
+            len(running),
+        )
+    return not running
+
+
+def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run`` for ``main``, which ends with ``end_other_tasks``; does not wait for tasks that remain.
+
+    The event loop of such tasks is stopped, not closed, and kept with them until the process ends: in code that
+    suppresses every exception, also the one that frees a coroutine, freeing a task would not return.
+    """
+    runner = asyncio.Runner()
+    try:
+        return runner.run(main)
+    finally:
+        if remaining := asyncio.all_tasks(runner.get_loop()):
+            asyncio.set_event_loop(None)
+            threading.Thread(target=_hold, args=(runner, remaining), name="abandoned-loop", daemon=True).start()
+        else:
+            runner.close()
+
+
+def _hold(*objects: object) -> None:
+    """Keep ``objects`` alive: the frame of a daemon thread is not freed, not even when the process ends."""
+    threading.Event().wait()
+
+
+async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
+    owner, returned, raised = os.getpid(), None, None
+    try:
+        returned = await coroutine
+    except (Exception, SystemExit) as error:  # a task that raises SystemExit would end the event loop
+        raised = error
+    end_forked_child(owner, raised)
+    return returned, raised

@@ -1,0 +1,236 @@
+"""One run of a workflow: its identity, its result, and the rows that it leaves."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rft_platform.common.errors import EngineError
+from rft_platform.experience.record import (
+    LARGEST_TOP_K,
+    POLICY_REWARD,
+    TRUNCATED_METRIC,
+    ModelCall,
+    RolloutRow,
+    row_id,
+    valid_text,
+)
+from rft_platform.experience.responses import encode_response
+from rft_platform.inference.interface import EngineStatus, SamplingParams
+from rft_platform.rollout.recording.run_ids import derive_seed, group_id, record_key, run_id
+from rft_platform.rollout.workflow import WorkflowOutput
+from rft_platform.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The ``repeat``-th run of the ``index``-th task of an explore batch."""
+
+    round: int
+    batch: int
+    index: int
+    repeat: int
+    task: Task
+
+    @property
+    def group_id(self) -> str:
+        """Id shared by the runs of the task."""
+        return group_id(self.round, self.batch, self.index)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run, the same for every attempt."""
+        return run_id(self.round, self.batch, self.index, self.repeat)
+
+    @property
+    def record_key(self) -> str:
+        """Name of the run for an agent outside this process."""
+        return record_key(self.round, self.batch, self.index, self.repeat)
+
+    def seed(self, base: int, attempt: int) -> int:
+        """Sampling seed of an attempt. Each attempt has another seed, or a retry could only fail in the same way."""
+        return derive_seed(base, self.round, self.batch, self.index, self.repeat, attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class ExploreBatch:
+    """What to roll out: ``repeat_times`` runs of every task."""
+
+    round: int
+    number: int  # of the batch within its round, from 0
+    tasks: Sequence[Task]
+    repeat_times: int
+    sampling: SamplingParams
+    seed: int
+
+    def runs(self) -> list[Run]:
+        """Return all runs; the runs of a task are adjacent."""
+        return [
+            Run(self.round, self.number, index, repeat, task)
+            for index, task in enumerate(self.tasks)
+            for repeat in range(self.repeat_times)
+        ]
+
+
+def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, list[ModelCall]]:
+    """Convert what a workflow returned to an output and the calls that represent the run.
+
+    A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count. Or
+    it returns a list of calls that it extracted: then these count, each once, and the run's reward is the last
+    ``reward`` that was set on one of them. Raises TypeError or ValueError for anything else.
+    """
+    if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
+        kept = _each_once(returned)
+        own = {call.policy: call.reward for call in returned if call.reward is not None}  # the last of each policy
+        reward = own.pop(None, next((call.reward for call in reversed(returned) if call.reward is not None), None))
+        rewards: Any = {str(name): value for name, value in own.items()}
+        output = WorkflowOutput(reward, returned[-1].response.get("content"), rewards=rewards)
+    elif all(hasattr(returned, name) for name in ("reward", "response", "metrics")):
+        rewards = getattr(returned, "rewards", None)
+        output, kept = WorkflowOutput(returned.reward, returned.response, returned.metrics, rewards), calls
+    else:
+        raise TypeError(f"the workflow returned {type(returned).__name__}, expected WorkflowOutput")
+    if output.reward is not None and not math.isfinite(output.reward):
+        raise ValueError(f"the workflow returned reward {output.reward}, expected a finite number")
+    for name, value in (output.rewards or {}).items():
+        if not math.isfinite(value):
+            raise ValueError(f"the workflow returned reward {value} for {name!r}, expected a finite number")
+    return output, kept
+
+
+def _each_once(experiences: list[ModelCall]) -> list[ModelCall]:
+    """Remove repeated experiences. Raises ValueError for an empty list, and for copies of one experience."""
+    if not experiences:
+        raise ValueError(
+            "the workflow returned an empty list: return the experiences to train on, as "
+            "model.extract_experience_from_history() gives them (those that an earlier extraction cleared come no more)"
+        )
+    kept = list({id(call): call for call in experiences}.values())
+    times = Counter((call.order, call.choice) for call in kept)
+    (order, choice), most = times.most_common(1)[0]
+    if most > 1:
+        raise ValueError(
+            f"the workflow returned {most} copies of one experience (call {order}, choice {choice}): return the "
+            "objects that model.extract_experience_from_history() gave, each once"
+        )
+    return kept
+
+
+@dataclass(slots=True)
+class RunResult:
+    """Result of a run that succeeded: plain values, so that it can come from another process."""
+
+    calls: list[ModelCall]
+    reward: float | None = None
+    response: Any = None  # encoded by ``encode_response``
+    metrics: dict[str, float] = field(default_factory=dict)
+    truncated: bool = False  # the run ended because its next prompt was longer than the context
+
+    @classmethod
+    def of(cls, returned: Any, calls: list[ModelCall], policies: Collection[str] = ()) -> "RunResult":
+        """Return the result of a run whose workflow ``returned`` a value after ``calls``; ``policies``: further ones.
+
+        A run with step rewards and no reward of its own gets their sum; so does each further policy. Raises TypeError
+        or ValueError if the returned value cannot be used, EngineError if the engine aborted an answer.
+        """
+        output, kept = as_output(returned, calls)
+        if not kept:
+            raise ValueError("the workflow returned without a recorded model call: was another client used?")
+        _check_calls(kept)
+        reward = total_step_reward(kept) if output.reward is None else float(output.reward)
+        rewards = {**_step_rewards(kept), **(output.rewards or {})}
+        if unknown := sorted(rewards.keys() - set(policies)):
+            known = ", ".join(policies) or "none"
+            raise ValueError(
+                f"the workflow returned rewards for {', '.join(unknown)}; the further policies are: {known}"
+            )
+        metrics = {valid_text(str(name)): float(value) for name, value in (output.metrics or {}).items()}
+        metrics |= {POLICY_REWARD + name: float(value) for name, value in rewards.items()}
+        return cls(kept, reward, encode_response(output.response), metrics)
+
+    @classmethod
+    def cut_off(cls, calls: list[ModelCall], reward: float) -> "RunResult":
+        """Return the result of a run that exceeded the context; ``reward`` counts if its steps got no reward."""
+        _check_calls(calls)
+        earned = total_step_reward(calls)
+        metrics = {POLICY_REWARD + name: value for name, value in _step_rewards(calls).items()}
+        metrics[TRUNCATED_METRIC] = 1.0
+        return cls(calls, reward if earned is None else earned, None, metrics, truncated=True)
+
+
+def _check_calls(calls: Sequence[ModelCall]) -> None:
+    aborted = [call.msg_id for call in calls if call.finish_reason == "abort"]
+    if aborted:
+        raise EngineError(f"the engine aborted {len(aborted)} answers of the run, the first is {aborted[0]}")
+    for call in calls:
+        if call.step_reward is not None and not math.isfinite(call.step_reward):
+            raise ValueError(f"the step reward of call {call.order} is {call.step_reward}, expected a finite number")
+
+
+def total_step_reward(calls: Sequence[ModelCall], policy: str | None = None) -> float | None:
+    """Sum of a policy's step rewards, counting each call once however many choices it had; None without any."""
+    of_policy = [call for call in calls if call.policy == policy]
+    steps = {call.order: float(call.step_reward) for call in of_policy if call.step_reward is not None}
+    return sum(steps.values()) if steps else None
+
+
+def _step_rewards(calls: Sequence[ModelCall]) -> dict[str, float]:
+    """Sums of step rewards of the further policies that got any."""
+    sums = {name: total_step_reward(calls, name) for name in {call.policy for call in calls} if name is not None}
+    return {name: total for name, total in sums.items() if total is not None}
+
+
+def rows_of_run(
+    run: Run,
+    result: RunResult,
+    status: EngineStatus,
+    attempt: int = 0,
+    further: Mapping[str, EngineStatus] | None = None,
+) -> list[RolloutRow]:
+    """Return one row per recorded choice, steps numbered from 0; the last row holds output, reward and run metrics.
+
+    ``status`` is that of the first policy's engine, ``further`` those of further policies' engines by name.
+    """
+    served: dict[str | None, EngineStatus] = {None: status}
+    served.update(further or {})
+    steps = {order: step for step, order in enumerate(sorted({call.order for call in result.calls}))}
+    rows = [
+        row_of_call(run, steps[call.order], call, served[call.policy], attempt)
+        for call in sorted(result.calls, key=lambda c: (c.order, c.choice))
+    ]
+    last = rows[-1]
+    last.run_output, last.run_reward = result.response, result.reward
+    last.call.metrics |= result.metrics
+    last.truncated = last.truncated or result.truncated
+    return rows
+
+
+def row_of_call(run: Run, step: int, call: ModelCall, status: EngineStatus, attempt: int = 0) -> RolloutRow:
+    """Return the row of one recorded choice, without output and reward of the run."""
+    return RolloutRow(
+        row_id=row_id(run.run_id, step, call.choice),
+        task_id=run.task.task_id,
+        taskset=run.task.taskset,
+        group_id=run.group_id,
+        run_id=run.run_id,
+        step=step,
+        round=run.round,
+        engine=status.engine,
+        template_hash=status.template_hash,
+        call=_as_stored(call, status),
+        loss_mask=[not call.constrained] * len(call.response_ids),
+        truncated=call.finish_reason == "length",
+        attempt=attempt,
+    )
+
+
+def _as_stored(call: ModelCall, status: EngineStatus) -> ModelCall:
+    """A copy of a call with the engine's version if the answer had none, and with values that the columns can hold."""
+    return replace(
+        call,
+        policy_version=status.policy_version if call.policy_version is None else call.policy_version,
+        top_k=min(call.top_k, LARGEST_TOP_K),
+        metrics=dict(call.metrics or {}),
+        step_reward=None if call.step_reward is None else float(call.step_reward),
+    )

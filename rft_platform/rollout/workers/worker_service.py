@@ -1,0 +1,159 @@
+"""The service of a worker process: loads the workflow once, and makes the attempts that the parent requests."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from rft_platform.common.errors import EngineError, RftError, UserError
+from rft_platform.common.fault_classification import described, user_place
+from rft_platform.common.threads import DaemonThreads
+from rft_platform.common.user_code import drop_safe_path
+from rft_platform.inference.pool.replicas import Replica, Replicas
+from rft_platform.rollout.recording.history import RunHistory
+from rft_platform.rollout.recording.policy_routes import PolicyRoute
+from rft_platform.rollout.runs.attempt import Connection, make_attempt
+from rft_platform.rollout.runs.invoke_workflow import end_other_tasks
+from rft_platform.rollout.runs.run import RunResult
+from rft_platform.rollout.workers.worker_wire import (
+    message_line,
+    result_to_json,
+    sampling_from_json,
+    workflow_arguments,
+)
+from rft_platform.rollout.workflow import LocalWorkflow, resolve_workflow
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.tasks.task import Task
+
+
+class Channel:
+    """The worker's end of the socket."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket.socket(fileno=fd)
+        self._lines = self._socket.makefile("rb")
+        self._lock = threading.Lock()
+
+    def receive(self) -> dict[str, Any] | None:
+        """Return the next message; None if the parent has closed the connection."""
+        line = self._lines.readline()
+        return json.loads(line) if line else None
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message to the parent; thread-safe."""
+        data = message_line(message, "what the workflow returned")
+        with self._lock:
+            self._socket.sendall(data)
+
+    def forget(self) -> None:
+        """Close this process's copy of the socket silently; called in forked children of user code."""
+        os.close(self._socket.detach())
+
+
+class _Address:
+    """Address of a replica."""
+
+    def __init__(self, url: str, api_key: str) -> None:
+        self.url, self.api_key = url, api_key
+
+
+class WorkerReplicas(Replicas):
+    """The replicas that the parent named for an attempt; the first of them is the one that the parent chose."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__([], {})
+        self._channel = channel
+
+    def set(self, addresses: Iterable[tuple[int, str, str]]) -> None:
+        """Make these replicas active."""
+        self.reset([Replica(number, cast(Any, _Address(url, key))) for number, url, key in addresses])
+
+    def mark_down(self, replica: Replica, why: str) -> None:
+        """Mark a replica that does not answer as down, and report it to the parent, which restarts it."""
+        super().mark_down(replica, why)
+        self._channel.send({"down": [replica.number, replica.url, why]})
+
+
+def serve(channel: Channel) -> None:
+    """Answer the parent until it closes the connection."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    message = channel.receive()
+    if message is None:
+        return
+    try:
+        worker = Worker(channel, message["setup"])
+    except Exception as error:  # user code is imported here
+        traceback.print_exc()
+        reason = str(error) if isinstance(error, RftError) else described(error)
+        channel.send({"refused": reason})
+        return
+    channel.send({"ready": True})
+    while (message := channel.receive()) is not None:
+        answer = worker.attempt(message["attempt"])
+        try:
+            channel.send(answer)
+        except UserError as error:  # the workflow may have put values that are not JSON into its calls
+            channel.send({**answer, **_failed(error)} | {"result": None})
+
+
+class Worker:
+    """Holds the workflow and the engine's clients across attempts."""
+
+    def __init__(self, channel: Channel, setup: Mapping[str, Any]) -> None:
+        """Raises UserError if the workflow cannot be loaded, ImportError if the environment lacks a package."""
+        drop_safe_path()
+        sys.path += [folder for folder in setup["sys_path"] if folder not in sys.path]
+        from rft_platform.rollout.recording.clients import RecordingClients  # imports openai
+
+        self._workflow: LocalWorkflow = resolve_workflow(**workflow_arguments(setup["workflow"]))
+        self._auxiliary = {
+            name: AuxiliaryModel(AuxiliarySpec.from_json(spec)) for name, spec in setup["auxiliary_models"].items()
+        }
+        self._policies = {name: PolicyRoute(**route) for name, route in setup["policies"].items()}
+        self._replicas = WorkerReplicas(channel) if setup["replicated"] else None
+        self._clients = RecordingClients(setup["base_url"], setup["timeout_s"], self._replicas, setup["api_key"])
+        self._model, self._truncated_reward = setup["model"], setup["truncated_reward"]
+        self._sampling = sampling_from_json(setup["sampling"])
+        self._tasks_left = False  # tasks that cannot be stopped: the parent replaces this process
+        self._loop = asyncio.Runner()  # one loop for all attempts: clients that libraries cache are bound to it
+
+    def attempt(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Make an attempt and return the message for the parent."""
+        connection = Connection()
+        if self._replicas is not None:
+            self._replicas.set(tuple(address) for address in request["replicas"])
+        try:
+            result = self._loop.run(self._attempt(request, connection))
+            outcome = {"result": result_to_json(result)}
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            outcome = _failed(error)
+        return {
+            **outcome,
+            "client_retries": connection.client_retries,
+            "connection_lost": connection.lost,
+            "tasks_left": self._tasks_left,
+        }
+
+    async def _attempt(self, request: Mapping[str, Any], connection: Connection) -> RunResult:
+        asyncio.get_running_loop().set_default_executor(DaemonThreads("workflow"))
+        task = Task(**request["task"])
+        history = RunHistory(self._model, self._sampling, request["seed"], request["key"], self._policies)
+        try:
+            return await make_attempt(
+                self._workflow, task, self._clients, history, self._auxiliary, self._truncated_reward, connection
+            )
+        finally:
+            self._tasks_left = not await end_other_tasks()
+
+
+def _failed(error: BaseException) -> dict[str, Any]:
+    return {
+        "failed": {"error": described(error), "location": user_place(error), "engine": isinstance(error, EngineError)}
+    }

@@ -1,0 +1,74 @@
+"""Messages between the parent and a worker process: JSON lines, and conversion of values to and from JSON.
+
+Parent to worker: ``{"setup": ...}`` once, then ``{"attempt": ...}``. Worker to parent: ``{"ready": true}`` or
+``{"refused": reason}`` once; for each attempt any number of ``{"down": [number, url, why]}``, then one message with
+``result`` or ``failed``, both with the connection statistics and ``tasks_left``, whether the process must be replaced.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.record import ModelCall
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.runs.run import RunResult
+from rft_platform.rollout.workflow import WorkerWorkflow
+from rft_platform.tasks.task import Task
+
+_CALL_FIELDS = [item.name for item in fields(ModelCall)]
+_TASK_FIELDS = [item.name for item in fields(Task)]
+
+
+def message_line(message: Mapping[str, Any], what: str) -> bytes:
+    """Encode a message for the socket. Raises UserError, naming ``what``, for a value that is not JSON."""
+    try:
+        return json.dumps(message).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{what} cannot be handed to a worker process: {error}; worker processes take JSON values"
+        ) from error
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """Convert a result to plain values; floats are restored exactly."""
+    calls = [{name: getattr(call, name) for name in _CALL_FIELDS} for call in result.calls]
+    return {
+        "calls": calls,
+        "reward": result.reward,
+        "response": result.response,
+        "metrics": result.metrics,
+        "truncated": result.truncated,
+    }
+
+
+def result_from_json(value: Mapping[str, Any]) -> RunResult:
+    """Restore a result from the output of ``result_to_json``."""
+    return RunResult(**{**value, "calls": [ModelCall(**call) for call in value["calls"]]})
+
+
+def task_to_json(task: Task) -> dict[str, Any]:
+    """Convert a task to plain values, provided that its row consists of such."""
+    return {name: getattr(task, name) for name in _TASK_FIELDS}
+
+
+def workflow_to_json(workflow: WorkerWorkflow) -> dict[str, Any]:
+    """Return what a worker needs to load the workflow."""
+    return {
+        "name": workflow.name,
+        "arguments": dict(workflow.arguments),
+        "format_args": asdict(workflow.format_args),
+        "reward_fn_args": dict(workflow.reward_fn_args),
+    }
+
+
+def workflow_arguments(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the output of ``workflow_to_json`` to arguments of ``resolve_workflow``."""
+    return {**value, "format_args": FormatArgs(**value["format_args"])}
+
+
+def sampling_from_json(value: Mapping[str, Any]) -> SamplingParams:
+    """Restore sampling parameters from the output of ``dataclasses.asdict``."""
+    return SamplingParams(**{**value, "stop": tuple(value["stop"])})

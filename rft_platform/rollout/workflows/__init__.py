@@ -1,0 +1,12 @@
+"""Built-in workflows, and the auxiliary models that workflows and judges may call.
+
+Read in this order:
+
+- ``calculator``: a tool-using workflow; ``dialogue``: the policy talks with a simulated user.
+- ``agentscope``: AgentScope's ReAct agent and chat model; importing it imports AgentScope.
+- ``auxiliary``, ``auxiliary_clients``: ``AuxiliaryModel``, a served model that is neither trained nor recorded, and
+  its OpenAI clients.
+- ``chat_models``: wrap models as AgentScope chat models where AgentScope is installed.
+
+The one-call workflow ``single_turn`` is in ``rollout.runner.single_turn``: it is executed in whole batches.
+"""

@@ -1,0 +1,85 @@
+"""Remove the weights of old checkpoints beyond ``trainer.max_checkpoints_to_keep``; their lineage is kept.
+
+The manifest, the metrics of each step and a note on the removed files stay, so that the ancestry of later weights can
+be traced. Kept complete: the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and its
+predecessor (for a rollback), the starting policy, and the policies that untrained rounds explore with.
+"""
+
+import logging
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.digests import MANIFEST, THINNED
+from rft_platform.common.files import write_json
+from rft_platform.model_registry.models import PREVIOUS_TAG
+from rft_platform.rounds.project.notes import SNAPSHOT, note_of
+from rft_platform.rounds.project.policy import published, snapshot_of
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.pending_rows import trained_through
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+
+LOG = logging.getLogger(__name__)
+_STEPS = "steps.json"
+
+
+def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
+    """Remove the weights of policies beyond the limit; returns their folders. Without a limit nothing is removed."""
+    if project.config.trainer.max_checkpoints_to_keep is None:
+        return []
+    champions = _champions(registry)
+    names = [None, *(entry.name for entry in project.config.policies)]
+    return [folder for name in names for folder in _thin_policy(project, champions, name)]
+
+
+def _thin_policy(project: Project, champions: set[Path], name: str | None) -> list[Path]:
+    """``thin_checkpoints`` for one of the project's policies; champions are versions of the first policy."""
+    limit, every = project.config.trainer.max_checkpoints_to_keep, project.config.trainer.keep_every
+    store = project.store
+    policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
+    folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
+    marked = {Path(policy.folder) for policy in policies if every is not None and policy.policy_version % every == 0}
+    kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name)}
+    old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
+    return [folder for folder in old if _thin(folder)]
+
+
+def _champions(registry: "ModelRegistry") -> set[Path]:
+    champion = registry.champion()
+    if champion is None:
+        return set()
+    before = champion.tags.get(PREVIOUS_TAG)
+    previous = [] if before is None else [v for v in registry.versions() if str(v.version) == str(before)]
+    return {version.folder for version in (champion, *previous)}
+
+
+def in_use(project: Project, name: str | None = None) -> set[Path]:
+    """The folders of the starting policy and of the policies that untrained rounds explore with."""
+    store, start = project.store, published(project.store, 0, name)
+    exploring = [n for n in store.rounds() if store.has_note(n, note_of(SNAPSHOT, name))]
+    if project.config.synchronizer.dynamic:  # the next batch may continue with the newest
+        through = trained_through(project)
+        exploring = [n for n in exploring if n > through or n == exploring[-1]]
+    else:
+        exploring = [n for n in exploring if published(store, n) is None]
+    used = {Path(snapshot_of(store, number, name).folder) for number in exploring}
+    return used if start is None else used | {Path(start.folder)}
+
+
+def _thin(folder: Path) -> bool:
+    """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction."""
+    if not (folder / MANIFEST).is_file():
+        return False
+    gone = [path for path in folder.iterdir() if path.name not in (MANIFEST, _STEPS, THINNED)]
+    if not gone:
+        return False
+    why = "trainer.max_checkpoints_to_keep"
+    if not (folder / THINNED).exists():
+        write_json(folder / THINNED, {"removed_by": why, "removed_at": time.time()})
+    for path in gone:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    LOG.info("removed the weights of %s (%s); its manifest stays", folder, why)
+    return True

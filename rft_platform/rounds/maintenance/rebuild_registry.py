@@ -1,0 +1,168 @@
+"""Rebuild a lost MLflow registry from the project's own records: checkpoint manifests and round notes.
+
+Versions keep the numbers in the notes if MLflow can still assign them; otherwise the notes are changed to the new
+numbers. A second rebuild changes nothing. Data that only MLflow had is lost: manual aliases, tags and runs.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.errors import StorageError
+from rft_platform.evaluation.comparison import Comparison
+from rft_platform.model_registry.manifests import Manifest, all_manifests
+from rft_platform.model_registry.models import CANDIDATE, CHAMPION, DIGEST_TAG, PREVIOUS_TAG
+from rft_platform.rounds.project.notes import EVALUATION, TRAIN, note_of
+from rft_platform.rounds.project.policy import publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.round_history import evaluation_of
+from rft_platform.rounds.reporting.run_log import record_evaluation, scores_of
+from rft_platform.rounds.setup.noted_versions import RegisteredPolicy, registered_policies, run_name, version_tags
+from rft_platform.training.protocol import StepEvent
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+
+_OPEN = "rft.rebuilding"  # tag of a model while its rebuild is incomplete
+
+
+@dataclass(slots=True)
+class Rebuilt:
+    """What was rebuilt for one model."""
+
+    model: str
+    registered: list[int] = field(default_factory=list)  # versions that MLflow lacked
+    renumbered: dict[int, int] = field(default_factory=dict)  # number in the notes before -> now
+    champion: int | None = None
+    candidate: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+def rebuild_registry(project: Project, registry: "ModelRegistry") -> list[Rebuilt]:
+    """Register the versions that MLflow lacks for each policy's model, then metrics and aliases; one report per model.
+
+    ``registry`` must be connected without the check for lost versions. Raises StorageError for a damaged manifest.
+    """
+    names = [None, *(entry.name for entry in project.config.policies)]
+    models = {name: registry if name is None else registry.sibling(name) for name in names}
+    reports = {name: _rebuild_versions(project, model, name) for name, model in models.items()}
+    lost = [name for name, report in reports.items() if models[name].model_tag(_OPEN)]
+    if lost:
+        _log_rounds(project, registry)
+    for name in lost:
+        _log_steps(project, models[name], name)
+    for name, report in reports.items():
+        if name is None:
+            _restore_champion(project, registry, reset=name in lost)
+        report.champion, report.candidate = (_aliased(models[name], alias) for alias in (CHAMPION, CANDIDATE))
+    for name in lost:
+        models[name].set_model_tag(_OPEN, None)
+    return list(reports.values())
+
+
+def _rebuild_versions(project: Project, registry: "ModelRegistry", name: str | None) -> Rebuilt:
+    store, report = project.store, Rebuilt(registry.model_name)
+    manifests = {manifest.folder: manifest for manifest in _manifests(project, name)}
+    known = {version.version: version.tags.get(DIGEST_TAG) for version in registry.versions()}
+    noted = registered_policies(store, name)
+    missing = [one for one in noted if known.get(one.version) != one.policy.weights_digest]
+    noted_folders = {Path(one.policy.folder) for one in noted}
+    unnoted = [manifest for folder, manifest in manifests.items() if folder not in noted_folders]
+    if not missing:
+        return report
+    registry.set_model_tag(_OPEN, "yes")  # lets a later call complete an interrupted rebuild
+    run_id = registry.training_run(run_name(project, name)).run_id
+    free = max(known, default=0) + 1
+    # First the versions that can keep their number; a number that is taken is replaced by a new one at the end.
+    for one in sorted(missing, key=lambda one: (one.version < free, one.version)):
+        policy, manifest = one.policy, manifests.get(Path(one.policy.folder))
+        found = registry.find(Path(policy.folder), policy.weights_digest)
+        while found is None and free < one.version:
+            _fill(registry, one, unnoted, run_id)
+            free += 1
+        tags = version_tags({} if manifest is None else manifest.lineage, policy.weights_digest)
+        version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run_id)
+        if found is None:
+            report.registered.append(version)
+            free = version + 1
+        if version != one.version:
+            report.renumbered[one.version] = version
+            _renumber(project, one, version)
+    return report
+
+
+def _fill(registry: "ModelRegistry", before: RegisteredPolicy, unnoted: list[Manifest], run_id: str) -> None:
+    """Use up a number that no note names: register a checkpoint without a note, or create and delete a version."""
+    older = [manifest for manifest in unnoted if manifest.policy_version < before.policy.policy_version]
+    if not older:
+        registry.skip_version()
+        return
+    manifest = older[0]
+    unnoted.remove(manifest)
+    tags = version_tags(manifest.lineage, manifest.weights_digest)
+    registry.register_checkpoint(manifest.folder, manifest.policy_version, tags, run_id)
+
+
+def _manifests(project: Project, name: str | None) -> list[Manifest]:
+    """Manifests of the published checkpoints. Those of warm-start legs and quarantined ones are in deeper folders."""
+    folder = project.checkpoints_of(name)
+    return [manifest for manifest in all_manifests(folder) if manifest.folder.parent == folder]
+
+
+def _renumber(project: Project, one: RegisteredPolicy, version: int) -> None:
+    for number in one.rounds:
+        policy = published(project.store, number, one.policy.name)
+        if policy is None:
+            raise StorageError(f"round {number} has lost its policy note while the registry was rebuilt: run it again")
+        publish(project.store, replace(policy, model_version=str(version)))
+
+
+def _log_rounds(project: Project, registry: "ModelRegistry") -> None:
+    """Log the metrics of judgements and evaluations, and the evaluation reports."""
+    run = registry.training_run(run_name(project, None))
+    for number in project.store.rounds():
+        policy = published(project.store, number)
+        if number and policy is not None:
+            run.log_round(number, project.store.read_note(number, "judge") or {}, prefix="round/")
+        result, note = evaluation_of(project.store, number), project.store.read_note(number, EVALUATION) or {}
+        if result is not None and policy is not None:
+            differences = [Comparison(**each) for each in note.get("comparisons", [])]
+            record_evaluation(project, registry, policy, scores_of(result, differences), note.get("gate", ""))
+
+
+def _log_steps(project: Project, registry: "ModelRegistry", name: str | None) -> None:
+    run = registry.training_run(run_name(project, name))
+    for number in project.store.rounds():
+        note = project.store.read_note(number, note_of(TRAIN, name)) or {}
+        run.log_steps([StepEvent(**event) for event in note.get("step_events", [])])
+
+
+def _restore_champion(project: Project, registry: "ModelRegistry", reset: bool) -> None:
+    """Set the champion to the newest promotion in the notes, and tag each version with its predecessor."""
+    champion = registry.champion()
+    versions = list(_promoted(project))
+    if not versions or (champion is not None and not reset):
+        return
+    for before, version in pairwise(versions):
+        registry.annotate(version, {PREVIOUS_TAG: before})
+    registry.set_champion(versions[-1])
+
+
+def _promoted(project: Project) -> Iterator[int]:
+    """Versions promoted by evaluations and not rolled back, oldest first, without repeating the last one."""
+    last = None
+    for number in project.store.rounds():
+        policy = published(project.store, number)
+        promoted = (project.store.read_note(number, EVALUATION) or {}).get("promoted")
+        if promoted and policy is not None and policy.model_version not in (None, last):
+            last = policy.model_version
+            yield int(last or 0)
+
+
+def _aliased(registry: "ModelRegistry", alias: str) -> int | None:
+    return next((found.version for found in registry.versions() if alias in found.aliases), None)

@@ -1,0 +1,147 @@
+"""Maintenance of a project's store: decide which rounds are compacted, upgraded or retired.
+
+Only closed rounds are changed. A closed round is trained and evaluated, so no phase reads or writes its rows.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rft_platform.common.errors import StorageError, UserError
+from rft_platform.experience.maintenance import (
+    GRACE_S,
+    Retirement,
+    Rewrite,
+    compact_round,
+    retire_round,
+    sweep_round,
+    upgrade_round,
+)
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.model_registry.manifests import chain
+from rft_platform.rounds.project.notes import EVALUATION, POLICY
+from rft_platform.rounds.project.project import Project
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+
+_DAY_S = 86_400.0
+_Done = TypeVar("_Done")
+
+
+@dataclass(slots=True)
+class Upkeep:
+    """What was done; in a dry run, what would be done."""
+
+    dry_run: bool
+    rewrites: list[Rewrite] = field(default_factory=list)
+    retirements: list[Retirement] = field(default_factory=list)
+    protected: list[int] = field(default_factory=list)  # rounds kept because the champion was trained on them
+    freed_bytes: int = 0  # by deleting files that were replaced or retired long enough ago
+    problems: list[str] = field(default_factory=list)  # rounds left unchanged, with the reason
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+def closed_rounds(store: ExperienceStore) -> list[int]:
+    """Rounds that are trained and evaluated, ascending."""
+    return [n for n in store.rounds() if n and store.has_note(n, POLICY) and store.has_note(n, EVALUATION)]
+
+
+def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
+    """Merge the rollout files of each closed round into one, except for the newest ``keep_last`` rounds."""
+    return _rewrite_all(project.store, compact_round, _all_but_last(project.store, keep_last), grace_s, dry_run)
+
+
+def upgrade(project: Project, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
+    """Rewrite the rollout files of closed rounds that have an older schema."""
+    return _rewrite_all(project.store, upgrade_round, closed_rounds(project.store), grace_s, dry_run)
+
+
+def retain(
+    project: Project,
+    registry: "ModelRegistry",
+    *,
+    keep_last: int | None = None,
+    older_than_days: float | None = None,
+    archive: Path | None = None,
+    champion_too: bool = False,
+    grace_s: float = GRACE_S,
+    dry_run: bool = False,
+) -> Upkeep:
+    """Retire the rollouts of closed rounds, except for the newest ``keep_last`` and those younger than the age limit.
+
+    Rounds that the champion or its ancestors were trained on are kept unless ``champion_too``. Raises UserError if no
+    limit is given.
+    """
+    if keep_last is None and older_than_days is None:
+        raise UserError("retention needs a limit: how many of the last rounds to keep, or an age in days, or both")
+    store, report = project.store, Upkeep(dry_run)
+    protected = set() if champion_too else champion_rounds(project, registry)
+    before = None if older_than_days is None else time.time() - older_than_days * _DAY_S
+    for number in _all_but_last(store, keep_last or 0):
+        entries = [store.entry(number, path) for path in store.rollout_files(number)]
+        if before is not None and any(entry.written_at > before for entry in entries):
+            continue
+        if entries and number in protected:
+            report.protected.append(number)
+            continue
+        retired = _try(report, partial(retire_round, store, number, archive=archive, dry_run=dry_run))
+        if retired is not None:
+            report.retirements.append(retired)
+    _sweep_all(store, report, grace_s)
+    return report
+
+
+def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
+    """Rounds that the champion and its ancestors were trained on; empty before the first promotion."""
+    champion = registry.champion()
+    if champion is None:
+        return set()
+    found: set[int] = set()
+    for lineage in (manifest.lineage for manifest in chain(champion.folder)):
+        number, settled = lineage.get("round"), lineage.get("row_selection") or {}
+        found |= {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
+    return found
+
+
+def _all_but_last(store: ExperienceStore, keep_last: int) -> list[int]:
+    if keep_last < 0:
+        raise UserError(f"rounds to keep: {keep_last}, expected 0 or more")
+    closed = closed_rounds(store)
+    return closed[: max(0, len(closed) - keep_last)]
+
+
+def _rewrite_all(
+    store: ExperienceStore,
+    rewrite: Callable[..., list[Rewrite]],
+    rounds: Sequence[int],
+    grace_s: float,
+    dry_run: bool,
+) -> Upkeep:
+    report = Upkeep(dry_run)
+    for number in rounds:
+        report.rewrites += _try(report, partial(rewrite, store, number, dry_run=dry_run)) or []
+    _sweep_all(store, report, grace_s)
+    return report
+
+
+def _sweep_all(store: ExperienceStore, report: Upkeep, grace_s: float) -> None:
+    for number in store.rounds():
+        freed = _try(report, partial(sweep_round, store, number, grace_s=grace_s, dry_run=report.dry_run))
+        report.freed_bytes += freed or 0
+
+
+def _try(report: Upkeep, work: Callable[[], _Done]) -> _Done | None:
+    """Run ``work`` for one round; record a StorageError in the report, so that the other rounds are still processed."""
+    try:
+        return work()
+    except StorageError as error:
+        if str(error) not in report.problems:
+            report.problems.append(str(error))
+        return None

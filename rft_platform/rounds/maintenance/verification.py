@@ -1,0 +1,142 @@
+"""Verify that every file of a project is unchanged since it was written: rows, judgements, notes and checkpoints."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage
+from rft_platform.common.errors import NAMED, DamagedError, StorageError
+from rft_platform.common.files import digest_file, is_sealed
+from rft_platform.experience.file_ledger import RetiredFile
+from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.model_registry.manifests import CHECKPOINT_PREFIX
+from rft_platform.rounds.project.notes import JUDGE
+from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import contradiction
+
+
+@dataclass(slots=True)
+class Verification:
+    """Result of a project check."""
+
+    rounds: int = 0
+    files: int = 0  # of the rounds, without archives
+    checkpoints: int = 0
+    bytes: int = 0  # of files and checkpoints
+    notes: int = 0
+    notes_without_digest: int = 0  # from older versions of the platform, which wrote no digest
+    damaged: list[DamagedFile] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return {**asdict(self), "damaged": [{"path": str(file.path), "why": file.why} for file in self.damaged]}
+
+
+def verify(project: Project, *, digest: bool = True) -> Verification:
+    """Check rows, archives, judgements, notes and checkpoints against their digests, and notes against manifests.
+
+    Without ``digest`` only the sizes and footers of large files are compared, not every byte.
+    """
+    store, found = project.store, Verification()
+    for number in store.rounds():
+        damaged = store.damaged(number, digest=digest)
+        found.rounds += 1
+        found.damaged += damaged
+        _verify_notes(store, number, found)
+        if any(file.path == store.ledger(number).path for file in damaged):
+            continue
+        contents = store.ledger(number).read()
+        found.files += len(contents.files)
+        found.bytes += sum(entry.bytes for entry in contents.files.values())
+        found.damaged += [fault for retired in contents.retired.values() if (fault := _archive_fault(retired, digest))]
+        found.damaged += judgement_faults(store, number)
+    _verify_checkpoints(project, found, digest)
+    return found
+
+
+def judgement_faults(store: ExperienceStore, number: int) -> Iterator[DamagedFile]:
+    """Faults of the file that names the round's active judgement."""
+    path = store.current_file(number)
+    try:
+        version, note = store.judge_version(number), store.read_note(number, JUDGE) or {}
+        if version is not None:
+            store.judged_file(number)
+    except StorageError as error:
+        if str(error).startswith(str(store.round_folder(number) / f"{JUDGE}.json")):
+            return  # the note's own damage
+        yield DamagedFile(path, f"{error}: judge the round again (`rft judge`)")
+        return
+    if note.get("sound") and note.get("judge_version") != version:
+        named = "is missing" if version is None else f"puts judgement {version} in force"
+        yield DamagedFile(path, f"{named}, but {JUDGE}.json names {note.get('judge_version')}: judge the round again")
+
+
+def check_judgements(store: ExperienceStore) -> None:
+    """Raise DamagedError if a round's active judgement is missing, or is not the one that its note names."""
+    faults = [fault for number in store.rounds() for fault in judgement_faults(store, number)]
+    if faults:
+        raise DamagedError("\n".join(f"{fault.path}: {fault.why}" for fault in faults[:NAMED]))
+
+
+def _verify_notes(store: ExperienceStore, number: int, found: Verification) -> None:
+    for name in store.notes(number):
+        path = store.round_folder(number) / f"{name}.json"
+        found.notes += 1
+        try:
+            store.read_note(number, name)
+            found.notes_without_digest += not is_sealed(path)
+        except StorageError as error:
+            why = f"cannot be read ({error.__cause__})" if error.__cause__ else str(error).removeprefix(f"{path}: ")
+            found.damaged.append(DamagedFile(path, why))
+
+
+def _verify_checkpoints(project: Project, found: Verification, digest: bool) -> None:
+    """Check every checkpoint, also unused ones, and every policy's note against its checkpoint."""
+    policies = list(_policies(project))
+    named = {Path(policy.folder) for policy in policies if project.checkpoints in Path(policy.folder).parents}
+    for folder in sorted({*_checkpoint_folders(project), *named}):
+        superseded = folder not in named and folder.parent == project.warm_start_checkpoints
+        why = _checkpoint_fault(folder, digest, superseded)
+        found.checkpoints += 1
+        found.bytes += sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        if why is not None:
+            found.damaged.append(DamagedFile(folder, why))
+    found.damaged += dict.fromkeys(fault for policy in policies if (fault := contradiction(project, policy)))
+
+
+def _checkpoint_fault(folder: Path, digest: bool, superseded: bool) -> str | None:
+    if ((folder / THINNED).exists() or superseded) and not list(folder.glob("*.safetensors")):
+        return None if (folder / MANIFEST).is_file() else f"{MANIFEST} is missing"  # reduced to its manifest on purpose
+    return checkpoint_damage(folder, digest_file if digest else None)
+
+
+def _checkpoint_folders(project: Project) -> Iterator[Path]:
+    policies = [None, *(entry.name for entry in project.config.policies)]
+    for folder in [*map(project.checkpoints_of, policies), project.warm_start_checkpoints]:
+        yield from folder.glob(f"{CHECKPOINT_PREFIX}*")
+
+
+def _policies(project: Project) -> Iterator[Policy]:
+    """Every policy whose note can be read; the check of the notes reports the others."""
+    names = [None, *(entry.name for entry in project.config.policies)]
+    for number in project.store.rounds():
+        for name in names:
+            try:
+                policy = published(project.store, number, name)
+            except (StorageError, TypeError):
+                continue
+            if policy is not None:
+                yield policy
+
+
+def _archive_fault(retired: RetiredFile, digest: bool) -> DamagedFile | None:
+    if retired.archived_to is None:
+        return None
+    path, entry = Path(retired.archived_to), retired.entry
+    if not path.is_file():
+        return DamagedFile(path, "was archived there, but is missing")
+    same = path.stat().st_size == entry.bytes and (not digest or digest_file(path) == entry.sha256)
+    return None if same else DamagedFile(path, f"was archived there, but holds other bytes (sha256 was {entry.sha256})")

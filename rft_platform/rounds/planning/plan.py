@@ -1,0 +1,167 @@
+"""The scheduler of the loop: from the state on disk, decide what runs next and what is waited for.
+
+The sensors (under the daemon) and the in-process driver both call it, so a project advances in the same way with each.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.planning.dynamic_sync import held_back, trains
+from rft_platform.rounds.planning.state import (
+    LONGEST_RETRY_WAIT_S,
+    RETRY_GROWTH,
+    Action,
+    ActionKind,
+    PhaseState,
+    Plan,
+    ProjectState,
+    RoundState,
+)
+
+_GO_ON = "Fix the cause and start it again (`rft run`, or tune() with this experiment_name), or launch the job by hand"
+
+#: Next step of one part of the project: a launch, a wait (reason as text), a stop as failed, or None if it is done.
+Step: TypeAlias = Action | str | Plan
+
+
+def plan_next(state: ProjectState) -> Plan:
+    """Decide the launches that may start now. Pure: equal states give equal plans.
+
+    A project runs its warm start, then exploration and sync of each round. Round k may explore once round
+    ``k - 1 - sync_offset`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
+    after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
+
+    In the dynamic styles, batches are explored one after another. Training k takes the rows that have landed by then,
+    from any round. It starts as soon as they are enough, or when no more will come. There are never more trainings than
+    batches.
+    """
+    if state.mode == "bench":
+        return _next_evaluation(state)
+    if state.offline is not None:
+        training = _round(state, 1).sync
+        return Plan(finished=True) if training.done else _collect([_phase_step(state.offline, 1, training, state)])
+    if state.warm_start is not None and not state.warm_start.done:
+        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
+    wanted = _last_round(state)
+    steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
+    if state.sync_style != "fixed":
+        steps.reverse()  # a driver that runs one launch at a time trains as soon as there are enough rows
+    if not steps:
+        return Plan(finished=True)
+    return _collect(steps)
+
+
+def _next_evaluation(state: ProjectState) -> Plan:
+    """Mode bench: evaluate one policy after another; if none exists, make the starting policy first."""
+    if state.offline is None and state.warm_start is not None and not state.warm_start.done:
+        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
+    if not state.unmeasured:
+        return Plan(finished=True)
+    number, phase = state.unmeasured[0]
+    return _collect([_phase_step("evaluate", number, phase, state)])
+
+
+def _last_round(state: ProjectState) -> int:
+    """The last round to process. Mode train uses the rounds explored elsewhere; other modes use the budget."""
+    return len(state.rounds) if state.mode == "train" and state.sync_style == "fixed" else state.rounds_budget
+
+
+def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
+    if state.mode == "train":
+        return None
+    number = 1 + sum(1 for r in _leading(state, "explore"))
+    if number > wanted:
+        return None
+    phase = _round(state, number).explore
+    if state.sync_style != "fixed":
+        held = None if phase.running else held_back(state, number)
+        return held or _phase_step("explore", number, phase, state)
+    needs = number - 1 - state.sync_offset
+    if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not phase.running:
+        return f"{round_key(number)} explores after {round_key(needs)} is trained"
+    return _phase_step("explore", number, phase, state)
+
+
+def _next_sync(state: ProjectState, wanted: int) -> Step | None:
+    if state.mode == "explore":
+        return None
+    number = 1 + sum(1 for r in _leading(state, "sync"))
+    if state.sync_style != "fixed":
+        return _next_training(state, number)
+    if number > wanted:
+        return None
+    current = _round(state, number)
+    if not current.explore.done and current.experiences < state.experiences_needed:
+        return (
+            f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"
+        )
+    return _phase_step("sync", number, current.sync, state)
+
+
+def _next_training(state: ProjectState, number: int) -> Step | None:
+    """The next training of a dynamic style."""
+    phase = _round(state, number).sync
+    if phase.running:
+        return _phase_step("sync", number, phase, state)
+    ready = trains(state, number, explored=sum(1 for _ in _leading(state, "explore")))
+    if ready is True:
+        return _phase_step("sync", number, phase, state)
+    return ready or None
+
+
+def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: ProjectState) -> Step:
+    name = kind if kind == "warm_start" else f"{round_key(number)} {kind}"
+    if phase.running:
+        return f"{name} is running"
+    if phase.failures and not phase.retryable:
+        return Plan(failed=f"{name} failed: {(phase.cause or 'see its last run').rstrip('.')}. {_GO_ON}")
+    if phase.failures >= state.max_failures:
+        said = f", at last with: {phase.cause.rstrip('.')}" if phase.cause else ": see its last run"
+        return Plan(failed=f"{name} failed {phase.failures} times{said}. {_GO_ON}")
+    wait = retry_wait(phase, state)
+    if wait > 0:
+        said = f": {phase.cause}" if phase.cause else ""
+        retry = f"{name}: retry {phase.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
+        return Plan(waiting=(retry,), retry_in=wait)
+    return Action(kind=kind, round=number, attempt=phase.launches)
+
+
+def retry_wait(phase: PhaseState, state: ProjectState) -> float:
+    """Seconds until a failed phase may be launched again; 0 if it may be launched now.
+
+    A clock that was set forward ends the wait. So does one that was set back by more than the wait, because the time
+    passed is unknown then.
+    """
+    if not phase.failures or phase.failed_at is None:
+        return 0.0
+    wait = min(state.first_retry_s * RETRY_GROWTH ** (phase.failures - 1), LONGEST_RETRY_WAIT_S)
+    passed = state.now - phase.failed_at
+    return 0.0 if passed < -wait else max(0.0, wait - passed)
+
+
+def _leading(state: ProjectState, phase: Literal["explore", "sync"]) -> Iterator[RoundState]:
+    """The rounds from the first on whose ``phase`` is done, up to the first gap."""
+    for current in state.rounds:
+        if not getattr(current, phase).done:
+            return
+        yield current
+
+
+def _round(state: ProjectState, number: int) -> RoundState:
+    return state.rounds[number - 1] if number <= len(state.rounds) else RoundState(number)
+
+
+def _collect(steps: list[Step]) -> Plan:
+    plans = [step if isinstance(step, Plan) else _as_plan(step) for step in steps]
+    return Plan(
+        actions=tuple(action for plan in plans for action in plan.actions),
+        waiting=tuple(line for plan in plans for line in plan.waiting),
+        failed=next((plan.failed for plan in plans if plan.failed), None),
+        retry_in=min((plan.retry_in for plan in plans if plan.retry_in is not None), default=None),
+    )
+
+
+def _as_plan(step: Action | str) -> Plan:
+    return Plan(waiting=(step,)) if isinstance(step, str) else Plan(actions=(step,))

@@ -1,0 +1,179 @@
+"""Build the ProjectState for the plan: the state on disk, joined with the orchestrator's record of its launches."""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.planning.state import PhaseState, ProjectState, RoundState
+from rft_platform.rounds.project.notes import EVALUATION, POLICY
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.bench import unmeasured
+from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
+from rft_platform.rounds.selection.training_groups import replayable_rows
+
+_DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
+
+#: Cache of closed rounds without a launch, by store and round number: folder, its modification time, state. A note that
+#: is added or removed changes that time. A tick over 10,000 rounds then stats 10,000 folders and reads no note.
+_closed: dict[str, dict[int, tuple[str, int, RoundState]]] = {}
+_SETTLED_NS = 2_000_000_000
+
+#: Environment variable: seconds before the first retry.
+RETRY_DELAY = "RFT_RETRY_DELAY_S"
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failed launches of one phase since its last success, and the details of the newest one."""
+
+    count: int
+    cause: str = ""
+    retryable: bool = True
+    ended_at: float | None = None  # seconds on the clock that is passed to ``observe``
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The orchestrator's record of its launches, by (kind, round): running, failed, and how many have ended."""
+
+    running: frozenset[tuple[str, int]] = frozenset()
+    failures: dict[tuple[str, int], Failures] = field(default_factory=dict)
+    ended: dict[tuple[str, int], int] = field(default_factory=dict)
+    interrupted: frozenset[tuple[str, int]] = frozenset()  # the members of ``running`` whose driver process is gone
+
+    def phase(self, kind: str, number: int, done: bool) -> PhaseState:
+        """The state of one phase for the plan."""
+        key = (kind, number)
+        if key not in self.running and key not in self.ended and key not in self.failures:
+            return _DONE if done else _NOT_BEGUN  # most phases of a long project
+        failed = self.failures.get(key, Failures(0))
+        return PhaseState(
+            done,
+            key in self.running,
+            failed.count,
+            self.ended.get(key, failed.count),
+            failed.cause,
+            failed.retryable,
+            failed.ended_at,
+        )
+
+
+def observe(project: Project, launches: Launches, now: float | None = None) -> ProjectState:
+    """The state on which ``plan_next`` decides. Reads the notes of open rounds only.
+
+    ``now`` is the time on the clock of the launches' end times; None means seconds since the epoch.
+    """
+    mode, sync = project.config.mode, project.config.synchronizer
+    through = trained_through(project) if sync.dynamic else 0
+    return ProjectState(
+        rounds=tuple(_observe_rounds(project, launches, through)),
+        rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
+        experiences_needed=project.batches.experiences_a_round,
+        sync_offset=sync.offset_rounds,
+        sync_style="fixed" if project.settings.offline is not None else sync.sync_style,
+        rows_a_step=project.batches.train_batch_size,
+        rows_wanted=rows_wanted(project),
+        max_staleness=sync.max_staleness,
+        landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
+        warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
+        offline=project.settings.offline,
+        mode=mode if mode in ("explore", "train", "bench") else "both",
+        unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
+        now=time.time() if now is None else now,
+        first_retry_s=first_retry_s(),
+    )
+
+
+def _landed(project: Project, through: int) -> PendingRows:
+    """The landed rows, with the replayable rows counted only if the fresh ones are not enough."""
+    found = pending_rows(project, through)
+    if 0 < found.rows < rows_wanted(project):
+        return replace(found, replayable=replayable_rows(project, found.settled + 1))
+    return found
+
+
+def _unmeasured(project: Project, launches: Launches) -> tuple[tuple[int, PhaseState], ...]:
+    return tuple((number, launches.phase("evaluate", number, done=False)) for number in unmeasured(project))
+
+
+def first_retry_s() -> float:
+    """Seconds before the first retry of a failed phase: ``RFT_RETRY_DELAY_S``, or else the plan's default."""
+    value = os.environ.get(RETRY_DELAY, "")
+    if not value:
+        return ProjectState().first_retry_s
+    try:
+        return max(0.0, float(value))
+    except ValueError as error:
+        raise UserError(f"{RETRY_DELAY}={value!r}: expected a number of seconds, such as 3") from error
+
+
+def _begun(project: Project, launches: Launches) -> int:
+    """The highest round with files or launches.
+
+    A launch for a round far beyond those on disk comes from a mistyped partition, does nothing, and is ignored.
+    """
+    on_disk = max(project.store.rounds(), default=0)
+    reachable = on_disk + 1 + project.config.synchronizer.offset_rounds
+    return max([on_disk, *(number for _, number in _keys(launches) if number <= reachable)])
+
+
+def _keys(launches: Launches) -> list[tuple[str, int]]:
+    return [*launches.running, *launches.failures, *launches.ended]
+
+
+def _observe_rounds(project: Project, launches: Launches, through: int) -> Iterator[RoundState]:
+    """The state of every round, from 1 on.
+
+    ``through``, in dynamic styles, is the last round whose rows have all been trained on.
+    """
+    root, launched = str(project.store.root), {number for _, number in _keys(launches)}
+    unchanged = _unchanged_rounds(root)
+    for number in range(1, _begun(project, launches) + 1):
+        closed = None if number in launched else unchanged.get(number) or _closed_round(project, number)
+        yield closed or _observe_round(project, launches, number, through)
+
+
+def _unchanged_rounds(root: str) -> dict[int, RoundState]:
+    """The cached closed rounds whose folders have not changed since."""
+    unchanged = {}
+    for number, (folder, changed_at, state) in _closed.get(root, {}).items():
+        try:
+            if os.stat(folder).st_mtime_ns == changed_at:  # noqa: PTH116
+                unchanged[number] = state
+        except FileNotFoundError:
+            continue
+    return unchanged
+
+
+def _closed_round(project: Project, number: int) -> RoundState | None:
+    """The state of a closed round, i.e. one with notes of policy and evaluation; None for an open round.
+
+    It is cached unless its folder changed so recently that another change could have the same time stamp.
+    """
+    store = project.store
+    if not (store.has_note(number, POLICY) and store.has_note(number, EVALUATION)):
+        return None
+    root = str(store.root)
+    folder = f"{root}/{round_key(number)}"
+    state, changed_at = RoundState(number, _DONE, _DONE), os.stat(folder).st_mtime_ns  # noqa: PTH116
+    if time.time_ns() - changed_at > _SETTLED_NS:
+        _closed.setdefault(root, {})[number] = (folder, changed_at, state)
+    return state
+
+
+def _observe_round(project: Project, launches: Launches, number: int, through: int) -> RoundState:
+    """The state of a round that is open or was launched recently; these rounds make up the cost of a tick."""
+    store = project.store
+    synced = store.has_note(number, POLICY)
+    evaluated = synced and store.has_note(number, EVALUATION)
+    trained = synced or number <= through
+    sound = not trained and is_sound(store, number)
+    return RoundState(
+        number,
+        explore=launches.phase("explore", number, done=sound or trained),
+        sync=launches.phase(project.settings.offline or "sync", number, done=evaluated),
+        experiences=store.count_judged(number) if sound else 0,
+    )

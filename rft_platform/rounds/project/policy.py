@@ -1,0 +1,151 @@
+"""Policies and the weights of each round. They are looked up in the rounds' notes, never by the newest file."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.errors import DamagedError, StorageError
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.canary import Canary, update_checked
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.project.notes import POLICY, SNAPSHOT, note_of
+from rft_platform.rounds.project.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One set of weights and its origin."""
+
+    folder: str
+    policy_version: int  # the project's optimiser steps up to these weights; 0 is the starting policy
+    weights_digest: str
+    round: int  # the round that published it; 0 is the starting policy
+    canary: Canary | None = None  # the trainer's log-probs for these weights on a few sequences
+    model_version: str | None = None  # version in the model registry
+    name: str | None = None  # in section ``policies``; None: the first policy
+
+    @classmethod
+    def from_note(cls, note: dict[str, Any]) -> "Policy":
+        """Read back a note written by ``publish``."""
+        canary = note.get("canary")
+        return cls(**{**note, "canary": Canary(**canary) if canary else None})
+
+
+def publish(store: ExperienceStore, policy: Policy) -> None:
+    """Record the policy that a round ended with; from now on later rounds may explore with it."""
+    store.write_note(policy.round, note_of(POLICY, policy.name), asdict(policy))
+
+
+def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
+    """The policy that a round published, or None. ``name`` selects a further policy; None is the first."""
+    note = store.read_note(round_number, note_of(POLICY, name))
+    return None if note is None else Policy.from_note(note)
+
+
+def required(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+    """The policy that a round published. Raises StorageError if there is none."""
+    policy = published(store, round_number, name)
+    if policy is None:
+        raise StorageError(f"{round_key(round_number)} has published no policy: run sync_round_job for it first")
+    return policy
+
+
+def parent_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+    """The policy that a round's training starts from, i.e. the policy of the round before."""
+    return _need(published(store, round_number - 1, name), round_number, round_number - 1)
+
+
+def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int, name: str | None = None) -> Policy:
+    """The policy that round k explores with: the newest one of the rounds ``k - 1 - sync_offset`` to ``k - 1``."""
+    oldest = max(0, round_number - 1 - sync_offset)
+    for candidate in range(round_number - 1, oldest - 1, -1):
+        policy = published(store, candidate, name)
+        if policy is not None:
+            return policy
+    return _need(None, round_number, oldest)
+
+
+def take_snapshot(
+    store: ExperienceStore,
+    round_number: int,
+    sync_offset: int,
+    going_on: Policy | None = None,
+    name: str | None = None,
+) -> Policy:
+    """Choose the policy that a round explores with, and record it; policies published later do not change it.
+
+    A round that is explored again keeps its snapshot and therefore gets the same rows. Another policy is chosen only if
+    the recorded one is gone and the round is not trained yet. ``going_on`` is used instead of the newest policy;
+    ``name`` selects a further policy.
+    """
+    if store.read_note(round_number, note_of(SNAPSHOT, name)) is not None:
+        settled = snapshot_of(store, round_number, name)
+        if is_published(store, settled) or published(store, round_number) is not None:
+            return settled
+    policy = going_on or explorer_of(store, round_number, sync_offset, name)
+    store.write_note(round_number, note_of(SNAPSHOT, name), asdict(policy))
+    return policy
+
+
+def is_published(store: ExperienceStore, policy: Policy) -> bool:
+    """Whether a policy that a round took is still the policy published by its own round."""
+    origin = published(store, policy.round, policy.name)
+    return origin is not None and origin.weights_digest == policy.weights_digest
+
+
+def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
+    """The policy recorded by ``take_snapshot``. Raises StorageError if there is none."""
+    note = store.read_note(round_number, note_of(SNAPSHOT, name))
+    if note is None:
+        raise StorageError(
+            f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
+        )
+    return Policy.from_note(note)
+
+
+def deploy(engine: PolicyEngine, policy: Policy) -> float | None:
+    """Make the engine serve exactly ``policy``; after a weight change, compare it with the trainer's log-probs.
+
+    Returns the canary's mean |delta log-prob| in nats, or None if nothing changed or no canary is known. Raises
+    WeightMismatchError if the engine's log-probs differ from the trainer's for these weights, and DamagedError if the
+    files it read are not the published ones. The engine then keeps serving its previous weights.
+    """
+    before = engine.status()
+    same = (before.policy_version, before.weights_digest) == (policy.policy_version, policy.weights_digest)
+    if same and not before.paused:  # a paused engine was left before its check ended, so repeat it
+        return None
+    difference = None
+    if policy.canary is None:
+        engine.update_weights(Path(policy.folder), policy.policy_version)
+    else:
+        difference = update_checked(engine, Path(policy.folder), policy.policy_version, policy.canary)
+    read = engine.status().weights_digest  # digest of the loaded bytes: no second read is needed
+    if read != policy.weights_digest:
+        engine.update_weights(Path(before.weights_path), before.policy_version)
+        raise DamagedError(
+            f"policy version {policy.policy_version}: the weights in {policy.folder} have digest {read[:16]}, those "
+            f"published had {policy.weights_digest[:16]}; restore the folder or train the round again"
+        )
+    if before.paused:
+        engine.resume()
+    return difference
+
+
+def _need(policy: Policy | None, round_number: int, oldest: int) -> Policy:
+    if policy is None:
+        raise StorageError(
+            f"{round_key(round_number)} needs a policy of {round_key(oldest)} or later, and there is none: "
+            + ("run warm_start_job first" if oldest == 0 else f"run sync_round_job for {round_key(oldest)} first")
+        )
+    return policy
+
+
+def explored_with(project: Project, round_number: int) -> dict[str, Policy]:
+    """The further policies that a round explores with, by name."""
+    return {entry.name: snapshot_of(project.store, round_number, entry.name) for entry in project.config.policies}
+
+
+def ended_with(project: Project, round_number: int) -> dict[str, Policy]:
+    """The further policies that a round has published, by name."""
+    return {entry.name: required(project.store, round_number, entry.name) for entry in project.config.policies}

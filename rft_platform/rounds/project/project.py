@@ -1,0 +1,132 @@
+"""An opened project: its folder, configuration, store and tasks."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.config.resolve import Batches, RunLength, RunSettings, resolve
+from rft_platform.config.schema.buffer import Taskset
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.experience.store import ExperienceStore
+
+if TYPE_CHECKING:
+    from rft_platform.tasks.dataset import TaskDataset
+
+
+@dataclass(frozen=True)
+class Project:
+    """The argument that every phase of a round starts from."""
+
+    home: Home
+    config: RftConfig
+
+    @classmethod
+    def open(cls, home: Home) -> "Project":
+        """The project that was started in ``home``. Raises UserError if there is none."""
+        if not home.config_file.exists():
+            raise UserError(
+                f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
+                "or point RFT_HOME at the folder of one"
+            )
+        return cls(home, _load_config_once(home.config_file, home.config_file.stat().st_mtime_ns))
+
+    @cached_property
+    def store(self) -> ExperienceStore:
+        """The rows of all rounds."""
+        return ExperienceStore(self.home.rounds)
+
+    @property
+    def checkpoints(self) -> Path:
+        """``<checkpoint_root_dir>/<project>/<name>``."""
+        root = self.config.checkpoint_root_dir
+        return (Path(root) if root else self.home.checkpoints) / self.config.project / self.config.name
+
+    def checkpoints_of(self, policy: str | None) -> Path:
+        """Folder of the checkpoints of a policy of section ``policies``; None: the first policy."""
+        return self.checkpoints if policy is None else self.checkpoints / policy
+
+    @property
+    def warm_start_checkpoints(self) -> Path:
+        """Folder of the checkpoints that the warm start makes on its way to the starting policy."""
+        return self.checkpoints / "warm_start"
+
+    @property
+    def model_name(self) -> str:
+        """Name of the registered model."""
+        return self.config.registry.model_name or f"{self.config.project}-{self.config.name}"
+
+    @property
+    def taskset(self) -> Taskset:
+        """The taskset to explore. Raises UserError if the configuration names none."""
+        taskset = self.config.buffer.explorer_input.taskset
+        if taskset is None:
+            raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
+        return taskset
+
+    @cached_property
+    def tasks(self) -> "TaskDataset":
+        """The tasks to explore."""
+        return load_taskset(self.taskset)
+
+    @cached_property
+    def eval_tasks(self) -> list[tuple[Taskset, "TaskDataset"]]:
+        """The held-out tasks, each with the taskset that defines how they are run and judged."""
+        return [(taskset, load_taskset(taskset)) for taskset in self.config.buffer.explorer_input.eval_tasksets]
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """All settings derived from the configuration."""
+        return resolve(self.config)
+
+    @property
+    def batches(self) -> Batches:
+        """Batch sizes from tasks to experiences to optimiser steps."""
+        return self.settings.batches
+
+    @cached_property
+    def length(self) -> RunLength:
+        """Rounds and optimiser steps of the whole run; reads the tasks if it depends on their number."""
+        length = self.settings.length() or self.settings.length(len(self.tasks.tasks))
+        assert length is not None  # the number of tasks is the only thing that can be missing
+        return length
+
+    @property
+    def rounds_budget(self) -> int:
+        """Rounds of the whole run; 1 for an offline training."""
+        return 1 if self.settings.offline is not None else self.length.rounds
+
+
+@lru_cache(maxsize=4)
+def _load_config_once(file: Path, _changed_ns: int) -> RftConfig:
+    return load_config(file)
+
+
+def load_taskset(taskset: Taskset) -> "TaskDataset":
+    """Read the dataset of a taskset; an unchanged dataset is read once per process."""
+    return _load_once(taskset.model_dump_json(), stamps(Path(taskset.path)))
+
+
+@lru_cache(maxsize=16)
+def _load_once(taskset_json: str, _stamps: tuple[tuple[str, int, int], ...]) -> "TaskDataset":
+    from rft_platform.tasks.dataset import load_tasks
+
+    taskset = Taskset.model_validate_json(taskset_json)
+    return load_tasks(
+        taskset.path,
+        name=taskset.name,
+        split=taskset.split,
+        subset_name=taskset.subset_name,
+        prompt_key=taskset.format.prompt_key,
+        response_key=taskset.format.response_key,
+        limit=taskset.limit,
+    )
+
+
+def stamps(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and modification time of the files behind a path; empty for a name of the hub."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path] if path.is_file() else []
+    return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)

@@ -1,0 +1,199 @@
+"""Detect damaged files on read, quarantine them, and regenerate those that nothing else depends on."""
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage, digest_weights
+from rft_platform.common.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
+from rft_platform.common.files import write_json
+from rft_platform.experience.file_ledger import ROLLOUTS
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.integrity import DamagedFile
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.model_registry.manifests import CHECKPOINT_PREFIX, Manifest, read_manifest
+from rft_platform.rounds.project.notes import EVALUATION, POLICY, note_of
+from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.project import Project
+
+LOG = logging.getLogger(__name__)
+ASIDE = "aside"
+#: Notes of a round that depend on its checkpoint, in the order of their withdrawal. After a crash at any point, the
+#: plan still sees that the round must be synced again.
+_NOTES = (POLICY, "train")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounds:
+    """The rounds that share a checkpoint (its maker and the no-op rounds after it), and the rounds trained from it."""
+
+    sharing: tuple[int, ...]
+    dependents: tuple[int, ...]
+
+
+@contextmanager
+def repair_on_failure(project: Project, policy: Policy) -> Iterator[None]:
+    """If the body fails on the weights of ``policy``, check its checkpoint for damage and repair it.
+
+    Raises the errors of ``repair_checkpoint``, or the body's own error if the checkpoint is intact. Raises DamagedError
+    before the body if the policy's note contradicts an intact checkpoint.
+    """
+    refuse_contradiction(project, policy)
+    try:
+        yield
+    except (StorageError, UserError, WeightMismatchError):
+        repair_checkpoint(project, policy)
+        raise
+
+
+def repair_checkpoint(project: Project, policy: Policy) -> None:
+    """Quarantine the policy's checkpoint if it is damaged; do nothing if it is intact. Reads every byte of it.
+
+    Raises DamageRepairedError after it moved a damaged checkpoint and withdrew the notes that depend on it, so that the
+    plan makes it again. Raises StorageError if later rounds were trained from it (the error names them), or if it is a
+    base model, which cannot be made again.
+    """
+    why = damage_of(policy)
+    if why is None:
+        return
+    folder, rounds = Path(policy.folder), _rounds_of(project.store, policy)
+    if project.checkpoints not in folder.parents:
+        raise StorageError(f"base model {folder}: {why}: bring back what the project was started with")
+    if rounds.dependents:
+        raise StorageError(
+            f"checkpoint {folder} is damaged: {why}. {_named(rounds.dependents)} descend from it, so it is not made "
+            "again: restore the folder from a copy, or start a project of another name from a later checkpoint"
+        )
+    target = _set_aside(project, policy, rounds.sharing, why)
+    maker = rounds.sharing[0] if rounds.sharing else policy.round
+    made_by = "the warm start" if maker == 0 else f"the training of {round_key(maker)}"
+    LOG.warning("checkpoint %s is damaged (%s): set aside as %s", folder, why, target)
+    raise DamageRepairedError(
+        f"checkpoint {folder} is damaged: {why}; it was set aside as {target}, and {made_by} is repeated"
+    )
+
+
+def refuse_contradiction(project: Project, policy: Policy) -> None:
+    """Raise DamagedError if the policy's note is the wrong file in a contradiction with the checkpoint's manifest.
+
+    Reads the manifest, and the weights only if the two contradict each other.
+    """
+    found = contradiction(project, policy)
+    if found is not None and found.path.name != MANIFEST:
+        raise DamagedError(f"{found.path}: {found.why}")
+
+
+def contradiction(project: Project, policy: Policy) -> DamagedFile | None:
+    """The wrong file if a policy's note and its checkpoint's manifest differ; None if they agree.
+
+    The manifest is right if its weights digest is that of the weights on disk and its version is that of the folder's
+    name. An unreadable manifest is not a contradiction.
+    """
+    folder = Path(policy.folder)
+    if not (folder / MANIFEST).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except StorageError:
+        return None
+    noted, made = {"weights_digest": policy.weights_digest}, {"weights_digest": manifest.weights_digest}
+    if policy.policy_version:  # the start is version 0 after any number of warm-start steps
+        noted["policy_version"], made["policy_version"] = str(policy.policy_version), str(manifest.policy_version)
+    differing = [name for name in noted if noted[name] != made[name]]
+    if not differing:
+        return None
+    note = project.store.round_folder(policy.round) / f"{note_of(POLICY, policy.name)}.json"
+    if _describes(manifest, folder):
+        said = ", ".join(f"{name} is {noted[name]}, expected {made[name]}" for name in differing)
+        return DamagedFile(note, f"contradicts {folder / MANIFEST}: {said}; restore the note from a copy")
+    said = ", ".join(f"{name} is {made[name]}, expected {noted[name]}" for name in differing)
+    return DamagedFile(folder / MANIFEST, f"contradicts {note}: {said}; restore the checkpoint from a copy")
+
+
+def _describes(manifest: Manifest, folder: Path) -> bool:
+    """Whether a manifest agrees with its folder's name and with the weights in it, if they still exist."""
+    if folder.name != f"{CHECKPOINT_PREFIX}{manifest.policy_version}":
+        return False
+    try:
+        return (folder / THINNED).exists() or digest_weights(folder) == manifest.weights_digest
+    except (UserError, OSError):
+        return False
+
+
+def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> None:
+    """Quarantine the round's damaged Parquet files. Reads every byte of them.
+
+    Raises if this withdraws the note ``rests_on`` (``explore`` before judging, ``judge`` before training):
+    DamageRepairedError, because the plan then explores the round again. Raises StorageError if the rollouts or the
+    active judgement of a trained round are damaged, because the plan does not repeat such a round. Other damage is
+    logged as a warning.
+    """
+    store = project.store
+    found = store.damaged(round_number, digest=True)
+    if not found:
+        return
+    trained, had = published(store, round_number) is not None, store.read_note(round_number, rests_on) is not None
+    in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
+    read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
+    for file in found:
+        store.set_aside(round_number, file.path, file.why)
+        LOG.warning("%s %s: set aside", file.path, file.why)
+    key = round_key(round_number)
+    if trained and read_by_training:
+        raise StorageError(
+            f"{_listed(read_by_training)}; set aside. {key} has trained on it: to make it again, launch explore_job "
+            f"for {key}"
+        )
+    if had and store.read_note(round_number, rests_on) is None:
+        raise DamageRepairedError(f"{_listed(found)}; set aside, and the exploration of {key} is repeated")
+
+
+def _listed(files: Sequence[DamagedFile]) -> str:
+    return "; ".join(f"{file.path} {file.why}" for file in files)
+
+
+def damage_of(policy: Policy) -> str | None:
+    """What is wrong with a policy's weights on disk; None if they are the published weights."""
+    folder = Path(policy.folder)
+    if _is_checkpoint(folder):
+        return checkpoint_damage(folder)
+    try:
+        unchanged = digest_weights(folder) == policy.weights_digest
+    except (UserError, OSError) as error:
+        return str(error)
+    return None if unchanged else "its weights are not those that the project was started with"
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether the folder is a checkpoint of the platform, which may have lost its manifest, and not a base model."""
+    return folder.name.startswith("global_step_") or (folder / MANIFEST).exists()
+
+
+def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:
+    found = {number: published(store, number, policy.name) for number in store.rounds()}
+    sharing = sorted(number for number, one in found.items() if one is not None and one.folder == policy.folder)
+    last = max(sharing, default=policy.round)
+    return _Rounds(tuple(sharing), tuple(sorted(n for n, one in found.items() if one is not None and n > last)))
+
+
+def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: str) -> Path:
+    """Withdraw the notes, then move the folder: the notes must not outlive the folder they refer to."""
+    folder = Path(policy.folder)
+    for number in reversed(rounds):
+        for note in (EVALUATION, *(note_of(name, policy.name) for name in _NOTES)):
+            project.store.withdraw_note(number, note)
+    # must not start with the checkpoint prefix, because lineage searches for it
+    target = project.checkpoints / ASIDE / f"damaged.{folder.name}.{secrets.token_hex(3)}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_dir():
+        folder.rename(target)
+    write_json(target.with_name(f"{target.name}.why.json"), {"folder": str(folder), "why": why})
+    return target
+
+
+def _named(rounds: tuple[int, ...]) -> str:
+    first, last = round_key(rounds[0]), round_key(rounds[-1])
+    return f"Round {first}" if len(rounds) == 1 else f"Rounds {first} to {last}"

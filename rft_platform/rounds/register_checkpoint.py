@@ -1,0 +1,49 @@
+"""Register a round's checkpoint in MLflow: step metrics, and a model version tagged with its lineage."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.rounds.project.policy import Policy, parent_of, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.run_log import monitor_round, monitor_steps
+from rft_platform.rounds.setup.noted_versions import run_name, version_tags
+from rft_platform.training.protocol import StepEvent, TrainResult
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+
+
+def register(
+    project: Project,
+    registry: "ModelRegistry",
+    round_number: int,
+    result: TrainResult,
+    steps: Sequence[StepEvent],
+    made_of: Mapping[str, Any],
+    name: str | None = None,
+) -> Policy:
+    """Log the round's steps and register its checkpoint; returns the published policy with its model version.
+
+    ``made_of`` is the training's lineage; it becomes the version's tags. A no-op round registers nothing: its policy
+    keeps the parent's model version. ``name`` selects the policy; each policy has its own model and MLflow run.
+    """
+    policy = published(project.store, round_number, name)
+    assert policy is not None, "train publishes the policy"
+    registry = registry if name is None else registry.sibling(name)
+    run = registry.training_run(run_name(project, name), {"rft.config_digest": made_of["config_digest"]})
+    if name is None:
+        judged = project.store.read_note(round_number, "judge") or {}
+        run.log_round(round_number, judged, prefix="round/")
+        monitor_round(project, round_number, judged, prefix="round/")
+    if result.steps == 0:
+        registered = replace(policy, model_version=parent_of(project.store, round_number, name).model_version)
+    else:
+        run.log_steps(steps)
+        monitor_steps(project, round_number, steps, name)
+        tags = version_tags(made_of, result.weights_digest)
+        version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
+        registered = replace(policy, model_version=str(version))
+    publish(project.store, registered)
+    return registered

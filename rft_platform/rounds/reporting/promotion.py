@@ -1,0 +1,107 @@
+"""The champion, and the comparisons of a policy with its predecessor, the champion and the starting policy."""
+
+import time
+from typing import TYPE_CHECKING
+
+from rft_platform.evaluation.comparison import Comparison, comparisons
+from rft_platform.evaluation.gate import GateDecision, gate
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.model_registry.models import DIGEST_TAG
+from rft_platform.rounds.project.notes import EVALUATION
+from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.round_history import evaluation_of, evaluation_of_weights, previous_evaluation
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry, RegisteredModel
+
+
+def compared(
+    project: Project, policy: Policy, result: EvaluationResult, champion: EvaluationResult | None
+) -> list[Comparison]:
+    """Compare ``result`` of ``policy`` with the evaluations of the previous policy, the champion and the start.
+
+    A policy is not compared with itself: a round that trained nothing publishes the weights of the round before.
+    """
+    store = project.store
+    others = {
+        "previous": previous_evaluation(store, result.round),
+        "champion": champion,
+        "start": evaluation_of(store, 0),
+    }
+    different = {name: other for name, other in others.items() if other and not _has_weights(project, other, policy)}
+    return comparisons(result, different, project.config.evaluation.bootstrap_seed)
+
+
+def _has_weights(project: Project, result: EvaluationResult, policy: Policy) -> bool:
+    """Whether ``result``, an evaluation in this project, measured the weights of ``policy``."""
+    measured = published(project.store, result.round)
+    return measured is not None and measured.weights_digest == policy.weights_digest
+
+
+def promoted_last(project: Project) -> EvaluationResult | None:
+    """The evaluation that promoted the newest champion of this project, according to the notes."""
+    for number in sorted(project.store.rounds(), reverse=True):
+        if (project.store.read_note(number, EVALUATION) or {}).get("promoted"):
+            return evaluation_of(project.store, number)
+    return None
+
+
+def roll_back(project: Project, registry: "ModelRegistry") -> "RegisteredModel":
+    """Make the champion's predecessor the champion again, and return it.
+
+    The evaluation notes that promoted the champion are changed first, for two reasons: a lost registry is rebuilt from
+    the notes, and a call repeated after a kill goes back one version, not two. Raises UserError if there is no
+    predecessor.
+    """
+    store, replaced = project.store, registry.last_promoted()
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    for number in store.rounds():
+        policy, note = published(store, number), store.read_note(number, EVALUATION) or {}
+        if note.get("promoted") and policy is not None and policy.model_version == str(replaced.version):
+            store.write_note(number, EVALUATION, {**note, "promoted": False, "rolled_back_at": now})
+    return registry.rollback()
+
+
+def against_champion(
+    project: Project, registry: "ModelRegistry", policy: Policy, result: EvaluationResult
+) -> tuple[EvaluationResult | None, GateDecision]:
+    """Return the champion's evaluation, if this project has it, and the decision of the gate.
+
+    Without a champion, the policy is compared with the start, and a tie is enough unless ``evaluation.gate.confident``
+    is set to true. Weights are identified by their digest, because projects that share a server may share policy
+    versions and even a model name.
+    """
+    settings = project.config.evaluation
+    champion = registry.champion()
+    digest = None if champion is None else champion.tags.get(DIGEST_TAG, "")
+    to_beat, measured = "champion", None
+    if champion is None:
+        to_beat, measured = "start", evaluation_of(project.store, 0) if policy.round else None
+    elif digest == policy.weights_digest:
+        return None, GateDecision(True, f"these weights are the champion already (version {champion.version})")
+    else:
+        measured = evaluation_of_weights(project.store, digest or "")
+        if measured is None:
+            return None, GateDecision(False, _unknown_champion(project, champion))
+    decision = gate(
+        result,
+        measured,
+        metric=settings.gate.metric,
+        min_delta=settings.gate.min_delta,
+        min_value=settings.gate.min_value,
+        confident=settings.gate.needs_interval if champion is not None else bool(settings.gate.confident),
+        to_beat=to_beat,
+        seed=settings.bootstrap_seed,
+    )
+    return None if champion is None else measured, decision
+
+
+def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:
+    said = f"the champion (version {champion.version} of {champion.name}) was never evaluated here"
+    if project.home.root in champion.folder.parents or project.checkpoints in champion.folder.parents:
+        return f"{said}: launch evaluate_job for its round"
+    return (
+        f"{said}: its checkpoint {champion.folder} is of another project on this MLflow server; start projects that "
+        "share one under names (or registry.model_name) of their own"
+    )

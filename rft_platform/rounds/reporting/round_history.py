@@ -1,0 +1,90 @@
+"""The history of a project's rounds, read from their notes: evaluations, the learning curve, and time per phase."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rft_platform.evaluation.plots import CurvePoint
+from rft_platform.evaluation.results import EvaluationResult
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.notes import EVALUATION
+from rft_platform.rounds.project.policy import published
+
+PARTS = ("rollout", "judge", "train", "evaluation")
+
+
+def evaluation_of(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
+    """The evaluation of a round on the first held-out taskset; None if there is none."""
+    note = store.read_note(round_number, EVALUATION)
+    return EvaluationResult.from_json(note["results"][0]) if note and note["results"] else None
+
+
+def previous_evaluation(store: ExperienceStore, round_number: int) -> EvaluationResult | None:
+    """The evaluation of the newest round before ``round_number`` that has one."""
+    for number in sorted((n for n in store.rounds() if n < round_number), reverse=True):
+        result = evaluation_of(store, number)
+        if result is not None:
+            return result
+    return None
+
+
+def evaluation_of_weights(store: ExperienceStore, weights_digest: str) -> EvaluationResult | None:
+    """The newest evaluation of a set of weights. A no-op round evaluates the weights of its parent again."""
+    for number in reversed(store.rounds()):
+        policy = published(store, number)
+        if policy is not None and policy.weights_digest == weights_digest:
+            result = evaluation_of(store, number)
+            if result is not None:
+                return result
+    return None
+
+
+def curve_points(store: ExperienceStore, last_round: int, newest: EvaluationResult | None = None) -> list[CurvePoint]:
+    """One point per round up to ``last_round``, round 0 first; ``newest`` replaces the last round's evaluation."""
+    points = []
+    for number in [number for number in store.rounds() if number <= last_round]:
+        policy = published(store, number)
+        if policy is None:
+            continue
+        result = newest if newest is not None and number == last_round else evaluation_of(store, number)
+        judged, trained = store.read_note(number, "judge") or {}, (store.read_note(number, "train") or {})
+        metrics = trained.get("metrics", {})
+        scores = {} if result is None else result.summary()
+        points.append(
+            CurvePoint(
+                round=number,
+                policy_version=policy.policy_version,
+                sampled=scores.get("sampled_pass"),
+                sampled_low=scores.get("sampled_pass_low"),
+                sampled_high=scores.get("sampled_pass_high"),
+                greedy=scores.get("greedy_pass"),
+                reward=judged.get("mean_reward"),
+                kl=metrics.get("mismatch_k3"),
+                entropy=metrics.get("entropy"),
+            )
+        )
+    return points
+
+
+def time_split(
+    explored: Mapping[str, Any],
+    judged: Mapping[str, Any],
+    trained: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    wall_s: float | None = None,
+) -> dict[str, float]:
+    """Seconds per part; ``overhead`` is the rest of the launches' total time ``wall_s``, if that is known.
+
+    Pass an empty mapping for a missing note; its part is left out, as is the part of a note without ``seconds``.
+    """
+    scores = evaluated.get("metrics", {})
+    measured = {
+        "rollout": explored.get("seconds"),
+        "judge": judged.get("seconds"),
+        # Loading the weights into the engine counts as training.
+        "train": sum(trained["seconds"].values()) + scores.get("deploy_s", 0.0) if trained.get("seconds") else None,
+        "evaluation": scores.get("evaluation_s"),
+    }
+    split = {name: float(seconds) for name in PARTS if (seconds := measured[name]) is not None}
+    if wall_s is not None and len(split) == len(PARTS):
+        split["overhead"] = max(0.0, wall_s - sum(split.values()))
+    return split

@@ -1,0 +1,99 @@
+"""Rows that have landed (explored and judged) and that no training has taken yet, derived from the notes.
+
+Before a training starts, it settles the rows it takes in the note ``row_selection`` of its round. So each row is taken
+by one training, or again by replay, whichever process is killed.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rft_platform.experience.selections import selection_name
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.rounds.project.notes import JUDGE, POLICY, ROW_SELECTION
+from rft_platform.rounds.project.project import Project
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Dynamic styles: rows explored and judged but not taken by a training yet, and the newest settled training."""
+
+    rounds: int = 0  # explored batches with rows left
+    rows: int = 0  # their rows that no filter dropped
+    replayable: int = 0  # rows trained on before that may be used again (replay)
+    settled: int = 0  # the newest training whose rows are settled; 0: none
+    taken: tuple[int, ...] = ()  # batches with rows it uses for the first time, until its policy is published
+    training_steps: int = 0  # its optimiser steps, until its policy is published
+
+
+def pending_rows(project: Project, through: int) -> PendingRows:
+    """Input of the plan in a dynamic style, without replay. ``through`` is the result of ``trained_through``."""
+    store, number = project.store, newest(project.store)
+    note = selection_note(store, number) or {}
+    left = pending_rows_by_round(store, note)
+    open_note = {} if number == 0 or store.has_note(number, POLICY) else note
+    return PendingRows(
+        rounds=len(left),
+        rows=sum(left.values()),
+        settled=number,
+        taken=tuple(n for n in open_note.get("fresh_rounds", ()) if n > through),
+        training_steps=open_note.get("steps", 0),
+    )
+
+
+def pending_rows_by_round(store: ExperienceStore, note: dict[str, Any]) -> dict[int, int]:
+    """Rows per explored round that no training has taken, after the settled training that left ``note``."""
+    left = {int(number): rows for number, rows in note.get("left", {}).items()}
+    return left | {number: store.count_kept(number) for number in explored_after(store, note.get("landed", 0))}
+
+
+def explored_after(store: ExperienceStore, number: int) -> Iterator[int]:
+    """The rounds after ``number`` that are explored and judged, up to the first gap."""
+    return itertools.takewhile(lambda n: is_sound(store, n), itertools.count(number + 1))
+
+
+def is_sound(store: ExperienceStore, number: int) -> bool:
+    """Whether the round has a sound judgement. Rows that a blocking check refuses do not count as landed."""
+    note = store.read_note(number, JUDGE)
+    return bool(note and note["sound"])
+
+
+def newest(store: ExperienceStore) -> int:
+    """The newest round whose training has settled its rows; 0 before the first."""
+    return next((number for number in reversed(store.rounds()) if store.has_note(number, ROW_SELECTION)), 0)
+
+
+def trained_through(project: Project) -> int:
+    """The last round, counted without a gap from the first, whose rows were all taken by published trainings."""
+    number = newest(project.store)
+    while number and not project.store.has_note(number, POLICY):
+        number -= 1
+    return through(selection_note(project.store, number))
+
+
+def through(note: dict[str, Any] | None) -> int:
+    """The last round, counted without a gap from the first, of which a settled training left no row."""
+    if note is None:
+        return 0
+    return min((int(number) for number in note["left"]), default=note["landed"] + 1) - 1
+
+
+def selection_note(store: ExperienceStore, number: int, policy: str | None = None) -> dict[str, Any] | None:
+    """The row selection of a round's training of a policy; None before it is settled, and for round 0."""
+    note: dict[str, Any] | None = store.read_note(number, selection_name(policy)) if number else None
+    return note
+
+
+def rows_wanted(project: Project) -> int:
+    """Number of experiences that lets a training of a dynamic style start."""
+    sync = project.config.synchronizer
+    steps = sync.sync_interval if sync.sync_style == "dynamic_by_trainer" else 1
+    return steps * project.batches.train_batch_size
+
+
+def rounds_ahead(project: Project) -> int:
+    """Rounds that exploration may be ahead of training; in the dynamic styles, the rounds that it is ahead now."""
+    if not project.config.synchronizer.dynamic:
+        return project.config.synchronizer.offset_rounds
+    return max(0, max(project.store.rounds(), default=0) - newest(project.store))

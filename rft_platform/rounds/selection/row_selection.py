@@ -1,0 +1,169 @@
+"""Select the rows of a training. File and note are written before it starts, so that a retry takes the same rows."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rft_platform.common.files import digest_file
+from rft_platform.experience.selections import (
+    FILTERED,
+    FRESH,
+    REPLAY,
+    STALE,
+    read_selection,
+    selection_file,
+    selection_name,
+    write_selection,
+)
+from rft_platform.rounds.project.policy import Policy, published, snapshot_of
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.pending_rows import pending_rows_by_round, rows_wanted, selection_note
+from rft_platform.rounds.selection.training_groups import (
+    Group,
+    PolicyRows,
+    by_priority,
+    groups_of,
+    priority_of,
+    split_stale,
+    used_groups,
+)
+
+
+@dataclass(slots=True)
+class Choice:
+    """The groups of a selection by their use."""
+
+    fresh: list[Group] = field(default_factory=list)
+    replay: list[Group] = field(default_factory=list)
+    stale: list[Group] = field(default_factory=list)
+    left: list[Group] = field(default_factory=list)  # for a later training
+
+    @property
+    def rows(self) -> int:
+        """Number of experiences that are trained on."""
+        return sum(len(group.kept) for group in (*self.fresh, *self.replay))
+
+    def uses(self) -> Iterator[tuple[Group, str, tuple[str, ...]]]:
+        """Each group with a use and the row ids it applies to."""
+        for use, groups in ((FRESH, self.fresh), (REPLAY, self.replay), (STALE, self.stale)):
+            for group in groups:
+                yield group, use, group.kept
+                if use != REPLAY:
+                    yield group, FILTERED, group.filtered
+
+
+def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]:
+    """Select the rows for a round's training of ``parent``; returns the note. An earlier selection is kept.
+
+    Rows are selected anew only if the selection file or the rows to reuse are gone and the round is not trained yet.
+    """
+    store, name = project.store, parent.name
+    note = selection_note(store, number, name)
+    if note is not None and (published(store, number, name) is not None or _is_there(project, number, note, name)):
+        return note
+    chosen, landed = choose(project, number, parent)
+    rows = [
+        {
+            "row_id": row_id,
+            "group_id": group.group_id,
+            "round": group.round,
+            "judge_version": group.judge_version,
+            "policy_version": group.policy_version,
+            "use": use,
+            "uses": group.uses,
+        }
+        for group, use, ids in chosen.uses()
+        for row_id in ids
+    ]
+    file = write_selection(store, number, rows, name)
+    note = _describe(project, chosen, rows, parent, landed) | {"sha256": digest_file(file), "settled_at": time.time()}
+    store.write_note(number, selection_name(name), note)
+    return note
+
+
+def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
+    """Decide which groups a round's training takes; also returns the last round considered.
+
+    All rows of rounds up to ``number`` are taken; in the style ``dynamic_by_explorer``, all rows that landed. What else
+    fits into whole optimiser steps is taken by priority: fresh groups of later rounds in ``dynamic_by_trainer``, and
+    groups that were trained on before if replay is on.
+    """
+    (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
+    replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
+    current, stale = split_stale(fresh, parent.policy_version, limit)
+    all_at_once = config.synchronizer.sync_style != "dynamic_by_trainer"
+    later = [] if all_at_once else [group for group in current if group.round > number and group.kept]
+    later_keys = {group.key for group in later}
+    chosen = Choice(fresh=[group for group in current if group.key not in later_keys], stale=stale)
+    room = max(1, math.ceil(chosen.rows / step)) * step if all_at_once else rows_wanted(project)
+    again = used_groups(project, number) if replay.enable and chosen.rows < room else []
+    for group in by_priority([*later, *split_stale(again, parent.policy_version, limit)[0]], priority_of(replay)):
+        if chosen.rows + len(group.kept) <= room or not chosen.rows:
+            (chosen.replay if group.uses else chosen.fresh).append(group)
+        elif not group.uses:
+            chosen.left.append(group)
+    return chosen, landed
+
+
+def rounds_of(note: Mapping[str, Any]) -> list[int]:
+    """The rounds whose files a settled training reads, ascending."""
+    return sorted(int(number) for number in note["judge_versions"])
+
+
+def _fresh(project: Project, number: int, parent: Policy) -> tuple[list[Group], int]:
+    """Groups that no training before ``number`` took, in order, and the last round considered."""
+    if not project.config.synchronizer.dynamic:
+        several, store = bool(project.config.policies), project.store
+        own = PolicyRows(parent.name, snapshot_of(store, number, parent.name).policy_version) if several else None
+        return groups_of(store, number, own), number
+    store, before = project.store, selection_note(project.store, number - 1) or {}
+    left = pending_rows_by_round(store, before)
+    taken = _taken(project, number, {int(n) for n in before.get("left", ())})
+    groups = [group for n in sorted(left) for group in groups_of(store, n) if group.key not in taken]
+    return groups, max([before.get("landed", 0), *left])
+
+
+def _taken(project: Project, number: int, rounds: set[int]) -> set[tuple[int, str]]:
+    """Groups of ``rounds`` that trainings before ``number`` took."""
+    taken: set[tuple[int, str]] = set()
+    for training in range(number - 1, 0, -1):
+        note = selection_note(project.store, training)
+        if not rounds or note is None or note["landed"] < min(rounds):
+            break
+        rows = read_selection(project.store, training, ["round", "group_id"]).to_pylist()
+        taken |= {(row["round"], row["group_id"]) for row in rows if row["round"] in rounds}
+    return taken
+
+
+def _describe(
+    project: Project, chosen: Choice, rows: list[dict[str, Any]], parent: Policy, landed: int
+) -> dict[str, Any]:
+    """The content of the note, for readers and for the plan."""
+    left: dict[int, int] = {}
+    for group in chosen.left:
+        left[group.round] = left.get(group.round, 0) + len(group.kept)
+    versions = [row["policy_version"] for row in rows if row["use"] in (FRESH, REPLAY)]
+    lag = [parent.policy_version - version for version in versions]
+    return {
+        "rows": {use: sum(row["use"] == use for row in rows) for use in (FRESH, REPLAY, FILTERED, STALE)},
+        "fresh_rounds": sorted({row["round"] for row in rows if row["use"] != REPLAY}),
+        "judge_versions": {str(row["round"]): row["judge_version"] for row in rows},
+        "parent_version": parent.policy_version,
+        "policy_versions": [min(versions), max(versions)] if versions else [],
+        "staleness_mean": sum(lag) / len(lag) if lag else 0.0,
+        "staleness_max": max(lag, default=0),
+        "steps": math.ceil(len(versions) / project.batches.train_batch_size),
+        "landed": landed,
+        "left": {str(number): count for number, count in left.items()},
+        "last": landed >= project.rounds_budget and not left,
+    }
+
+
+def _is_there(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
+    """Whether the file is unchanged since it was settled and no round to be reused was retired since."""
+    file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
+    if not file.is_file() or digest_file(file) != note["sha256"]:
+        return False
+    return not any(project.store.ledger(n).read().retired for n in rounds_of(note) if n not in fresh)

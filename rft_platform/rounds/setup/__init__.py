@@ -1,0 +1,9 @@
+"""Turn a project's configuration into the parts that phases use.
+
+1. ``connections``: find or start policy engine, trainer group and model registry; resolve model folders;
+2. ``side_engines``: engines beside the first policy's, for auxiliary models and further policies;
+3. ``noted_versions``: address of the model registry, and the model versions that the notes name;
+4. ``algorithm``: specifications for the trainer, operators of the experience pipeline;
+5. ``taskset_binding``: workflow, sampling parameters and judge of a taskset;
+6. ``demonstrations``: the file of demonstrations for supervised steps.
+"""

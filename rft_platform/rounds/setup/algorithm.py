@@ -1,0 +1,237 @@
+"""The configured algorithm as specifications: for the trainer, and for the pipeline of judged experiences.
+
+``algorithm_spec`` and the functions after it fill the parts of a train request; ``pipeline_of`` lists the operators.
+``check_algorithm`` and ``check_operators`` refuse parts that do not fit together.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rft_platform.algorithms.advantages.registry import ADVANTAGES
+from rft_platform.algorithms.plugins import import_plugins, plugins_digest
+from rft_platform.algorithms.presets import Preset
+from rft_platform.common.errors import UserError
+from rft_platform.config.resolve import RunSettings
+from rft_platform.config.schema.algorithm import RolloutCorrection
+from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.config.schema.trainer import Optimizer
+from rft_platform.judging.execution.columns import experiences_of
+from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
+from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING
+from rft_platform.judging.operators.overlong_penalty import OVERLONG_PENALTY
+from rft_platform.judging.operators.reward_filter import REWARD_FILTER
+from rft_platform.judging.operators.std_filter import STD_FILTER
+from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
+from rft_platform.rounds.project.policy import required
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.connections import model_folder
+from rft_platform.training.protocol import (
+    AlgorithmSpec,
+    CriticSpec,
+    KlPenaltySpec,
+    LoraSpec,
+    OptimizerSpec,
+)
+
+_PLAIN = RolloutCorrection()
+
+
+_CACHE_SHARE = 5  # DAPO's ratio: 4,096 of 20,480 tokens
+
+
+def loaded_digest(config: RftConfig) -> str | None:
+    """Import the plugins and return the digest of their code; None without plugins."""
+    import_plugins(config.algorithm.plugins)
+    return plugins_digest(config.algorithm.plugins)
+
+
+def algorithm_spec(run: RunSettings) -> AlgorithmSpec:
+    """The configured algorithm as the trainer receives it; a critic gets the default CriticSpec (``critic_spec``)."""
+    config, settings, chosen = run.config, run.config.algorithm, run.algorithm
+    correction, penalty = settings.rollout_correction, settings.kl_penalty_fn_args
+    averaged = chosen.loss_agg_mode == "seq-mean-token-sum-norm"
+    return AlgorithmSpec(
+        policy_loss=chosen.policy_loss,
+        policy_loss_args=dict(chosen.policy_loss_args),
+        loss_agg_mode=chosen.loss_agg_mode,
+        loss_norm_length=settings.loss_norm_length or (config.model.response_limit if averaged else None),
+        beta=settings.beta,
+        kl_loss=settings.kl_loss_fn or "k2",
+        entropy_coef=settings.entropy_coef,
+        token_mask=correction.token_mask,
+        row_mask=correction.sequence_mask,
+        correction=correction.mode,
+        weight_cap=correction.weight_cap,
+        token_advantage=chosen.token_advantage,
+        token_advantage_args=dict(chosen.token_advantage_args),
+        kl_penalty=KlPenaltySpec(settings.kl_penalty_fn or "k1", penalty.kl_coef, penalty.target, penalty.horizon)
+        if penalty.kl_coef
+        else None,
+        critic=CriticSpec() if chosen.critic else None,
+        expert_weight=settings.experts.weight if chosen.experts and settings.experts else None,
+        plugins=tuple(settings.plugins),
+    )
+
+
+def check_algorithm(run: RunSettings) -> None:
+    """Raise UserError if a part of the algorithm does not exist, does not fit the other parts, or would have no effect.
+
+    An unchanged preset is not checked. If parts are replaced, losses are looked up by name, which imports torch.
+    """
+    settings = run.config.algorithm
+    replaced = (settings.advantage_fn, settings.policy_loss_fn, settings.policy_loss_fn_args, settings.plugins)
+    if not any(replaced) and settings.rollout_correction == _PLAIN:
+        return
+    from rft_platform.algorithms.losses.registry import bind
+
+    chosen, spec = run.algorithm, algorithm_spec(run)
+    loss = bind(spec.policy_loss, spec.policy_loss_args)
+    problems = []
+    if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} follows advantages and {settings.algorithm_type} makes none: "
+            "set algorithm.advantage_fn"
+        )
+    if settings.advantage_fn is not None and not loss.policy_gradient:
+        problems.append(
+            f"algorithm.advantage_fn {settings.advantage_fn}: the loss {spec.policy_loss} reads no advantage; "
+            "leave it out"
+        )
+    if spec.expert_weight is not None and not loss.experts:
+        problems.append(
+            f"algorithm.experts: the loss {spec.policy_loss} learns nothing from demonstrations among rollouts; leave "
+            "out algorithm.policy_loss_fn, which is mix then, or set another algorithm_type without experts"
+        )
+    if loss.teacher and not chosen.teacher:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} learns from a teacher, and {settings.algorithm_type} has "
+            "none: set algorithm_type: gkd"
+        )
+    if chosen.teacher and chosen.token_advantage is None and not loss.teacher:
+        problems.append(
+            f"algorithm.policy_loss_fn {spec.policy_loss} learns nothing from the teacher of "
+            f"{settings.algorithm_type}: leave it out, or set an algorithm_type without a teacher"
+        )
+    if loss.whole_groups and chosen.trains_on != "preferences":
+        problems.append(f"algorithm.policy_loss_fn {spec.policy_loss} compares pairs: set algorithm_type: dpo")
+    correction = settings.rollout_correction
+    weighted = correction.mode == "decoupled" or loss.correction == "weight" or spec.beta > 0
+    if correction.weight_cap != _PLAIN.weight_cap and not weighted:
+        problems.append(
+            f"algorithm.rollout_correction.weight_cap has no effect on the loss {spec.policy_loss} in mode bypass: its "
+            "own ratio corrects; set mode: decoupled, or leave it out"
+        )
+    if correction != _PLAIN and not loss.policy_gradient:
+        problems.append(
+            f"algorithm.rollout_correction: the loss {spec.policy_loss} uses no log-probs of the engine; leave it out"
+        )
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def pipeline_of(run: RunSettings) -> Pipeline:
+    """The operators applied to a round's judged experiences before advantages are computed, in order.
+
+    A configured operator replaces the algorithm's operator of the same name. Raises UserError for unknown names and
+    options.
+    """
+    given = run.config.data_processor.experience_pipeline.operators
+    named = {entry.name for entry in given}
+    own = [entry for entry in _own_operators(run) if entry.name not in named]
+    pipeline = Pipeline.of([*own, *given])
+    if run.batches.max_batches == 1:
+        return pipeline
+    return Pipeline.of([*pipeline.operators, Operator(SURPLUS_GROUPS)])
+
+
+def check_operators(run: RunSettings) -> None:
+    """Raise UserError for operators that do not exist and for options that do not fit."""
+    nothing = experiences_of([], [])
+    pipeline = pipeline_of(run)
+    for entry, function in zip(pipeline.operators, pipeline.functions, strict=True):
+        if function.__module__.startswith("rft_platform."):  # checks for options that exclude each other
+            function(nothing, **entry.args)
+
+
+def _own_operators(run: RunSettings) -> Iterator[Operator]:
+    """The algorithm's operators: those of its preset, with the overrides of section ``filters``."""
+    config, chosen, overlong = run.config, run.algorithm, run.config.algorithm.filters.overlong
+    if chosen.drop_zero_variance:
+        yield Operator(DYNAMIC_SAMPLING, {"max_batches": chosen.max_batches})
+    if chosen.overlong_penalty:
+        longest = overlong.max_length or config.model.response_limit
+        cache = overlong.cache_length or max(1, longest // _CACHE_SHARE)
+        lengths = {"max_length": longest, "cache_length": cache}
+        yield Operator(OVERLONG_PENALTY, {**lengths, "weight": chosen.overlong_penalty})
+    if chosen.reward_threshold is not None:
+        yield Operator(REWARD_FILTER, {"threshold": chosen.reward_threshold})
+    threshold = _std_threshold(chosen)
+    if threshold is not None:
+        yield Operator(STD_FILTER, {"threshold": threshold})
+
+
+def _std_threshold(chosen: Preset) -> float | None:
+    """The standard deviation at or below which the advantage drops a group; None if it has no such option."""
+    option = ADVANTAGES.get(chosen.advantage).drops_at if chosen.advantage else None
+    return chosen.advantage_args.get(option) if option else None
+
+
+def reference_folder(project: Project, algorithm: AlgorithmSpec, policy: str | None = None) -> str | None:
+    """The starting policy's folder if the algorithm needs a reference model; otherwise None."""
+    always = project.settings.algorithm.reference == "always"
+    needed = always or algorithm.beta or algorithm.kl_penalty is not None
+    return required(project.store, 0, policy).folder if needed else None
+
+
+def teacher_folder(project: Project) -> str | None:
+    """The teacher's folder; None if the algorithm has no teacher. Raises UserError if none is configured."""
+    settings = project.config.algorithm
+    if not project.settings.algorithm.teacher:
+        return None
+    if settings.teacher_model_path is None:
+        raise UserError(f"algorithm.teacher_model_path is not set: {settings.algorithm_type} learns from a teacher")
+    return str(model_folder(project, settings.teacher_model_path, "algorithm.teacher_model_path"))
+
+
+def lora_spec(project: Project) -> LoraSpec | None:
+    """The adapter to train; None: the full weights."""
+    lora = project.config.model.lora_configs[0] if project.config.model.lora_configs else None
+    return None if lora is None else LoraSpec(lora.lora_rank, lora.lora_alpha, _targets(lora.target_modules))
+
+
+def spec_with_critic(project: Project) -> AlgorithmSpec:
+    """The configured algorithm, with its critic settings if it has a critic."""
+    spec = algorithm_spec(project.settings)
+    return spec if spec.critic is None else replace(spec, critic=critic_spec(project))
+
+
+def critic_spec(project: Project) -> CriticSpec:
+    """The configured critic. Its schedule counts the critic's own updates, as many as the run has steps."""
+    settings, named = project.config.algorithm.critic, project.config.model.critic_model_path
+    return CriticSpec(
+        folder=None if named is None else str(model_folder(project, named, "model.critic_model_path")),
+        optimizer=optimizer_spec(settings, project.length.steps),
+        value_clip=settings.value_clip,
+        warmup_steps=settings.warmup_steps,
+    )
+
+
+def optimizer_spec(settings: Optimizer, run_steps: int, grad_clip: float | None = None) -> OptimizerSpec:
+    """AdamW as configured; a decay ends with the run unless the configuration sets another end.
+
+    A run that ends within its warm-up has no decay: its learning rates are those at the start of a longer run.
+    """
+    return OptimizerSpec(
+        lr=settings.lr,
+        betas=settings.betas,
+        weight_decay=settings.weight_decay,
+        eps=settings.eps,
+        clip_grad=settings.clip_grad if grad_clip is None else grad_clip,
+        lr_scheduler_type=settings.lr_scheduler_type,
+        lr_warmup_steps=settings.lr_warmup_steps,
+        total_steps=settings.total_steps or max(run_steps, settings.lr_warmup_steps + 1),
+    )
+
+
+def _targets(modules: str | list[str]) -> str | tuple[str, ...]:
+    return modules if isinstance(modules, str) else tuple(modules)

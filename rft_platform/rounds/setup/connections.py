@@ -1,0 +1,280 @@
+"""Connections of a project to its engine, its trainer group and its registry; missing processes are started."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, newest_noted
+
+if TYPE_CHECKING:
+    from rft_platform.config.schema.explorer import Engine, RolloutModel
+    from rft_platform.config.schema.policies import FurtherPolicy
+    from rft_platform.config.schema.rft_config import RftConfig
+    from rft_platform.inference.client import EngineClient
+    from rft_platform.inference.launch.launcher import EngineSpec
+    from rft_platform.inference.vllm_engine.settings import VllmOptions
+    from rft_platform.model_registry.models import ModelRegistry
+    from rft_platform.training.service.trainer_client import TrainerClient
+
+#: Distance between the seed ranges of replicas. Requests without a seed count up from their engine's own seed.
+SEEDS_A_REPLICA = 2**20
+#: Patterns of the files downloaded for a model of the hub.
+_OF_MODEL = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+
+
+def start_all(project: Project) -> None:
+    """Start engines, trainer and registry in parallel: each takes seconds, mostly for imports."""
+    with ThreadPoolExecutor(3) as pool:
+        starts: tuple[Callable[[Project], object], ...] = (connect_engine, connect_policies, connect_trainer)
+        started = [pool.submit(start, project) for start in starts]
+        connect_registry(project).prepare()
+        for connection in started:
+            connection.result()
+
+
+def connect_engine(project: Project) -> PolicyEngine:
+    """Return a healthy policy engine for the project's base model; ``deploy`` sets the version it serves.
+
+    With ``engine_num`` above 1 it is a pool of that many replicas; replicas beyond that number are stopped.
+    """
+    from rft_platform.inference.launch.pool_start import end_surplus, find_or_start_pool
+
+    count, folder = project.config.explorer.rollout_model.engine_num, base_model_folder(project)
+    end_surplus(project.home.leases, count)
+    if count == 1:
+        return connect_replica(project, folder)
+    return find_or_start_pool(count, lambda number: connect_replica(project, folder, number))
+
+
+def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
+    """Find or start one engine process of the project, for the base model in ``folder``."""
+    from rft_platform.inference.launch.launcher import find_or_start_engine
+    from rft_platform.inference.launch.pool_start import replica_gpus
+
+    config = project.config
+    serving, rank = config.explorer.rollout_model, config.engine.max_lora_rank
+    if rank is None:
+        rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
+    alone = serving.engine_num == 1 or config.engine.device == "cpu"
+    return find_or_start_engine(
+        folder,
+        project.home.leases,
+        project.home.logs,
+        policy_spec(config, number, rank),
+        replica=number,
+        gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
+    )
+
+
+def connect_policies(project: Project) -> dict[str, "EngineClient"]:
+    """A healthy engine for each policy of section ``policies``, by name; started in parallel."""
+    entries = project.config.policies
+    with ThreadPoolExecutor(len(entries) or 1) as pool:
+        clients = list(pool.map(partial(_connect_policy, project), range(len(entries))))
+    return {entry.name: client for entry, client in zip(entries, clients, strict=True)}
+
+
+def _connect_policy(project: Project, index: int) -> "EngineClient":
+    """The engine of a further policy. Its GPUs come after those of the first policy and the auxiliary models."""
+    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
+    from rft_platform.inference.launch.pool_start import replica_gpus
+
+    config, entry = project.config, project.config.policies[index]
+    serving, engine = config.explorer.rollout_model, config.engine
+    size = serving.tensor_parallel_size
+    before = size * serving.engine_num + sum(model.devices for model in config.explorer.auxiliary_models)
+    on_gpu = engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    return find_or_start_engine(
+        start_folder(project, entry, verify=False),
+        project.home.leases,
+        project.home.logs,
+        policy_spec(config),
+        name=entry.lease,
+        gpus=replica_gpus(index, size, before) if on_gpu else None,
+    )
+
+
+def start_folder(project: Project, entry: "FurtherPolicy", *, verify: bool = True) -> Path:
+    """The folder of the model that a further policy starts from."""
+    return model_folder(project, entry.model_path, f"policies ({entry.name}).model_path", verify=verify)
+
+
+def engine_spec(
+    config: "RftConfig",
+    serving: "RolloutModel",
+    *,
+    replica: int = 0,
+    max_model_len: int | None = None,
+    chat_template: str | None = None,
+    lora_rank: int = 0,
+) -> "EngineSpec":
+    """Engine settings for ``serving``, the policy's model or an auxiliary one."""
+    from rft_platform.inference.launch.launcher import EngineSpec
+
+    engine = config.engine
+    return EngineSpec(
+        kind=engine.kind,
+        dtype=engine.dtype,
+        device=engine.device,
+        threads=engine.threads,
+        idle_timeout_s=engine.idle_timeout_s,
+        heartbeat_timeout_s=engine.heartbeat_timeout_s,
+        max_model_len=max_model_len,
+        seed=serving.seed + replica * SEEDS_A_REPLICA,
+        tool_call_parser=serving.tool_call_parser,
+        reasoning_parser=serving.reasoning_parser,
+        enable_thinking=serving.enable_thinking,
+        chat_template=chat_template,
+        python=engine.python,
+        vllm=_vllm_options(engine, serving, lora_rank),
+    )
+
+
+def policy_spec(config: "RftConfig", replica: int = 0, lora_rank: int = 0) -> "EngineSpec":
+    """Engine settings for a trained policy."""
+    model = config.model
+    return engine_spec(
+        config,
+        config.explorer.rollout_model,
+        replica=replica,
+        max_model_len=model.max_model_len,
+        chat_template=model.custom_chat_template,
+        lora_rank=lora_rank,
+    )
+
+
+def _vllm_options(engine: "Engine", serving: "RolloutModel", lora_rank: int) -> "VllmOptions":
+    """The settings for ``serving`` that only a vLLM engine has."""
+    from rft_platform.inference.vllm_engine.settings import VllmOptions
+
+    return VllmOptions(
+        enable_prefix_caching=serving.enable_prefix_caching,
+        gpu_dtype=serving.dtype,
+        gpu_memory_utilization=serving.gpu_memory_utilization,
+        enforce_eager=serving.enforce_eager,
+        tensor_parallel_size=serving.tensor_parallel_size,
+        kv_cache_gb=engine.kv_cache_gb,
+        max_lora_rank=lora_rank,
+        arguments=engine.vllm_args,
+    )
+
+
+def check_engines(config: "RftConfig") -> None:
+    """Raise UserError if the engine of the policy or of an auxiliary model could not start on this machine."""
+    from rft_platform.inference.launch.launcher import check_engine
+
+    check_engine(policy_spec(config))
+    for entry in config.explorer.auxiliary_models:
+        if not entry.base_url:
+            check_engine(engine_spec(config, entry))
+
+
+def connect_trainer(project: Project) -> "TrainerClient":
+    """Return a client of a running trainer group; start the group if necessary."""
+    client = trainer_client(project)
+    client.ensure_running()
+    return client
+
+
+def trainer_client(project: Project) -> "TrainerClient":
+    """A client of the project's trainer group, whether the group is running or not."""
+    from rft_platform.training.launch import TrainerSpec, configured_layout, configured_rendezvous
+    from rft_platform.training.service.trainer_client import TrainerClient
+
+    settings, home = project.config.trainer, project.home
+    return TrainerClient(
+        TrainerSpec(
+            home.leases,
+            home.logs,
+            nproc=settings.nproc,
+            threads=settings.threads,
+            dtype=settings.dtype,
+            device="auto",
+            idle_timeout_s=settings.idle_timeout_s,
+            layout=configured_layout(project.config),
+            rendezvous=configured_rendezvous(project.config),
+            heartbeat_timeout_s=settings.heartbeat_timeout_s,
+        )
+    )
+
+
+def connect_registry(project: Project, tracking_uri: str | None = None, *, check: bool = True) -> "ModelRegistry":
+    """The model registry at ``tracking_uri``, ``MLFLOW_TRACKING_URI``, the configured address, or SQLite in the home.
+
+    Its first call raises RegistryLostError if MLflow lacks the newest version in the project's notes, unless ``check``
+    is False.
+    """
+    home, given = project.home, tracking_uri or configured_uri(project)
+    artifacts, rounds = None if given else home.mlflow / "artifacts", home.rounds if check else None
+    return _registry(given or local_uri(home), artifacts, project.config.project, project.model_name, rounds)
+
+
+@lru_cache(maxsize=8)
+def _registry(uri: str, artifacts: Path | None, project: str, model_name: str, rounds: Path | None) -> "ModelRegistry":
+    """One shared registry per process and address, because opening MLflow's store takes seconds."""
+    from rft_platform.model_registry.models import ModelRegistry
+
+    noted = None if rounds is None else partial(newest_noted, ExperienceStore(rounds))
+    return ModelRegistry(uri, artifacts, project, model_name, noted)
+
+
+def base_model_folder(project: Project) -> Path:
+    """The folder of the base model: a local folder, a download from the hub, or a model of the registry."""
+    unread = published(project.store, 0) is None  # once version 0 is published, everything starts from that policy
+    return model_folder(project, project.config.model.model_path, "model.model_path", verify=unread)
+
+
+def model_folder(project: Project, name: str, key: str, *, verify: bool = True) -> Path:
+    """The folder of the model that the configuration key ``key`` names; ``verify`` reads a registered model's files.
+
+    Raises UserError for a name that is neither a folder nor a model of the hub or the registry.
+    """
+    if name.startswith("models:/"):
+        return connect_registry(project).resolve(name, verify=verify).folder
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    return _from_hub(name, key)
+
+
+def check_model(name: str, key: str) -> None:
+    """Raise UserError if a model is not a folder and not available from the hub. Fetches only its ``config.json``."""
+    if is_hub_name(name):
+        _from_hub(name, key, ["config.json"])
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name refers to the Hugging Face hub, i.e. is neither a folder nor a name of the registry."""
+    return not name.startswith("models:/") and not Path(name).is_dir()
+
+
+def was_fetched(name: str) -> bool:
+    """Whether a hub model is in the local cache; uses no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        snapshot_download(name, allow_patterns=["config.json"], local_files_only=True)
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return False
+    return True
+
+
+def _from_hub(name: str, key: str, patterns: Sequence[str] = _OF_MODEL) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(patterns)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise UserError(
+            f"{key} {name!r} is neither a folder nor a model of the Hugging Face hub that can be "
+            f"fetched from here ({error.__class__.__name__}): give a folder with config.json, weights and tokenizer"
+        ) from error

@@ -1,0 +1,75 @@
+"""Write the demonstrations for supervised fine-tuning to the single Parquet file that the trainer reads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import atomic_path, digest_file, digest_json
+from rft_platform.config.schema.algorithm import Experts
+from rft_platform.config.schema.trainer import WarmStart
+
+MESSAGES = "messages"  # column name of a dataset of conversations
+Cells = dict[str, list[str | None]]
+
+
+def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str = "warm_start.path") -> str:
+    """Write the configured demonstrations to ``target`` in the trainer's format; returns their digest.
+
+    A dataset with a column ``messages`` and without ``format.prompt_key`` holds conversations, optionally with
+    ``tools`` and tool calls; every assistant message is trained on. Any other dataset holds one prompt and one response
+    per row. ``key`` is the configuration key to name in errors.
+
+    Raises UserError if the dataset cannot be read, lacks a column, or has a row without a response.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns, digest = _conversations(settings) if _are_conversations(settings) else _texts(settings, key)
+    with atomic_path(target) as temp:
+        pq.write_table(
+            pa.table({name: pa.array(cells, pa.string()) for name, cells in columns.items()}), temp, compression="zstd"
+        )
+    return digest_json([digest, digest_file(target)])
+
+
+def _are_conversations(settings: WarmStart | Experts) -> bool:
+    from rft_platform.tasks.sources import located_rows
+
+    _, _, first = next(located_rows(settings.path, settings.split, settings.subset_name), ("", 0, {}))
+    return MESSAGES in first and settings.format.prompt_key not in first
+
+
+def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
+    """The columns messages and, if present, tools, with JSON cells; and the digest of the dataset."""
+    from rft_platform.tasks.column_mapping import Columns
+    from rft_platform.tasks.offline_dataset import load_conversations
+
+    named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
+    dataset = load_conversations(settings.path, named, split=settings.split, subset_name=settings.subset_name)
+    names = list(dict.fromkeys(name for row in dataset.rows for name in row))
+    return {name: [_json(row.get(name)) for row in dataset.rows] for name in names}, dataset.digest
+
+
+def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
+    """The columns prompt, response and system; and the digest of the dataset."""
+    from rft_platform.tasks.dataset import load_tasks
+
+    if settings.format.prompt_key is None:
+        raise UserError(f"{key} {settings.path}: format.prompt_key is null; name the column with the prompt")
+    dataset = load_tasks(
+        settings.path,
+        split=settings.split,
+        subset_name=settings.subset_name,
+        prompt_key=settings.format.prompt_key,
+        response_key=settings.format.response_key,
+    )
+    answers = [task.answer for task in dataset.tasks]
+    if None in answers:
+        raise UserError(f"{key} {settings.path}: {answers.count(None)} rows have no response to learn from")
+    system = [settings.format.system_prompt] * len(answers)
+    return {"prompt": [task.prompt for task in dataset.tasks], "response": answers, "system": system}, dataset.digest
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,181 @@
+"""Serve further models beside the first policy while a phase needs them.
+
+Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Further policies
+(``policies``) each have an engine, which serves the version that the phase names.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.errors import EngineError, UserError
+from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rollout.workflows.auxiliary import AuxiliaryModel, AuxiliarySpec
+from rft_platform.rollout.workflows.chat_models import framework_models
+from rft_platform.rounds.project.policy import Policy, deploy
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.project.repair import repair_on_failure
+from rft_platform.rounds.setup.connections import connect_policies, engine_spec, model_folder
+
+if TYPE_CHECKING:
+    from rft_platform.config.schema.explorer import AuxiliaryModel as Entry
+    from rft_platform.config.schema.rft_config import RftConfig
+    from rft_platform.inference.client import EngineClient
+
+#: Interval of the status requests that keep an idle engine below its idle time-out while a phase may still call it.
+_AWAKE_S = 20.0
+
+
+@contextmanager
+def serving_auxiliaries(project: Project) -> Iterator[dict[str, AuxiliaryModel]]:
+    """Yield the models of ``explorer.auxiliary_models`` by name, ready for calls; an empty dict if there are none.
+
+    Running engines are reused; missing ones are started in parallel. They run on after the block until their idle
+    time-out or ``rft stop``. Raises UserError, before anything is started, if an API key is not in the environment, and
+    EngineError if an engine does not start.
+    """
+    entries = project.config.explorer.auxiliary_models
+    if not entries:
+        yield {}
+        return
+    check_keys(project.config)
+    with _served(project, entries) as specs:
+        models = {spec.name: AuxiliaryModel(spec) for spec in specs}
+        try:
+            yield models
+        finally:
+            for model in models.values():
+                model.close()
+
+
+@contextmanager
+def auxiliaries_for_judge(project: Project, judge: object | None) -> Iterator[dict[str, Any]]:
+    """The auxiliary models in the form that a judge function receives. Starts none if ``judge`` is None."""
+    if judge is None:
+        yield {}
+        return
+    with serving_auxiliaries(project) as models:
+        yield framework_models(models)
+
+
+def check_keys(config: "RftConfig") -> None:
+    """Raise UserError that names every auxiliary model whose API key is not in the environment."""
+    problems = []
+    for entry in config.explorer.auxiliary_models:
+        try:
+            _spec(config, entry, entry.base_url or "", entry.model or "").api_key()
+        except UserError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+@contextmanager
+def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[AuxiliarySpec]]:
+    """Yield the address and settings of each model; keep its engines from reaching their idle time-out in the block."""
+    config = project.config
+    first = config.explorer.rollout_model.tensor_parallel_size * config.explorer.rollout_model.engine_num
+    starts: list[tuple[Entry, int, int]] = []
+    for entry in entries:
+        starts += [(entry, number, first) for number in range(0 if entry.base_url else entry.engine_num)]
+        first += entry.devices
+    with ThreadPoolExecutor(len(starts) or 1) as pool:
+        started = [pool.submit(_connect, project, *start) for start in starts]
+    clients = [future.result() for future in started]
+    by_name: dict[str, list[EngineClient]] = {entry.known_as: [] for entry in entries}
+    for (entry, _, _), client in zip(starts, clients, strict=True):
+        by_name[entry.known_as].append(client)
+    specs = []
+    for entry in entries:
+        urls = [client.base_url for client in by_name[entry.known_as]] or [entry.base_url or ""]
+        keys = tuple(client.api_key for client in by_name[entry.known_as])
+        model = entry.model or ("" if entry.base_url else by_name[entry.known_as][0].status().model_path)
+        specs.append(_spec(config, entry, urls[0], model, tuple(urls[1:]), keys))
+    with keep_awake(clients):
+        yield specs
+
+
+def _connect(project: Project, entry: "Entry", number: int, first_gpu: int) -> "EngineClient":
+    """Find or start one engine process of an auxiliary model."""
+    from rft_platform.inference.launch.launcher import GPU_FILES, find_or_start_engine
+    from rft_platform.inference.launch.pool_start import replica_gpus
+
+    on_gpu = project.config.engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
+    return find_or_start_engine(
+        model_folder(project, entry.model_path, f"explorer.auxiliary_models ({entry.known_as}).model_path"),
+        project.home.leases,
+        project.home.logs,
+        engine_spec(project.config, entry, replica=number, max_model_len=entry.max_model_len),
+        name=entry.lease,
+        replica=number,
+        gpus=replica_gpus(number, entry.tensor_parallel_size, first_gpu) if on_gpu else None,
+    )
+
+
+def _spec(
+    config: "RftConfig",
+    entry: "Entry",
+    base_url: str,
+    model: str,
+    other_urls: tuple[str, ...] = (),
+    engine_keys: tuple[str, ...] = (),
+) -> AuxiliarySpec:
+    given = {"temperature": entry.temperature, "top_p": entry.top_p, "max_tokens": entry.max_response_tokens}
+    defaults: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if entry.base_url and entry.enable_thinking is not None:  # the platform's engines get this setting at their start
+        defaults["chat_template_kwargs"] = {"enable_thinking": entry.enable_thinking}
+    return AuxiliarySpec(
+        name=entry.known_as,
+        model=model,
+        base_url=base_url,
+        api_key_env=entry.api_key_env,
+        timeout_s=entry.timeout_s,
+        max_concurrency=entry.max_concurrency or config.explorer.runner_per_model * (1 + len(other_urls)),
+        other_urls=other_urls,
+        engine_keys=engine_keys,
+        defaults=defaults,
+        identity=entry.identity(model),
+    )
+
+
+@contextmanager
+def keep_awake(clients: Sequence["EngineClient"]) -> Iterator[None]:
+    """Request the engines' status at intervals, so that none reaches its idle time-out within the block."""
+    over = threading.Event()
+
+    def request_status() -> None:
+        while not over.wait(_AWAKE_S):
+            for client in clients:
+                with suppress(EngineError):  # the next call of the model reports the error
+                    client.status()
+
+    thread = threading.Thread(target=request_status, name="auxiliaries", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        for client in clients:
+            client.close()
+
+
+@contextmanager
+def serving_policies(project: Project, policies: Mapping[str, Policy]) -> Iterator[dict[str, PolicyEngine]]:
+    """Yield engines that serve exactly these further policies, by name; an empty dict if there are none.
+
+    Running engines are reused; missing ones are started in parallel. After a weight change each engine is compared with
+    the trainer's log-probs. Raises the errors of ``deploy``, and EngineError if an engine does not start.
+    """
+    if not project.config.policies:
+        yield {}
+        return
+    clients = connect_policies(project)
+    with keep_awake(list(clients.values())):
+        for name, client in clients.items():
+            with repair_on_failure(project, policies[name]):
+                deploy(client, policies[name])
+        yield dict(clients)

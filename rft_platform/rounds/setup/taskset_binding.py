@@ -1,0 +1,145 @@
+"""How the tasks of a taskset are run and judged: its workflow, sampling parameters and judge, as configured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.files import digest_json
+from rft_platform.config.schema.buffer import Taskset, WeightedJudge
+from rft_platform.inference.interface import SamplingParams
+from rft_platform.judging.execution.compose import JudgeSpec, build_judge
+from rft_platform.judging.judge_context import JudgeState
+from rft_platform.judging.model_endpoint import EndpointSettings
+from rft_platform.rollout.class_style import FormatArgs
+from rft_platform.rollout.workflow import WorkerWorkflow, Workflow, resolve_workflow
+from rft_platform.rounds.project.project import Project
+
+_BATCHED = "single_turn"  # one engine call for the whole batch: no user code to isolate
+
+
+def workflow_of(project: Project, taskset: Taskset) -> Workflow:
+    """The workflow of ``taskset``. A worker workflow is not imported here: this environment may lack its packages.
+
+    Raises UserError if a workflow for this process cannot be loaded.
+    """
+    workers = project.config.explorer.workers
+    if workers.kind == "inprocess" or taskset.workflow == _BATCHED:
+        return _resolved(taskset)
+    return WorkerWorkflow(
+        taskset.workflow,
+        taskset.workflow_args,
+        _format_args(taskset),
+        taskset.reward_fn_args,
+        workers.python,
+        workers.count,
+        project.home.logs,
+    )
+
+
+def check_workflow(project: Project, taskset: Taskset) -> None:
+    """Raise UserError if the workflow cannot be loaded. One of another environment is only loaded at its start."""
+    workers = project.config.explorer.workers
+    if workers.kind == "inprocess" or workers.python is None:
+        _resolved(taskset)
+
+
+def _resolved(taskset: Taskset) -> Workflow:
+    return resolve_workflow(
+        taskset.workflow,
+        taskset.workflow_args,
+        format_args=_format_args(taskset),
+        reward_fn_args=taskset.reward_fn_args,
+    )
+
+
+def _format_args(taskset: Taskset) -> FormatArgs:
+    keys = taskset.format
+    return FormatArgs(keys.prompt_key, keys.response_key, keys.system_prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class OtherJudge:
+    """A judge that replaces the configured one: a name with arguments, or a weighted list."""
+
+    judge: str | Sequence[WeightedJudge]
+    args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def other_judge(judge: str, args: Mapping[str, Any], judges: Sequence[Mapping[str, Any]]) -> OtherJudge | None:
+    """The judge given by a run's configuration; None if it names none. Raises UserError if it is invalid."""
+    if args and not judge:
+        raise UserError(f"judge_args {dict(args)!r} without a judge: name the judge that takes them")
+    if not judges:
+        return OtherJudge(judge, args) if judge else None
+    if judge:
+        raise UserError("give judge or judges, not both")
+    try:
+        return OtherJudge([WeightedJudge.model_validate(entry) for entry in judges])
+    except ValidationError as error:
+        raise UserError(f"judges: expected a list of {{judge, weight, args}}: {error.errors()[0]['msg']}") from error
+
+
+def judge_spec(
+    taskset: Taskset, other: OtherJudge | None = None, models: Mapping[str, str] | None = None
+) -> JudgeSpec | None:
+    """The judge of a taskset; None if its workflow gives the rewards. ``models`` maps aliases to models."""
+    chosen = other or (OtherJudge(taskset.judge, taskset.judge_args) if taskset.judge is not None else None)
+    if chosen is None:
+        return None
+    keys = taskset.format
+    return build_judge(
+        chosen.judge, chosen.args, answer_key=keys.response_key, prompt_key=keys.prompt_key, models=models
+    )
+
+
+def judge_of(project: Project, taskset: Taskset, other: OtherJudge | None = None) -> JudgeSpec | None:
+    """``judge_spec`` for use in a project: with its auxiliary models, its stored judge answers and its time-out."""
+    config = project.config
+    models = {entry.known_as: entry.identity() for entry in config.explorer.auxiliary_models}
+    spec = judge_spec(taskset, other, models)
+    if spec is None:
+        return None
+    state = JudgeState.of(project.home, f"{config.project}/{config.name}")
+    return replace(spec, timeout_s=taskset.judge_timeout_s, state=state)
+
+
+def check_judge(project: Project, taskset: Taskset) -> None:
+    """Raise UserError if the judge cannot be built, or if the API key of a judge model is not in the environment."""
+    spec = judge_of(project, taskset)
+    for part in spec.parts if spec else ():
+        model = getattr(part.function, "model", None)
+        if isinstance(model, EndpointSettings):
+            model.api_key()
+
+
+def sampling_of(project: Project, taskset: Taskset) -> SamplingParams:
+    """Sampling parameters of a taskset: its own ``rollout_args``, then section ``model``."""
+    model, args = project.config.model, taskset.rollout_args
+    return SamplingParams(
+        max_tokens=args.max_tokens or model.response_limit,
+        temperature=model.temperature if args.temperature is None else args.temperature,
+        top_p=model.top_p if args.top_p is None else args.top_p,
+        top_k=model.top_k if args.top_k is None else args.top_k,
+    )
+
+
+def measured_by(project: Project, taskset: Taskset) -> str:
+    """Digest of the judge's version, the workflow with its arguments, and the sampling parameters.
+
+    The workflow counts by its reference and arguments, not its source code, which may belong to another environment.
+    The number of runs per task does not count. Raises UserError if the judge cannot be loaded.
+    """
+    judge = judge_of(project, taskset)
+    return digest_json(
+        {
+            "judge": None if judge is None else judge.version,
+            "workflow": taskset.workflow,
+            "workflow_args": taskset.workflow_args,
+            "reward_fn_args": taskset.reward_fn_args,
+            "format": taskset.format.model_dump(mode="json"),
+            "sampling": asdict(sampling_of(project, taskset)),
+        }
+    )[:16]

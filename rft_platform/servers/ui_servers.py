@@ -1,0 +1,216 @@
+"""The servers of the web interface (``rft ui``), their readiness checks, and the switches of its sensors."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+import rft_platform
+from rft_platform.common.errors import RftError
+from rft_platform.common.files import write_text
+from rft_platform.common.redaction import redact
+from rft_platform.common.user_code import OWN_SAFE_PATH, SAFE_PATH
+from rft_platform.config.home import Home
+from rft_platform.observability.logs import wants_json
+from rft_platform.servers import dagster_server, mlflow_server
+from rft_platform.servers.supervise import Server
+from rft_platform.web_guard.sign_in import sign_in_url
+from rft_platform.web_guard.token import access_token
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_HOST = "127.0.0.1"
+_RESTARTS = 3
+_BEAT_AGE_S = 120.0
+_PACKAGE = Path(rft_platform.__file__).parent
+
+SENSORS = ("next_round_sensor", "experience_threshold_sensor")
+_REPOSITORY = {"repositoryLocationName": "rft_platform", "repositoryName": "__repository__"}
+_START = """
+mutation($sensor: SensorSelector!) {
+  startSensor(sensorSelector: $sensor) { __typename ... on PythonError { message } }
+}"""
+_START_TIMEOUT_S = 60.0
+_START_POLL_S = 0.5
+
+
+def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_port: int | None = None) -> list[Server]:
+    """The Dagster webserver and MLflow, and on request the daemon and metrics.
+
+    An MLflow server elsewhere is listed without a command.
+    """
+    from rft_platform.jobs.instance import open_instance
+    from rft_platform.jobs.jobs import add_next_round
+    from rft_platform.rounds.project.project import Project
+
+    instance = open_instance(home)
+    instance.get_runs_count()  # creates the databases here, so that two servers do not race to create them
+    if home.config_file.exists():
+        add_next_round(instance, Project.open(home))
+    python, env = [sys.executable, "-P", "-m"], _environment(home, port)
+    token, workspace = access_token(home.web_token), ["-w", str(_workspace(home))]
+    url = f"http://{_HOST}:{port}"
+    servers = [
+        Server(
+            name="Dagster",
+            command=[*python, dagster_server.__name__, *workspace, "-h", _HOST, "-p", str(port), *_log_format()],
+            env=env,
+            port=port,
+            url=sign_in_url(url, token),
+            is_ready=serves_guarded(url, dagster_server.HEALTH),
+            restarts=_RESTARTS,
+        )
+    ]
+    tracking_uri = _tracking_uri(home)
+    if tracking_uri.startswith(("http://", "https://")):
+        servers.append(Server(name="MLflow", command=[], env=env, url=redact(tracking_uri), is_ready=lambda: True))
+    else:
+        servers.append(_mlflow(home, tracking_uri, mlflow_port, python, env, token))
+    if daemon:
+        command = [*python, "rft_platform.jobs.daemon", "run", *workspace, *_log_format()]
+        servers.append(
+            Server(
+                name="daemon",
+                command=command,
+                env=env,
+                is_ready=_beats(instance),
+                restarts=_RESTARTS,
+                leaves_work=True,
+            )
+        )
+    if metrics_port is not None:
+        servers.append(_metrics(metrics_port, python, env))
+    return servers
+
+
+def _workspace(home: Home) -> Path:
+    """Write a copy of the shipped workspace with the package's folder as its working directory; returns its path.
+
+    By default Dagster puts its own working folder first on the module path while it loads the definitions. The user's
+    files there would shadow libraries.
+    """
+    workspace = yaml.safe_load((_PACKAGE / "jobs" / "workspace.yaml").read_text(encoding="utf-8"))
+    workspace["load_from"][0]["python_module"]["working_directory"] = str(_PACKAGE.parent)
+    file = home.dagster / "workspace.yaml"
+    write_text(file, yaml.safe_dump(workspace))
+    return file
+
+
+def _metrics(port: int, python: list[str], env: Mapping[str, str]) -> Server:
+    command, url = [*python, "rft_platform", "metrics", "--port", str(port)], f"http://{_HOST}:{port}"
+    return Server(
+        name="metrics",
+        command=command,
+        env=env,
+        port=port,
+        url=f"{url}/metrics",
+        is_ready=serves_guarded(url, "/healthz", guarded="/metrics"),
+        restarts=_RESTARTS,
+    )
+
+
+def _log_format() -> list[str]:
+    """Options that make Dagster's processes log JSON lines if the platform's processes do."""
+    return ["--log-format", "json"] if wants_json() else []
+
+
+def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Mapping[str, str], token: str) -> Server:
+    from rft_platform.model_registry.mlflow_client import make_database
+
+    make_database(tracking_uri)  # created here, so that a killed server leaves no incomplete database
+    folder, url = str(home.mlflow / "artifacts"), f"http://{_HOST}:{port}"
+    command = [*python, mlflow_server.__name__, "--host", _HOST, "--port", str(port), "--artifact-root", folder]
+    return Server(
+        name="MLflow",
+        command=command,
+        env={**env, mlflow_server.BACKEND: tracking_uri},  # may hold a password, which `ps` would show in arguments
+        port=port,
+        url=sign_in_url(url, token),
+        is_ready=serves_guarded(url, mlflow_server.HEALTH),
+        restarts=_RESTARTS,
+    )
+
+
+def _tracking_uri(home: Home) -> str:
+    from rft_platform.config.load import load_config
+
+    configured = load_config(home.config_file).registry.tracking_uri if home.config_file.exists() else None
+    return os.environ.get("MLFLOW_TRACKING_URI") or configured or f"sqlite:///{home.mlflow / 'mlflow.db'}"
+
+
+def _environment(home: Home, port: int) -> dict[str, str]:
+    return {
+        "RFT_UI_URL": f"http://{_HOST}:{port}",
+        **os.environ,
+        "RFT_HOME": str(home.root),
+        "DAGSTER_HOME": str(home.dagster),
+        SAFE_PATH: OWN_SAFE_PATH,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # MLflow's evaluation jobs would be idle processes here
+    }
+
+
+def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bool]:
+    """A readiness check of the server at ``url``, which raises RftError if ``guarded`` needs no token."""
+    is_healthy, is_open = answers(url + health), answers(url + guarded)
+
+    def is_ready() -> bool:
+        if not is_healthy():
+            return False
+        if is_open():
+            raise RftError(f"{url}{guarded} needs no access token: install the pinned versions of its packages")
+        return True
+
+    return is_ready
+
+
+def answers(url: str) -> Callable[[], bool]:
+    """A check whether ``url`` answers with success."""
+    import httpx
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(url, timeout=2.0, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
+
+    return is_ready
+
+
+def _beats(instance: "dg.DagsterInstance") -> Callable[[], bool]:
+    """A check for a daemon heartbeat after this call and within ``_BEAT_AGE_S``; Dagster writes one every 30 s."""
+    started = time.time()
+
+    def is_ready() -> bool:
+        oldest = max(started, time.time() - _BEAT_AGE_S)
+        return any(beat.timestamp >= oldest for beat in instance.get_daemon_heartbeats().values())
+
+    return is_ready
+
+
+def start_sensors(url: str, token: str) -> None:
+    """Turn on the round sensors through the webserver at ``url``, as their switches in the interface do.
+
+    Raises RftError if that does not succeed within 60 s.
+    """
+    import httpx
+
+    deadline, headers = time.monotonic() + _START_TIMEOUT_S, {"Authorization": f"Bearer {token}"}
+    for name in SENSORS:
+        body = {"query": _START, "variables": {"sensor": {**_REPOSITORY, "sensorName": name}}}
+        while True:  # the interface answers before it has loaded the code location
+            try:
+                reply = httpx.post(f"{url}/graphql", json=body, headers=headers, timeout=30.0, trust_env=False).json()
+                answer = (reply.get("data") or {}).get("startSensor") or {}
+            except (httpx.HTTPError, ValueError) as error:
+                reply, answer = {"error": str(error)}, {}
+            if answer.get("__typename") == "Sensor":
+                break
+            if time.monotonic() > deadline:
+                raise RftError(f"{name} could not be turned on at {url}: {reply}; turn it on under Automation there")
+            time.sleep(_START_POLL_S)

@@ -1,0 +1,162 @@
+"""Map the columns of an offline dataset to training data: a conversation, or a pair of answers."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.tasks.dataset import is_empty
+from rft_platform.tasks.messages import (
+    Message,
+    as_context,
+    as_messages,
+    conversation,
+    learned,
+    tools_of,
+    with_system,
+)
+
+Row = dict[str, list[dict[str, Any]]]
+
+_RESPONSES = ("response", "completion")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Column names, from section ``format`` of an experience buffer."""
+
+    prompt_type: str | None = None
+    messages: str = "messages"
+    tools: str | None = None
+    prompt: str = "prompt"
+    response: str | None = None
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    system_prompt: str | None = None
+
+    def check_demonstrations(self, source: str, found: Sequence[str]) -> None:
+        """Raise UserError unless ``found`` contains the columns of demonstrations."""
+        answers = [self.response] if self.response else list(_RESPONSES)
+        pair = self.prompt in found and any(name in found for name in answers)
+        whole = self.messages in found
+        wanted_pair = f"{self.prompt!r} with {' or '.join(map(repr, answers))}"
+        if self.prompt_type == "messages" and not whole:
+            raise _missing(source, found, [self.messages], f"{self.messages!r} (prompt_type messages)")
+        if self.prompt_type in ("plaintext", "chatpair") and not pair:
+            names = [self.prompt, answers[0]]
+            raise _missing(source, found, names, f"{wanted_pair} (prompt_type {self.prompt_type})")
+        if not whole and not pair:
+            names = [self.messages, self.prompt, answers[0]]
+            raise _missing(source, found, names, f"{self.messages!r}, or {wanted_pair}")
+
+    def check_pairs(self, source: str, found: Sequence[str]) -> None:
+        """Raise UserError unless ``found`` contains the columns of preference pairs."""
+        names = [self.prompt, self.chosen, self.rejected]
+        if not {self.chosen, self.rejected} <= set(found):
+            raise _missing(source, found, names, ", ".join(map(repr, names)))
+        if self.prompt_type in ("plaintext", "chatpair") and self.prompt not in found:
+            expected = f"{', '.join(map(repr, names))} (prompt_type {self.prompt_type})"
+            raise _missing(source, found, names, expected)
+
+
+def conversation_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
+    """A row of demonstrations as ``messages`` and optionally ``tools``; None if prompt or answer is empty.
+
+    If the prompt is a conversation, its assistant messages are context: only the response is learned. Raises UserError
+    with a message that begins with ``where``.
+    """
+    if columns.prompt_type in (None, "messages") and columns.messages in raw:
+        if is_empty(raw[columns.messages]):
+            return None
+        messages = conversation(raw[columns.messages], f"{where}, {columns.messages}")
+        if not learned(messages):
+            raise UserError(f"{where}, {columns.messages}: no assistant message to learn from")
+    else:
+        name = columns.response or next((name for name in _RESPONSES if name in raw), _RESPONSES[0])
+        prompt, response = raw.get(columns.prompt), raw.get(name)
+        if is_empty(prompt) or is_empty(response):
+            return None
+        answer = _answer(columns, response, f"{where}, {name}")
+        messages = [*as_context(_prompt(columns, prompt, where)), *answer]
+    return _row(columns, raw, where, messages=with_system(messages, columns.system_prompt))
+
+
+def pair_of(columns: Columns, raw: dict[str, Any], where: str) -> Row | None:
+    """A row of pairs as ``prompt``, ``chosen``, ``rejected`` and optionally ``tools``; None if one of them is empty.
+
+    Raises UserError with a message that begins with ``where``.
+    """
+    chosen, rejected = raw.get(columns.chosen), raw.get(columns.rejected)
+    if is_empty(chosen) or is_empty(rejected):
+        return None
+    if _are_whole(columns, chosen, rejected):
+        prompt, better, worse = _shared_prompt(columns, chosen, rejected, where)
+    else:
+        if is_empty(raw.get(columns.prompt)):
+            return None
+        prompt = _prompt(columns, raw[columns.prompt], where)
+        better = _answer(columns, chosen, f"{where}, {columns.chosen}")
+        worse = _answer(columns, rejected, f"{where}, {columns.rejected}")
+        if better[:-1] != worse[:-1]:
+            raise UserError(f"{where}: {columns.chosen} and {columns.rejected} differ before their last message")
+    prompt = with_system(prompt, columns.system_prompt)
+    return _row(columns, raw, where, prompt=prompt, chosen=better, rejected=worse)
+
+
+def _prompt(columns: Columns, value: Any, where: str) -> list[Message]:
+    place = f"{where}, {columns.prompt}"
+    messages = as_messages(value, "user", place, prompt_type=columns.prompt_type)
+    if messages[-1]["role"] == "assistant":
+        raise UserError(f"{place}: ends with an assistant message; expected one of the user or of a tool")
+    return messages
+
+
+def _answer(columns: Columns, value: Any, where: str) -> list[Message]:
+    messages = as_messages(value, "assistant", where, prompt_type=columns.prompt_type)
+    if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
+        raise UserError(f"{where}: begins or ends with another role than assistant; expected the answer alone")
+    return messages
+
+
+def _are_whole(columns: Columns, chosen: Any, rejected: Any) -> bool:
+    """Whether both answers are conversations that include their prompt."""
+    if columns.prompt_type in ("plaintext", "chatpair"):
+        return False
+    return all(
+        isinstance(value, list) and value and isinstance(value[0], dict) and value[0].get("role") != "assistant"
+        for value in (chosen, rejected)
+    )
+
+
+def _shared_prompt(
+    columns: Columns, chosen: Any, rejected: Any, where: str
+) -> tuple[list[Message], list[Message], list[Message]]:
+    left = conversation(chosen, f"{where}, {columns.chosen}")
+    right = conversation(rejected, f"{where}, {columns.rejected}")
+    shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))))
+    while shared and left[shared - 1]["role"] == "assistant":  # a shared answer is not part of the prompt
+        shared -= 1
+    if not shared or shared in (len(left), len(right)):
+        raise UserError(
+            f"{where}: {columns.chosen} and {columns.rejected} are conversations that do not begin with the same "
+            "prompt and go on with an answer each"
+        )
+    return left[:shared], left[shared:], right[shared:]
+
+
+def _row(columns: Columns, raw: dict[str, Any], where: str, **parts: list[Message]) -> Row:
+    name = columns.tools or "tools"
+    tools = tools_of(raw.get(name), f"{where}, {name}")
+    return parts if tools is None else {**parts, "tools": tools}
+
+
+def _missing(source: str, found: Sequence[str], names: Sequence[str], expected: str) -> UserError:
+    near = {name: difflib.get_close_matches(name, found, n=1, cutoff=0.6) for name in names if name not in found}
+    hints = [f"{similar[0]!r} for {name!r}" for name, similar in near.items() if similar]
+    suggestion = f"; did you mean {', '.join(hints)}?" if hints else ""
+    return UserError(
+        f"{source}: its columns are {', '.join(map(repr, found))}; expected {expected}{suggestion} (name them in "
+        "buffer.trainer_input.experience_buffer.format)"
+    )

@@ -1,0 +1,212 @@
+"""Snapshot of the trainer state to be saved, and the code that writes it: each rank its shards, rank 0 the rest."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from rft_platform.common.digests import digest_weights
+from rft_platform.common.files import digest_json, read_json, write_json
+from rft_platform.training.checkpoint.manifest import COMPANIONS
+from rft_platform.training.checkpoint.reading import CRITIC, MOMENTS, RANDOM, STATE, UPDATES, Position
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.models.critic import Critic
+from rft_platform.training.models.loading import master_weights
+from rft_platform.training.models.optimizer import moments
+from rft_platform.training.models.shards import (
+    MASTER,
+    OPTIMIZER,
+    TRAINER_STATE,
+    local_part,
+    on_host,
+    shard_file,
+    write_shards,
+)
+from rft_platform.training.models.trainer_state import TrainerState, gather_weights, random_state
+
+_ONE_FILE = "100TB"
+_AT_ONCE = StagingOptions(
+    use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CriticTensors:
+    """A critic's weights as published: full float32 tensors on the CPU."""
+
+    weights: dict[str, Tensor]
+    updates: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors."""
+        return sum(tensor.nbytes for tensor in self.weights.values())
+
+    def copied(self) -> "CriticTensors":
+        """Return a copy with its own memory, so that training can continue."""
+        return replace(self, weights={name: tensor.clone() for name, tensor in self.weights.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The content of one checkpoint."""
+
+    state: TrainerState
+    shards: dict[tuple[str, str], dict[str, Tensor]]  # (folder below trainer_state, file name) -> tensors by name
+    weights: dict[str, Tensor] | None  # full tensors on rank 0; None: write no Hugging Face weights
+    critic: CriticTensors | None
+    random: dict[str, Tensor]
+    progress: dict[str, Any]
+
+    @classmethod
+    def take(cls, state: TrainerState, position: Position | None, ranks: Ranks, *, hf: bool, copy: bool) -> "Draft":
+        """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before the snapshot is written.
+
+        Without ``hf``, a model's weights are written as float32 shards only; an adapter is small and always written.
+        Every rank must call it.
+        """
+        model, publish = state.policy.model, hf or state.lora is not None
+        shards = {("", OPTIMIZER): moments(model, state.optimizer)}
+        if state.lora is None and (not publish or state.dtype != torch.float32 or ranks.world_size > 1):
+            shards["", MASTER] = master_weights(model)
+        if state.critic is not None:
+            shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
+        weights = gather_weights(state) if publish else None
+        critic = None if state.critic is None else _gather_critic(state.critic)
+        if ranks.world_size == 1:
+            shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
+        if copy and (ranks.world_size > 1 or ranks.device.type == "cpu"):
+            shards = {place: _copied(tensors) for place, tensors in shards.items()}
+            weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
+        if copy:
+            critic = None if critic is None else critic.copied()
+        return cls(state, shards, weights, critic, random_state(), _progress(state, position))
+
+    @property
+    def nbytes(self) -> int:
+        """Lower bound in bytes of what this rank writes."""
+        published = sum(value.numel() * self.state.dtype.itemsize for value in (self.weights or {}).values())
+        own = sum(local_part(value).nbytes for tensors in self.shards.values() for value in tensors.values())
+        return published + own + (0 if self.critic is None else self.critic.nbytes)
+
+    def make_folders(self, folder: Path) -> None:
+        """Create the folders of the shards. Rank 0 calls it before any rank writes."""
+        for place, _ in self.shards:
+            (folder / place).mkdir(parents=True, exist_ok=True)
+
+    def write_shards(self, folder: Path, ranks: Ranks) -> None:
+        """Write this rank's shards into ``folder``, the checkpoint's ``trainer_state``."""
+        for write in self._shard_writers(folder, ranks):
+            write()
+
+    def write_all(self, folder: Path, trainer_state: Path, ranks: Ranks) -> None:
+        """Write rank 0's shards and everything that only rank 0 writes. Large files are written in parallel."""
+        writers = self._shard_writers(trainer_state, ranks)
+        writers.append(partial(self._write_weights, folder))
+        with ThreadPoolExecutor(len(writers)) as pool:
+            for written in [pool.submit(write) for write in writers]:
+                written.result()
+        self._write_rest(folder, trainer_state)
+
+    def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], None]]:
+        return [
+            partial(write_shards, folder / place, name, tensors, ranks.rank, ranks.world_size)
+            for (place, name), tensors in self.shards.items()
+        ]
+
+    def _write_rest(self, folder: Path, trainer_state: Path) -> None:
+        """Write tokenizer and template files, critic, random state and progress."""
+        _copy_companions(self.state.folder, folder)
+        save_file(self.random, trainer_state / RANDOM)
+        if self.state.critic is not None and self.critic is not None:
+            _write_critic(trainer_state, self.state.critic, self.critic)
+        write_json(trainer_state / STATE, self.progress)
+
+    def weights_digest(self, folder: Path, files: Mapping[str, Mapping[str, Any]], ranks: Ranks) -> str:
+        """Digest of the weights written to ``folder``, or of the float32 shards if no other weights were written.
+
+        ``files`` are the digests of all files there, as in the manifest.
+        """
+        if self.weights is not None:
+            return digest_weights(folder, lambda path: str(files[path.name]["sha256"]))
+        names = [shard_file(MASTER, rank, ranks.world_size) for rank in range(ranks.world_size)]
+        places = {name: f"{TRAINER_STATE}/{name}" for name in names}
+        return digest_json({name: files[place]["sha256"] for name, place in places.items() if place in files})
+
+    def _write_weights(self, folder: Path) -> None:
+        if self.state.lora is not None:
+            _write_adapter(folder, self.state.policy.model, self.weights or {})
+            return
+        causal, dtype = self.state.policy.causal, self.state.dtype
+        if self.weights is None:
+            causal.config.save_pretrained(folder)
+        else:
+            rounded = {name: value.to(dtype) for name, value in self.weights.items()}
+            causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_ONE_FILE)
+        if dtype != torch.float32:  # transformers records the dtype of the float32 model in memory
+            config = read_json(folder / "config.json")
+            write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:
+    """Content of ``state.json``."""
+    control = state.kl_control
+    return {
+        "position": None if position is None else asdict(position),
+        "kl_control": None if control is None else control.to_json(),
+    }
+
+
+def _gather_critic(critic: Critic) -> CriticTensors:
+    """Gather the tensors of ``critic`` for rank 0. Every rank must call it."""
+    model = critic.model.model
+    whole: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    weights = {name: tensor.contiguous() for name, tensor in whole.items()}
+    return CriticTensors(weights, critic.updates)
+
+
+def _write_critic(folder: Path, critic: Critic, tensors: CriticTensors) -> None:
+    """Write the gathered tensors into ``folder``, a checkpoint's ``trainer_state``, without the moments."""
+    target = folder / CRITIC
+    critic.model.model.save_pretrained(target, state_dict=tensors.weights, max_shard_size="100TB")
+    write_json(target / UPDATES, {"updates": tensors.updates})
+
+
+def _local(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: local_part(tensor) for name, tensor in tensors.items()}
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy the tensors to the CPU; of sharded tensors, this rank's part."""
+    stager = DefaultStager(_AT_ONCE)
+    try:
+        staged: Any = stager.stage(dict(tensors))
+    finally:
+        stager.close()
+    return dict(staged)
+
+
+def _write_adapter(folder: Path, model: Any, weights: dict[str, Tensor]) -> None:
+    from peft import get_peft_model_state_dict
+
+    adapter = get_peft_model_state_dict(model, state_dict=weights, save_embedding_layers=False)
+    save_file(adapter, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    model.peft_config["default"].save_pretrained(folder)
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    for pattern in COMPANIONS:
+        for file in source.glob(pattern):
+            if file.is_file():
+                shutil.copyfile(file, target / file.name)

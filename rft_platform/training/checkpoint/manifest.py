@@ -1,0 +1,126 @@
+"""The manifest of a checkpoint: its origin, and a digest of every file. Does not import torch."""
+
+import platform
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rft_platform.common.digests import MANIFEST, digest_once, digest_weights, first_damage
+from rft_platform.common.errors import DamagedError, StorageError, UserError
+from rft_platform.common.files import digest_file, digest_json, read_sealed_json, write_sealed_json
+
+STEPS = "steps.json"  # metrics of each optimiser step
+#: Files copied from a model's folder to those of its descendants: they define tokenisation and end tokens.
+COMPANIONS = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "*.tiktoken",
+)  # fmt: skip
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``manifest.json`` of a checkpoint folder."""
+
+    policy_version: int  # global optimiser step of the weights
+    parent: str  # folder from which training started
+    parent_version: int
+    parent_digest: str  # ``state_digest`` of the parent
+    request_digest: str  # identity of the training: parent, data and settings
+    weights_digest: str
+    request: dict[str, Any]
+    lineage: dict[str, Any]
+    result: dict[str, Any]  # metrics, seconds and processor time of the training
+    created_at: float  # seconds since the epoch
+    versions: dict[str, str]  # of libraries
+    dtype: str  # of the published weights
+    files: dict[str, dict[str, Any]]  # relative path -> {"size": bytes, "sha256": hex}
+    base_model: str | None = None  # folder of the full weights if this checkpoint holds an adapter
+    lora: dict[str, Any] | None = None  # settings of the adapter
+    base_digest: str | None = None  # ``weights_digest`` of the full weights; None in older manifests
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def state_digest(self) -> str:
+        """Identity of the state that training continues from: weights, optimizer, position, but not the metrics."""
+        digests = {name: entry["sha256"] for name, entry in self.files.items() if name != STEPS}
+        return digest_json(digests if self.base_digest is None else [digests, self.base_digest])
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write ``manifest.json``, the last file of a checkpoint."""
+    write_sealed_json(folder / MANIFEST, asdict(manifest))
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Read the manifest of ``folder``; None for a model that is not a checkpoint of the platform."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return None
+    try:
+        manifest = Manifest(**read_sealed_json(path))
+    except (ValueError, TypeError) as error:
+        raise StorageError(f"{path}: not a manifest of schema version {SCHEMA_VERSION} ({error})") from error
+    if manifest.schema_version > SCHEMA_VERSION:
+        raise StorageError(f"{path}: schema version {manifest.schema_version}, known up to {SCHEMA_VERSION}: upgrade")
+    return manifest
+
+
+def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and digest of every file below ``folder``; files are read in parallel."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    with ThreadPoolExecutor(min(8, len(paths) or 1)) as pool:
+        digests = pool.map(digest_file, paths)
+        return {
+            path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
+            for path, digest in zip(paths, digests, strict=True)
+        }
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Raise DamagedError with the first file of a checkpoint that is missing or differs from the manifest."""
+    why = first_damage(folder, manifest.files)
+    if why is not None:
+        raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
+
+
+def verified_weights(folder: Path) -> str:
+    """Return the digest of a model's weights. A platform checkpoint is verified first; raises DamagedError.
+
+    Other models have no recorded digests to compare with.
+    """
+    manifest = _manifest_of_model(folder)
+    if manifest is None:
+        return digest_weights(folder, digest_once)
+    verify(folder, manifest)
+    return manifest.weights_digest
+
+
+def identify(folder: Path) -> str:
+    """Identity of the state in ``folder``: a checkpoint's ``state_digest``, else the digest of a model's files.
+
+    A model's files are those that change tokens or weights: safetensors, ``config.json``, generation settings,
+    tokenizer and chat template. A file is hashed once per process for a given path, modification time and size.
+    """
+    manifest = _manifest_of_model(folder)
+    if manifest is not None:
+        return manifest.state_digest
+    names = {path.name: path for pattern in ("config.json", *COMPANIONS) for path in folder.glob(pattern)}
+    others = {name: digest_once(path) for name, path in names.items() if path.is_file()}
+    return digest_json([digest_weights(folder, digest_once), others])
+
+
+def _manifest_of_model(folder: Path) -> Manifest | None:
+    if not folder.is_dir():
+        raise UserError(f"model folder {folder} does not exist")
+    return read_manifest(folder)
+
+
+@cache
+def library_versions() -> dict[str, str]:
+    """Library versions that a checkpoint records."""
+    names = ("rft-platform", "torch", "transformers", "safetensors", "peft")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

@@ -1,0 +1,224 @@
+"""Read training rows from Parquet: samples, their groups, and facts for the metrics."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rft_platform.common.errors import NAMED, NonFiniteError, StorageError, UserError, some
+from rft_platform.common.files import digest_file, digest_json
+from rft_platform.experience.parquet import read_table, read_tables
+from rft_platform.experience.schema import JUDGED_SCHEMA, ROLLOUT_SCHEMA
+from rft_platform.experience.selections import SELECTION_SCHEMA, STALE
+from rft_platform.judging.operators.dynamic_sampling import NO_SIGNAL
+from rft_platform.training.data.samples import Sample, check_sampling, rollout_sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOG = logging.getLogger(__name__)
+_ROLLOUT_COLUMNS = [
+    "row_id", "group_id", "run_id", "step", "policy_version", "prompt_ids", "response_ids", "rollout_logprobs",
+    "loss_mask", "temperature", "top_p", "top_k", "truncated", "step_reward",
+]  # fmt: skip
+_JUDGED_COLUMNS = ["row_id", "reward", "advantage", "dropped_by"]
+
+
+@dataclass(slots=True)
+class TrainingRows:
+    """R rows. The rows of a ``group`` stay together in one optimiser step."""
+
+    samples: list[Sample]
+    group: np.ndarray  # int64 [R], numbered from 0 in order of appearance
+    digest: str  # digest of the files' contents
+    facts: dict[str, np.ndarray] = field(default_factory=dict)  # [R] each: policy_version, reward, run, step, ...
+    dropped: int = 0  # rows that a filter dropped
+    zero_variance_groups: float | None = None  # share of all judged groups, including those dropped by a filter
+    reference_source: str | None = None  # identity of the source of the reference log-probs
+    too_long: int = 0  # demonstrations or pairs that ``within`` left out
+
+    def __post_init__(self) -> None:
+        for sample, group in zip(self.samples, self.group.tolist(), strict=True):
+            sample.group = group
+
+    def within(self, limit: int | None, source: str) -> "TrainingRows":
+        """Leave out (and count) the groups (conversations, pairs) that have a row of more than ``limit`` tokens.
+
+        Raises UserError if no group is left.
+        """
+        if limit is None:
+            return self
+        long = np.unique(self.group[[len(sample.token_ids) > limit for sample in self.samples]])
+        if not len(long):
+            return self
+        all_groups = len(np.unique(self.group))
+        if len(long) == all_groups:
+            shortest = min(len(sample.token_ids) for sample in self.samples)
+            raise UserError(
+                f"{source}: all of its {all_groups:,} rows are longer than model.max_model_len {limit} (the shortest "
+                f"has {shortest} tokens): raise it, or shorten the rows"
+            )
+        LOG.warning("%s: %d of %d rows longer than max_model_len %d left out", source, len(long), all_groups, limit)
+        kept = np.flatnonzero(~np.isin(self.group, long))
+        return replace(
+            self,
+            samples=[self.samples[row] for row in kept],
+            group=np.unique(self.group[kept], return_inverse=True)[1],
+            digest=digest_json([self.digest, limit]),
+            facts={name: values[kept] for name, values in self.facts.items()},
+            too_long=self.too_long + len(long),
+        )
+
+    def left_out(self) -> dict[str, float]:
+        """Metrics of a training: how many rows were left out."""
+        return {"rows_dropped": float(self.dropped), "rows_too_long": float(self.too_long)}
+
+    def known(self, chosen: np.ndarray) -> np.ndarray:
+        """Return those ``chosen`` rows that have facts: the rollouts. Demonstrations mixed into them come last."""
+        return chosen[chosen < max((len(values) for values in self.facts.values()), default=0)]
+
+
+def digest_files(paths: Sequence[str]) -> str:
+    """Return the digest of the contents of some files, in order."""
+    for path in paths:
+        if not Path(path).is_file():
+            raise StorageError(f"{path} does not exist: the training data is gone or was never written")
+    return digest_json([digest_file(Path(path)) for path in paths])
+
+
+def read_rollouts(
+    rollouts: Sequence[str], judged: Sequence[str], *, policy_gradient: bool, selection: str | None = None
+) -> TrainingRows:
+    """Read rollout rows with their judgements, in file order. Rows that a filter dropped are left out.
+
+    ``selection`` is a file that names the rows to take, each once. Raises StorageError if rows and judgements do not
+    match one to one, NonFiniteError with the names of rows whose numbers are not finite, and UserError for rows that a
+    ``policy_gradient`` loss cannot use.
+    """
+    import pyarrow.compute as pc
+
+    digest = digest_files([*rollouts, *judged, *([] if selection is None else [selection])])
+    if not (rollouts and judged):
+        raise UserError("a training on rollouts needs at least one file of rollouts and one of judgements")
+    rows = read_tables(list(map(Path, rollouts)), ROLLOUT_SCHEMA, _ROLLOUT_COLUMNS)
+    judgements = read_tables(list(map(Path, judged)), JUDGED_SCHEMA, _JUDGED_COLUMNS)
+    judgements = judgements.take(_matches(rows, judgements))
+    if selection is not None:
+        chosen = _chosen(rows, selection)
+        rows, judgements = rows.filter(chosen), judgements.filter(chosen)
+    flat = _zero_variance_share(rows, judgements)
+    kept = pc.is_null(judgements["dropped_by"])
+    dropped = len(rows) - pc.sum(kept).as_py() if len(rows) else 0
+    rows, judgements = rows.filter(kept).combine_chunks(), judgements.filter(kept).combine_chunks()
+    if policy_gradient:
+        _check_sampling(rows)
+    advantage = judgements["advantage"].to_numpy()
+    samples = _samples(rows, advantage)
+    group = rows["group_id"].combine_chunks().dictionary_encode()
+    facts = {
+        "policy_version": rows["policy_version"].to_numpy(),
+        "truncated": rows["truncated"].to_numpy(),
+        "reward": judgements["reward"].to_numpy(),
+        "run": _codes(rows["run_id"].combine_chunks().dictionary_encode()),
+        "step": rows["step"].to_numpy(),
+        "step_reward": rows["step_reward"].to_numpy(),  # NaN: the step has none
+    }
+    return TrainingRows(samples, _codes(group), digest, facts, dropped, flat)
+
+
+def _matches(rows: "pa.Table", judgements: "pa.Table") -> "pa.ChunkedArray":
+    """For every rollout row, return the index of its judgement. Raises StorageError unless they match one to one."""
+    import pyarrow.compute as pc
+
+    ids, judged_ids = rows["row_id"], judgements["row_id"].combine_chunks()
+    for name, column in (("rollouts", ids), ("judgements", judged_ids)):
+        if pc.count_distinct(column).as_py() != len(column):
+            raise StorageError(f"the {name} hold a row_id more than once: files of one round must not repeat rows")
+    index = pc.index_in(ids, judged_ids)
+    unjudged = ids.filter(pc.is_null(index))
+    if len(unjudged):
+        raise StorageError(f"{len(unjudged)} rollout rows have no judgement ({_few(unjudged)}): judge the round again")
+    if len(judged_ids) != len(ids):
+        extra = judged_ids.filter(pc.is_null(pc.index_in(judged_ids, ids.combine_chunks())))
+        raise StorageError(f"{len(extra)} judgements have no rollout row ({_few(extra)}): a rollout file is missing")
+    return index
+
+
+def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
+    """bool [R]: whether the selection takes a row. Raises StorageError if it repeats rows or names unknown ones."""
+    import pyarrow.compute as pc
+
+    named = read_table(Path(selection), SELECTION_SCHEMA, ["row_id", "use"])
+    if pc.count_distinct(named["row_id"]).as_py() != len(named):
+        raise StorageError(f"{selection}: names a row_id more than once, and a training takes a row once")
+    taken = named.filter(pc.not_equal(named["use"], STALE))["row_id"].combine_chunks()
+    unknown = taken.filter(pc.is_null(pc.index_in(taken, rows["row_id"].combine_chunks())))
+    if len(unknown):
+        raise StorageError(
+            f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was explored "
+            "anew since it was settled; delete the file, and other rows are settled"
+        )
+    return pc.is_in(rows["row_id"], taken)
+
+
+def _check_sampling(rows: "pa.Table") -> None:
+    settings = zip(*(rows[name].to_pylist() for name in ("row_id", "temperature", "top_p", "top_k")), strict=True)
+    for row_id, temperature, top_p, top_k in settings:
+        check_sampling(row_id, temperature, top_p, top_k)
+
+
+def _samples(rows: "pa.Table", advantage: np.ndarray) -> list[Sample]:
+    prompts, responses, logprobs, masks = (
+        _split(rows[name]) for name in ("prompt_ids", "response_ids", "rollout_logprobs", "loss_mask")
+    )
+    row_ids, temperature = rows["row_id"].to_pylist(), rows["temperature"].to_numpy()
+    finite = np.isfinite(advantage) & np.array([np.isfinite(values).all() for values in logprobs], bool)
+    if not finite.all():
+        bad = [row_ids[row] for row in np.flatnonzero(~finite)]
+        raise NonFiniteError(f"{len(bad)} rows have an advantage or log-probs that are not finite: {some(bad)}")
+    values = zip(row_ids, prompts, responses, logprobs, masks, advantage.tolist(), temperature.tolist(), strict=True)
+    try:
+        return [rollout_sample(*row, advantage=a, temperature=t or 1.0) for *row, a, t in values]  # 0: greedy, for SFT
+    except ValueError as error:
+        raise StorageError(f"the rollouts hold a row that cannot be trained on: {error}") from error
+
+
+def _split(column: "pa.ChunkedArray") -> list[np.ndarray]:
+    """Split a list column into one array per row; without a copy where numpy allows it."""
+    lists = column.combine_chunks()
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    bounds = (lists.offsets.to_numpy() - lists.offsets[0].as_py()).tolist() if len(lists) else [0]
+    return [values[start:stop] for start, stop in pairwise(bounds)]
+
+
+def _codes(dictionary: "pa.DictionaryArray") -> np.ndarray:
+    return dictionary.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _zero_variance_share(rows: "pa.Table", judgements: "pa.Table") -> float:
+    """Share of the groups whose runs all have the same reward, now or before a penalty.
+
+    A run's reward is that of its last step. Runs whose judgement failed do not count, nor do groups that have no other
+    runs.
+    """
+    group, run = (_codes(rows[name].combine_chunks().dictionary_encode()) for name in ("group_id", "run_id"))
+    order = np.lexsort((rows["step"].to_numpy(), run, group))
+    last = order[np.append((np.diff(run[order]) != 0) | (np.diff(group[order]) != 0), True)[: len(order)]]
+    reward = judgements["reward"].to_numpy()[last]
+    last, reward = last[np.isfinite(reward)], reward[np.isfinite(reward)]
+    groups, member = np.unique(group[last], return_inverse=True)
+    high, low = np.full(len(groups), -np.inf), np.full(len(groups), np.inf)
+    np.maximum.at(high, member, reward)
+    np.minimum.at(low, member, reward)
+    flat = high == low
+    dropped_by = np.array(judgements["dropped_by"].to_pylist(), object)
+    flat[member] |= np.isin(dropped_by[last].astype(str), list(NO_SIGNAL))
+    return float(flat.mean()) if len(groups) else 0.0
+
+
+def _few(ids: "pa.ChunkedArray") -> str:
+    return some(ids.slice(0, NAMED + 1).to_pylist())

@@ -1,0 +1,219 @@
+"""Compute token advantages of a training's rows, before its first step: from rows to trajectories and back.
+
+The rows of a run, sorted by step, are one trajectory of trained tokens. All rows of a task are on one rank and in one
+step, so no run is split.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from rft_platform.algorithms.kl import KlControl, kl_estimator
+from rft_platform.algorithms.token_advantages.registry import (
+    Trajectories,
+    check_token_advantage,
+    compute_token_advantages,
+)
+from rft_platform.common.errors import NonFiniteError, UserError, some
+from rft_platform.training.data.rollout_rows import TrainingRows
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.distributed import Reduce
+from rft_platform.training.protocol import AlgorithmSpec, KlPenaltySpec
+
+
+@dataclass(slots=True)
+class TokenAdvantages:
+    """Metrics of the token advantages, and the KL coefficient of the next training."""
+
+    metrics: dict[str, float]
+    kl_control: KlControl | None
+
+
+def set_token_advantages(
+    rows: TrainingRows, mine: np.ndarray, algorithm: AlgorithmSpec, control: KlControl | None, reduce: Reduce
+) -> TokenAdvantages:
+    """Set ``advantage`` (and ``returns``) per token on the rows ``mine``, which this rank trains.
+
+    Every rank must call it. ``control`` is the state of an adaptive KL penalty. Raises UserError if the rows are not
+    rollouts or the algorithm's parts do not fit, and NonFiniteError for rewards that are not finite.
+    """
+    name = algorithm.token_advantage
+    assert name is not None
+    layout = _Layout.of(rows, mine)
+    tokens = _trajectories(rows, layout, algorithm, reduce)
+    metrics: dict[str, float] = {}
+    penalty = algorithm.kl_penalty
+    if penalty is not None:
+        control = _start(control, penalty)
+        kl = _divergence(layout, algorithm, penalty)
+        tokens.reward[:] -= control.coef * kl
+        count, total = _sum(reduce, np.array([np.sum(tokens.share), kl @ tokens.share])).tolist()
+        metrics |= {"kl_penalty": total / max(count, 1.0), "kl_coef": control.coef}
+        if penalty.target is not None:
+            control = control.adapted(metrics["kl_penalty"], count, penalty.target, penalty.horizon)
+    out = compute_token_advantages(name, algorithm.token_advantage_args, tokens, lambda values: _sum(reduce, values))
+    layout.spread("advantage", out.advantage)
+    if out.returns is not None:
+        layout.spread("returns", out.returns)
+    elif algorithm.critic is not None:
+        raise UserError(f"token advantage {name!r} asks for a critic, but gives it no returns to learn from")
+    return TokenAdvantages(metrics, control if penalty is not None else None)
+
+
+def check_token_parts(algorithm: AlgorithmSpec) -> None:
+    """Raise UserError if token advantage, critic and KL penalty are unknown or do not fit each other."""
+    name, penalty = algorithm.token_advantage, algorithm.kl_penalty
+    if penalty is not None:
+        kl_estimator(penalty.estimator)
+        if name is None:
+            raise UserError("a KL penalty in the reward needs a token advantage (gae, reinforce_plus_plus): name one")
+    entry = None if name is None else check_token_advantage(name, algorithm.token_advantage_args)
+    if penalty is not None and entry is not None and not entry.rewards:
+        raise UserError(
+            f"a KL penalty stands in the reward, which token advantage {name!r} does not read: leave the penalty out, "
+            "or put the KL into the loss (beta)"
+        )
+    uses_critic = entry is not None and entry.critic
+    if uses_critic and algorithm.critic is None:
+        raise UserError(f"token advantage {name!r} needs a critic: give its settings")
+    if algorithm.critic is not None and not uses_critic:
+        raise UserError(f"token advantage {name!r} uses no critic: leave the critic out, or use 'gae'")
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Rows sorted by run and step, and the positions of their trained tokens."""
+
+    samples: list[Sample]
+    order: np.ndarray  # int64 [n], indices of the rows
+    first_row: np.ndarray  # int64 [R + 1], run r has the rows first_row[r]:first_row[r + 1]
+    first_token: np.ndarray  # int64 [n + 1], first token of each row
+
+    @classmethod
+    def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
+        if not {"run", "step", "reward"} <= rows.facts.keys():
+            raise UserError("token advantages are made of rollouts: these rows have no runs and no rewards")
+        _check_steps(rows)
+        run, group = rows.facts["run"][mine], rows.group[mine]
+        order = mine[np.lexsort((rows.facts["step"][mine], run, group))]
+        new = (np.diff(rows.facts["run"][order]) != 0) | (np.diff(rows.group[order]) != 0)
+        starts = np.append(0, np.flatnonzero(new) + 1) if len(order) else np.zeros(0, np.int64)
+        samples = [rows.samples[row] for row in order]
+        counts = [int(np.count_nonzero(sample.loss_mask)) for sample in samples]
+        first_token = np.append(0, np.cumsum(counts, dtype=np.int64))
+        return cls(samples, order, np.append(starts, len(order)), first_token)
+
+    def column(self, name: str) -> np.ndarray:
+        """A per-token field of the samples, float64 [N]. Raises UserError if a row has none."""
+        missing = [sample.row_id for sample in self.samples if getattr(sample, name) is None]
+        if missing:
+            raise UserError(
+                f"{len(missing)} rows have no {name} ({some(missing)}): the token advantage or the KL "
+                "penalty needs them; train on rollouts, and name the models that it asks for"
+            )
+        parts = [getattr(sample, name)[sample.loss_mask] for sample in self.samples]
+        return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
+
+    def spread(self, name: str, values: np.ndarray) -> None:
+        """Set field ``name`` of every sample to its part of ``values`` [N], float32; 0 on tokens without training."""
+        for sample, (first, end) in zip(self.samples, pairwise(self.first_token.tolist()), strict=True):
+            column = np.zeros(len(sample.token_ids), np.float32)
+            column[sample.loss_mask] = values[first:end]
+            setattr(sample, name, column)
+
+
+def _trajectories(rows: TrainingRows, layout: _Layout, algorithm: AlgorithmSpec, reduce: Reduce) -> Trajectories:
+    name = algorithm.token_advantage
+    assert name is not None
+    entry = check_token_advantage(name, algorithm.token_advantage_args)
+    last = layout.order[layout.first_row[1:] - 1]
+    outcome = rows.facts["reward"][last].astype(np.float64) if entry.rewards else np.zeros(len(last))
+    _check_rewards(outcome, [rows.samples[row] for row in last])
+    start = layout.first_token[layout.first_row]
+    given = rows.facts.get("step_reward") if entry.rewards else None
+    reward = _rewards(layout, start, outcome, None if given is None else given[layout.order])
+    ranks_per_row = _ranks_per_row(len(rows.samples), layout.order, reduce)
+    return Trajectories(
+        start=start,
+        group=np.unique(rows.group[last], return_inverse=True)[1],
+        outcome=outcome,
+        reward=reward,
+        logp=layout.column(_own_logprobs(algorithm)),
+        teacher_logp=layout.column("teacher_logprobs") if entry.teacher else None,
+        value=layout.column("old_values") if entry.critic else None,
+        share=np.repeat(1.0 / ranks_per_row[layout.order], np.diff(layout.first_token)),
+    )
+
+
+def _rewards(layout: _Layout, start: np.ndarray, outcome: np.ndarray, step_reward: np.ndarray | None) -> np.ndarray:
+    """Rewards of the tokens, float64 [N]: a step's reward at its last token, the rest of the outcome at the run's last.
+
+    ``step_reward`` has one value per row of the layout, NaN if the row has none. The rewards of a run sum to its
+    outcome.
+    """
+    reward = np.zeros(layout.first_token[-1])
+    if step_reward is not None:
+        rewarded = (np.diff(layout.first_token) > 0) & ~np.isnan(step_reward)
+        reward[layout.first_token[1:][rewarded] - 1] = step_reward[rewarded]
+    run = np.repeat(np.arange(len(outcome)), np.diff(start))
+    earned = np.bincount(run, reward, minlength=len(outcome))
+    acts = np.diff(start) > 0
+    reward[start[1:][acts] - 1] += (outcome - earned)[acts]
+    return reward
+
+
+def _own_logprobs(algorithm: AlgorithmSpec) -> str:
+    """The field with the log-probs in the denominator of the importance ratio."""
+    return "old_logprobs" if algorithm.correction == "decoupled" else "rollout_logprobs"
+
+
+def _ranks_per_row(count: int, mine: np.ndarray, reduce: Reduce) -> np.ndarray:
+    """How many ranks train each row, float64 [count]; with several epochs it may be more than one."""
+    count_of_row = np.zeros(count)
+    count_of_row[mine] = 1.0
+    return _sum(reduce, count_of_row)
+
+
+def _sum(reduce: Reduce, values: np.ndarray) -> np.ndarray:
+    total: np.ndarray = reduce(torch.from_numpy(values.copy()), "sum").numpy()
+    return total
+
+
+def _check_steps(rows: TrainingRows) -> None:
+    """Raise UserError if a run has a step twice. All ranks check all rows, so all of them stop."""
+    run = rows.facts["run"]
+    key = np.stack([rows.group[: len(run)], run, rows.facts["step"]])
+    first = np.unique(key, axis=1, return_index=True)[1]
+    again = np.setdiff1d(np.arange(key.shape[1]), first)
+    if len(again):
+        named = some([rows.samples[row].row_id for row in again])
+        raise UserError(
+            f"{len(again)} rows are of a run's step that another row has already ({named}): the choices of one call "
+            "(n > 1) are alternatives, and a token advantage follows one line of steps; let the workflow ask for one "
+            "choice a call, or set an algorithm.advantage_fn that is made of rewards (grpo, step_wise_grpo)"
+        )
+
+
+def _check_rewards(outcome: np.ndarray, samples: Sequence[Sample]) -> None:
+    bad = np.flatnonzero(~np.isfinite(outcome))
+    if len(bad):
+        named = some([samples[int(index)].row_id for index in bad])
+        raise NonFiniteError(f"{len(bad)} runs have a reward that is not finite, in rows {named}: check the judge")
+
+
+def _start(control: KlControl | None, penalty: KlPenaltySpec) -> KlControl:
+    """The previous adaptive coefficient, unless the request sets another initial one."""
+    adaptive = penalty.target is not None and control is not None and control.initial == penalty.coef
+    return control if adaptive and control is not None else KlControl.start(penalty.coef)
+
+
+def _divergence(layout: _Layout, algorithm: AlgorithmSpec, penalty: KlPenaltySpec) -> np.ndarray:
+    """The penalty's estimate of the KL to the reference at every token, float64 [N]."""
+    logp, reference = (
+        torch.from_numpy(layout.column(name)) for name in (_own_logprobs(algorithm), "reference_logprobs")
+    )
+    kl: np.ndarray = kl_estimator(penalty.estimator)(logp, reference).numpy()
+    return kl

@@ -1,0 +1,128 @@
+"""The ranks of a trainer group, seen from one of them, and their collective operations."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from rft_platform.common.errors import RftError
+from rft_platform.training.protocol import Layout, error_message, raise_error
+
+#: Ranks wait for the next command in a collective; only the idle time-out of the group ends that wait.
+WAIT_FOR_COMMANDS = timedelta(days=30)
+
+
+class Reduce(Protocol):
+    """All-reduce of a float64 vector on the CPU over the ranks; every rank gets the result."""
+
+    def __call__(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor: ...
+
+
+def one_rank(values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+    """``Reduce`` for a group of one rank."""
+    return values
+
+
+def most(count: int, reduce: Reduce) -> int:
+    """Return the maximum of ``count`` over all ranks."""
+    return int(reduce(torch.tensor([count], dtype=torch.float64), "max").item())
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process's place in the group.
+
+    Control messages are JSON over gloo, never pickles. A rank that dies closes its connections, so the others fail
+    immediately instead of waiting.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    control: dist.ProcessGroup
+    layout: Layout = field(default_factory=Layout)  # layout of all models of the group
+
+    @classmethod
+    def join(cls, device: str = "auto", layout: Layout | None = None) -> "Ranks":
+        """Join the group that ``torchrun`` describes in the environment; without torchrun, form a group of one.
+
+        ``device`` is ``cpu``, ``cuda`` or ``auto`` (CUDA if available). A rank uses the GPU of its local rank.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        on_cuda = torch.cuda.is_available() if device == "auto" else device == "cuda"
+        layout = layout or Layout()
+        layout.check("cuda" if on_cuda else "cpu")
+        if on_cuda:
+            torch.cuda.set_device(local_rank)
+        backend = "cpu:gloo,cuda:nccl" if on_cuda else "gloo"
+        if "RANK" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        return cls(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            device=torch.device("cuda", local_rank) if on_cuda else torch.device("cpu"),
+            control=dist.new_group(backend="gloo", timeout=WAIT_FOR_COMMANDS),
+            layout=layout,
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which alone talks to callers and writes the shared files."""
+        return self.rank == 0
+
+    def mesh(self) -> DeviceMesh:
+        """Return a one-dimensional mesh of all ranks."""
+        return init_device_mesh(self.device.type, (self.world_size,))
+
+    def reduce(self, values: Tensor, op: Literal["sum", "max"]) -> Tensor:
+        """All-reduce a CPU tensor; every rank gets the result."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX, group=self.control)
+        return values
+
+    def total(self, value: float) -> float:
+        """Sum a number over the ranks."""
+        return float(self.reduce(torch.tensor([value], dtype=torch.float64), "sum"))
+
+    def largest(self, value: float) -> float:
+        """Maximum of a number over the ranks."""
+        return float(self.reduce(torch.tensor([value], dtype=torch.float64), "max"))
+
+    def broadcast(self, value: Any) -> Any:
+        """Return rank 0's JSON value on every rank; the values of other ranks are ignored."""
+        if self.world_size == 1:
+            return value
+        data = json.dumps(value).encode() if self.is_first else b""
+        length = torch.tensor([len(data)])
+        dist.broadcast(length, 0, group=self.control)
+        body = torch.frombuffer(bytearray(data or int(length)), dtype=torch.uint8)
+        dist.broadcast(body, 0, group=self.control)
+        return json.loads(body.numpy().tobytes())
+
+    def from_first(self, work: Callable[[], Any]) -> Any:
+        """Run ``work`` on rank 0 only and return its JSON result on every rank. An RftError is raised on all ranks."""
+        answer: dict[str, Any] = {}
+        if self.is_first:
+            try:
+                answer = {"value": work()}
+            except RftError as error:
+                if self.world_size == 1:
+                    raise
+                answer = error_message(error)
+        answer = self.broadcast(answer)
+        if "value" not in answer:
+            raise_error(answer)
+        return answer["value"]
+
+    def leave(self) -> None:
+        """Destroy the process group."""
+        dist.destroy_process_group()

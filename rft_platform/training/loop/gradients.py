@@ -1,0 +1,188 @@
+"""Gradients of one optimiser step over packed rows: log-probs, loss and backward pass, pack by pack."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rft_platform.algorithms.common.ratio import effective_sample_share
+from rft_platform.algorithms.losses.registry import TokenBatch
+from rft_platform.algorithms.objective import Objective
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.distributed import Reduce, one_rank
+from rft_platform.training.loop.distillation import distillation_loss
+from rft_platform.training.loop.step_batch import Window
+from rft_platform.training.loop.step_metrics import DeviceClock
+from rft_platform.training.packed.flops import TrainingCost, Work, sharing_pays
+from rft_platform.training.packed.lm_head import PackTensors
+from rft_platform.training.packed.packed_policy import PackedPolicy, idle_pack
+from rft_platform.training.packed.packing import Pack
+from rft_platform.training.protocol import AlgorithmSpec
+
+
+def accumulate_gradients(
+    policy: PackedPolicy,
+    samples: Sequence[Sample],
+    algorithm: AlgorithmSpec,
+    *,
+    max_tokens_per_pack: int,
+    reduce: Reduce | None = None,
+    world_size: int = 1,
+    skip_zero_advantage: bool = True,
+    share_prefixes: bool | None = None,
+    clock: DeviceClock | None = None,
+    teacher: PackedPolicy | None = None,
+) -> dict[str, float]:
+    """Add the gradient of one optimiser step's loss to ``policy``'s parameters and return the step's metrics.
+
+    ``samples`` are this rank's share of the WHOLE step (all accumulation windows). Forward and backward run over packs
+    of at most ``max_tokens_per_pack`` computed tokens. The loss is divided once, by counts summed over all ranks. FSDP
+    averages gradients over ranks, so the loss is multiplied by ``world_size``; without FSDP leave ``reduce`` and
+    ``world_size`` at their defaults. Every rank runs the same number of packs and returns the same metrics. The caller
+    zeroes the gradients before, and clips and steps afterwards. ``metrics["packs"] == 0`` means that no row had a
+    gradient and no backward ran.
+
+    With ``skip_zero_advantage``, rows with an advantage of exactly 0 are left out of forward and backward if they have
+    no gradient (no KL, no entropy bonus). The normaliser still counts them, so the gradient is the same. Metrics that
+    need the policy's log-probs (entropy, mismatch, clip fractions) are then means over the remaining rows.
+
+    ``share_prefixes`` True computes shared tokens once, False computes each row separately, None chooses what takes
+    fewer operations. ``clock`` times packing, forward and backward. ``teacher`` is used by distillation losses.
+    """
+    reduce, clock = reduce or one_rank, clock or DeviceClock(policy.device)
+    with clock.time("pack", on_host=True):
+        cost = TrainingCost.of(policy)
+        window = _window(policy, samples, algorithm, max_tokens_per_pack, skip_zero_advantage, share_prefixes, cost)
+        idle = idle_pack(policy, max_tokens_per_pack)
+        counts = window.counts | _operations(window.packs, cost)
+    largest = reduce(torch.tensor([len(window.packs), counts["flops"]], dtype=torch.float64), "max").tolist()
+    totals = reduce(torch.tensor(list(counts.values()), dtype=torch.float64), "sum").tolist()
+    counts = dict(zip(counts, totals, strict=True)) | {"flops_if_balanced": largest[1] * world_size}
+    passes = int(largest[0])
+    if not passes:
+        return _count_metrics(counts, window.objective)
+    weight = window.token_weight(counts, world_size)
+    sums: dict[str, Tensor] = {}
+    for index in range(passes):
+        with clock.time("pack", on_host=True):
+            part = _PartLoss(window, index, weight, policy.device, idle)
+            batch = PackTensors.of(part.pack, policy.device, policy.compute_dtype)
+        with clock.time("forward"):
+            if window.objective.policy_loss.teacher:
+                loss = distillation_loss(policy, teacher, batch, part, window.objective.policy_loss)
+            else:
+                loss = policy(batch, part, window.objective.whole_rows)
+        with clock.time("backward"):
+            loss.backward()
+        part.add("loss", loss.detach() / world_size)
+        for name, value in part.sums.items():
+            sums[name] = sums[name] + value if name in sums else value
+    totals = reduce(torch.stack(list(sums.values())).cpu(), "sum").tolist()
+    return _count_metrics(counts, window.objective) | _policy_metrics(dict(zip(sums, totals, strict=True)), counts)
+
+
+class _PartLoss:
+    """The loss of one pack's tokens, called chunk by chunk; ``sums`` collects the metrics.
+
+    An index beyond this rank's last pack gives an idle pack with weight 0: under FSDP all ranks must run the same
+    number of passes.
+    """
+
+    def __init__(self, window: Window, index: int, weight: np.ndarray, device: torch.device, idle_pack: Pack) -> None:
+        idle = index >= len(window.packs)
+        self.pack = idle_pack if idle else window.packs[index]
+        self.sums: dict[str, Tensor] = {}
+        self._objective = window.objective
+        self._counted = 0.0 if idle else 1.0
+
+        def take(column: np.ndarray, index: np.ndarray) -> Tensor:
+            values = np.zeros(len(index)) if idle else column[index]
+            return torch.from_numpy(values.astype(np.float32)).to(device, non_blocking=True)
+
+        self._row = torch.from_numpy(self.pack.token_row).to(device, non_blocking=True)
+        self._weight = take(weight, self.pack.rows[self.pack.token_row])
+        self._row_group = None
+        if window.objective.policy_loss.whole_groups:
+            group = np.zeros(1, np.int64) if idle else window.group[self.pack.rows]
+            self._row_group = torch.from_numpy(np.unique(group, return_inverse=True)[1]).to(device)
+        self._columns = {name: take(column, self.pack.token_source) for name, column in window.columns.items()}
+
+    def __call__(self, logp: Tensor, entropy: Tensor, tokens: slice, divergence: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of the losses of some of the pack's tokens."""
+        columns = {name: column[tokens] for name, column in self._columns.items()}
+        batch = TokenBatch(
+            logp=logp,
+            entropy=entropy,
+            row=self._row[tokens],
+            rows=len(self.pack.rows),
+            row_group=self._row_group,
+            divergence=divergence,
+            **columns,
+        )
+        out = self._objective(batch)
+        for name, value in out.metrics.items():
+            self.add(name, value)
+        return torch.dot(out.loss, self._weight[tokens])
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add ``value`` to the sum ``name``. An idle pack adds 0, so that all ranks have the same names."""
+        value = value.double() * self._counted
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+
+def _window(
+    policy: PackedPolicy,
+    samples: Sequence[Sample],
+    algorithm: AlgorithmSpec,
+    max_tokens: int,
+    skip: bool,
+    share_prefixes: bool | None,
+    cost: TrainingCost,
+) -> Window:
+    """Build the window. If ``share_prefixes`` is None, pack trees unless sharing saves too few operations."""
+    static = policy.static_lengths
+    window = Window.of(samples, algorithm, max_tokens, skip, share_prefixes is not False, static)
+    if share_prefixes is None and not sharing_pays(cost, Work.of_packs(window.packs), Work.of_rows(window.packs)):
+        return Window.of(samples, algorithm, max_tokens, skip, False, static)
+    return window
+
+
+def _operations(packs: Sequence[Pack], cost: TrainingCost) -> dict[str, float]:
+    """Floating-point operations of the packs, and of the same rows computed separately."""
+    return {"flops": cost.flops(Work.of_packs(packs)), "flops_unpacked": cost.flops(Work.of_rows(packs))}
+
+
+_COUNTS = ("tokens", "rows", "tokens_computed", "tokens_unpacked", "packs", "flops")
+
+
+def _count_metrics(counts: dict[str, float], objective: Objective) -> dict[str, float]:
+    """Metrics that need no forward pass. Advantage metrics are omitted for losses that do not use advantages."""
+    rows, run = max(counts["rows"], 1), max(counts["tokens_unpacked"], 1)
+    advantages = {
+        "advantage_mean": counts["advantage"] / rows,
+        "zero_advantage_share": counts["rows_zero_advantage"] / rows,
+    }
+    return {
+        "loss": 0.0,
+        **(advantages if objective.policy_loss.policy_gradient else {}),
+        "computed_share": counts["tokens_computed"] / run,
+        "padding_share": counts["tokens_padding"] / max(counts["tokens_computed"] + counts["tokens_padding"], 1),
+        "flops_share": counts["flops"] / counts["flops_unpacked"] if counts["flops_unpacked"] else 1.0,
+        "rank_balance": counts["flops"] / counts["flops_if_balanced"] if counts["flops_if_balanced"] else 1.0,
+        **{name: counts[name] for name in _COUNTS},
+    }
+
+
+def _policy_metrics(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
+    """Turn sums over all ranks into means; ``loss`` is the step's loss and stays as it is.
+
+    Means are over the evaluated tokens, except ``pair_...`` (over pairs) and ``expert_...`` (over expert tokens).
+    """
+    loss, squared = sums.pop("loss"), sums.pop("ratio_squared", 0.0)
+    tokens = counts["tokens_evaluated"]
+    over = {"pair": sums.pop("pairs", 0.0), "expert": max(counts["expert_tokens"], 1)}
+    metrics = {name: value / over.get(name.partition("_")[0], tokens) for name, value in sums.items()}
+    if "ratio" in sums:
+        metrics["ess"] = effective_sample_share(sums["ratio"], squared, tokens)
+    return {"loss": loss} | metrics

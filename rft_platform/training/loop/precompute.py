@@ -1,0 +1,216 @@
+"""Values that rows need before the first step: log-probs of frozen models, critic values, and token advantages.
+
+Frozen models are the reference of a KL or of preference pairs, and the teacher of a distillation. All values are of the
+policy as it is when the training starts; no gradient is computed. Only what the algorithm needs is computed: the
+defaults (no KL, ratio to the rollout log-probs) need no forward pass at all.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from rft_platform.common.files import digest_json
+from rft_platform.training.checkpoint.manifest import identify, verified_weights
+from rft_platform.training.data.rollout_rows import TrainingRows
+from rft_platform.training.data.samples import Sample
+from rft_platform.training.data.token_advantages import set_token_advantages
+from rft_platform.training.distributed import Ranks, Reduce
+from rft_platform.training.loop.critic_step import compute_values
+from rft_platform.training.loop.distillation import check_vocabulary
+from rft_platform.training.loop.training_run import TrainingRun
+from rft_platform.training.models.loading import load_policy
+from rft_platform.training.packed.packed_policy import PackedPolicy, score
+
+LogprobField = Literal["reference_logprobs", "teacher_logprobs", "old_logprobs"]
+BLOCK = 256  # number of groups whose reference log-probs are computed together
+
+
+class FrozenModel:
+    """Loads and holds at most one frozen model, across requests."""
+
+    def __init__(self, ranks: Ranks, dtype: torch.dtype) -> None:
+        self._ranks = ranks
+        self._dtype = dtype
+        self._loaded: tuple[str, PackedPolicy] | None = None
+
+    def model(self, folder: Path) -> PackedPolicy:
+        """Return the model in ``folder``; a different model held before is dropped.
+
+        Raises DamagedError if it is a platform checkpoint whose files do not match its manifest.
+        """
+        digest: str = self._ranks.from_first(lambda: identify(folder))
+        if self._loaded is None or self._loaded[0] != digest:
+            self._loaded = None
+            self._ranks.from_first(lambda: verified_weights(folder))
+            policy = load_policy(folder, self._ranks, self._dtype)
+            policy.requires_grad_(False)
+            self._loaded = (digest, policy)
+        return self._loaded[1]
+
+
+@dataclass(slots=True)
+class Precompute:
+    """The frozen models of a trainer. Each is loaded on first use and kept."""
+
+    reference: FrozenModel
+    teacher: FrozenModel
+
+    def compute(self, run: TrainingRun) -> None:
+        """Add to this rank's rows of ``run`` what its algorithm reads. Every rank must call it."""
+        request, algorithm = run.request, run.request.algorithm
+        rows = _rows_of_rank(run)
+        samples = [run.plan.rows.samples[row] for row in rows]
+        reduce, budget = run.ranks.reduce, request.max_tokens_per_pack
+        if needs_reference(run):
+            with run.watch.time("reference"):
+                self._compute_reference(run)
+        if request.teacher is not None:
+            with run.watch.time("teacher"):
+                self._compute_teacher(run, Path(request.teacher).absolute(), samples)
+        if algorithm.correction == "decoupled":
+            with run.watch.time("old_logprobs"):
+                compute_logprobs(run.state.policy, "old_logprobs", samples, budget, reduce)
+        if run.state.critic is not None:
+            with run.watch.time("values"):
+                compute_values(run.state.critic.model, samples, max_tokens_per_pack=budget, reduce=reduce)
+        if algorithm.token_advantage is not None:
+            computed = set_token_advantages(run.plan.rows, rows, algorithm, run.state.kl_control, reduce)
+            run.precomputed, run.state.kl_control = computed.metrics, computed.kl_control
+
+    def _compute_reference(self, run: TrainingRun) -> None:
+        """Compute reference log-probs. The unchanged policy computes them if it started from the reference.
+
+        With an adapter, that is the base model below it; it is also the reference if the request names none.
+        """
+        request, state = run.request, run.state
+        folder = state.base_model if request.reference is None else Path(request.reference).absolute()
+        assert folder is not None, "the plan checks that there is a reference"
+        own = state.base_model or Path(request.parent).absolute()
+        digest = run.ranks.from_first(lambda: identify(folder))
+        own_digest = digest if own == folder else run.ranks.from_first(lambda: identify(own))
+        compute = partial(
+            compute_reference,
+            rows=run.plan.rows,
+            needed=np.unique(np.concatenate(run.plan.steps)),
+            source=digest_json([digest, request.seed, request.max_tokens_per_pack]),
+            seed=request.seed,
+            max_tokens_per_pack=request.max_tokens_per_pack,
+            ranks=run.ranks,
+        )
+        if digest == own_digest:
+            with without_adapter(state.policy) as policy:
+                compute(lambda: policy)
+        else:
+            compute(lambda: self.reference.model(folder))
+
+    def _compute_teacher(self, run: TrainingRun, folder: Path, samples: Sequence[Sample]) -> None:
+        """A distillation loss reads the teacher itself; a token advantage reads its log-probs."""
+        student = run.state.base_model or run.state.folder
+        run.ranks.from_first(lambda: check_vocabulary(student, folder))
+        teacher = self.teacher.model(folder)
+        if run.plan.objective.policy_loss.teacher:
+            run.teacher = teacher
+        else:
+            budget, reduce = run.request.max_tokens_per_pack, run.ranks.reduce
+            compute_logprobs(teacher, "teacher_logprobs", samples, budget, reduce)
+
+
+def needs_reference(run: TrainingRun) -> bool:
+    """Whether any part of the algorithm measures a distance to the reference model."""
+    return run.plan.objective.needs_reference or run.request.algorithm.kl_penalty is not None
+
+
+def _rows_of_rank(run: TrainingRun) -> np.ndarray:
+    return np.unique(np.concatenate([run.share(step) for step in run.plan.steps]))
+
+
+@contextmanager
+def without_adapter(policy: PackedPolicy) -> Iterator[PackedPolicy]:
+    """Yield the base model below the adapter of ``policy``, without a copy; ``policy`` itself if it has no adapter."""
+    if not hasattr(policy.model, "disable_adapter"):
+        yield policy
+        return
+    trainable = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    with policy.model.disable_adapter():
+        # peft freezes the adapter here, and FSDP2 keeps the requires_grad of its first all-gather: undo it.
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        yield policy
+
+
+def compute_logprobs(
+    policy: PackedPolicy, field: LogprobField, samples: Sequence[Sample], max_tokens_per_pack: int, reduce: Reduce
+) -> None:
+    """Set ``field`` of every sample to its log-probs under ``policy``; 0 for tokens that are not trained."""
+    logprobs = score(policy, samples, max_tokens_per_pack=max_tokens_per_pack, reduce=reduce)
+    for sample, values in zip(samples, logprobs, strict=True):
+        _set(sample, field, values)
+
+
+def compute_reference(
+    load: Callable[[], PackedPolicy],
+    rows: TrainingRows,
+    needed: np.ndarray,
+    *,
+    source: str,
+    seed: int,
+    max_tokens_per_pack: int,
+    ranks: Ranks,
+) -> None:
+    """Set the reference log-probs of the ``needed`` rows, unless they already have those of the same ``source``.
+
+    Log-probs are computed for whole blocks of groups. The blocks are cut in the order in which the stream of ``seed``
+    first reads the groups. A row's values are therefore bit-identical whatever was computed before, and a first pass
+    computes few rows beyond the needed ones. The ranks share the work and exchange the results. ``load`` is called only
+    if a value is missing. All ranks must make the same call.
+    """
+    if rows.reference_source != source:
+        rows.reference_source = source
+        for sample in rows.samples:
+            sample.reference_logprobs = None
+    missing = np.array([rows.samples[row].reference_logprobs is None for row in needed], bool)
+    if not missing.any():
+        return
+    policy, position = load(), _stream_positions(int(rows.group.max()) + 1, seed)[rows.group]
+    order = np.argsort(position, kind="stable")
+    blocks = np.split(order, np.flatnonzero(np.diff(position[order] // BLOCK)) + 1)
+    number = np.searchsorted([position[block[0]] // BLOCK for block in blocks], position[needed[missing]] // BLOCK)
+    for index in np.unique(number):
+        members = blocks[index]
+        own = position[members] % ranks.world_size == ranks.rank
+        _score_together(policy, [rows.samples[row] for row in members], own, max_tokens_per_pack, ranks)
+
+
+def _score_together(
+    policy: PackedPolicy, samples: Sequence[Sample], own: np.ndarray, max_tokens_per_pack: int, ranks: Ranks
+) -> None:
+    """Each rank scores its ``own`` samples (bool); afterwards every rank has the values of all samples."""
+    mine = [sample for sample, is_own in zip(samples, own, strict=True) if is_own]
+    scored = iter(score(policy, mine, max_tokens_per_pack=max_tokens_per_pack, reduce=ranks.reduce))
+    values = [
+        next(scored) if is_own else np.zeros(np.count_nonzero(sample.loss_mask))
+        for sample, is_own in zip(samples, own, strict=True)
+    ]
+    together = ranks.reduce(torch.from_numpy(np.concatenate(values).astype(np.float64)), "sum").numpy()
+    ends = np.cumsum([len(row) for row in values])
+    for sample, row in zip(samples, np.split(together, ends[:-1]), strict=True):
+        _set(sample, "reference_logprobs", row)
+
+
+def _stream_positions(groups: int, seed: int) -> np.ndarray:
+    """Position of each group in the first pass of the stream of ``seed``."""
+    position = np.empty(groups, np.int64)
+    position[np.random.default_rng([seed, 0]).permutation(groups)] = np.arange(groups)
+    return position
+
+
+def _set(sample: Sample, field: LogprobField, values: np.ndarray) -> None:
+    column = np.zeros(len(sample.token_ids), np.float32)
+    column[sample.loss_mask] = values
+    setattr(sample, field, column)

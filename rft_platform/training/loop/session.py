@@ -1,0 +1,230 @@
+"""The trainer's state machine: ``TrainingSession.train`` serves one request, stage by stage.
+
+The session holds one state, and requests lead from a parent checkpoint to the next.
+
+After a request, whatever happens in it, the held state is a published one: the request's result, or its parent.
+"""
+
+import gc
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rft_platform.algorithms.objective import Objective
+from rft_platform.algorithms.plugins import import_plugins
+from rft_platform.common.errors import RftError, StorageError, TrainerError, UserError
+from rft_platform.common.files import read_json
+from rft_platform.training.checkpoint.manifest import STEPS, identify, read_manifest
+from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints, latest
+from rft_platform.training.checkpoint.reading import load_state
+from rft_platform.training.data.samples import demonstration_sample
+from rft_platform.training.data.token_advantages import check_token_parts
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.optimiser_step import OptimiserStep
+from rft_platform.training.loop.plan import Planner, TrainingPlan
+from rft_platform.training.loop.precompute import FrozenModel, Precompute
+from rft_platform.training.loop.step_metrics import Stopwatch
+from rft_platform.training.loop.training_run import TrainingRun, is_published, published_before
+from rft_platform.training.models.loading import compute_dtype
+from rft_platform.training.models.optimizer import build_optimizer, check_schedule
+from rft_platform.training.models.trainer_state import TrainerState
+from rft_platform.training.packed.packed_policy import score, warm_up
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+
+OnStep = Callable[[StepEvent], None]
+LOG = logging.getLogger(__name__)
+_SCORE_PACK = 16384  # tokens
+
+
+class TrainingSession:
+    """Trains and scores on all ranks: every rank makes the same calls in the same order."""
+
+    def __init__(self, ranks: Ranks, dtype: str = "auto") -> None:
+        self.ranks = ranks
+        self.dtype = compute_dtype(dtype, ranks.device)
+        self.state: TrainerState | None = None
+        self._planner = Planner()
+        self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
+        self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
+
+    def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
+        """Serve one training request, from its rows to the published checkpoint. Every stage is one call below.
+
+        ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; rank 0's answer
+        counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. If the training fails after it has
+        started, the parent's state is held again.
+        """
+        watch, cpu_start = Stopwatch(), time.process_time()
+        objective = check_algorithm(request)
+
+        # 1. Read the rows and split them into optimiser steps.
+        with watch.time("data"):
+            parent = Path(request.parent).absolute()
+            parent_digest: str = self.ranks.from_first(lambda: identify(parent))
+            plan = self._planner.plan(request, parent, parent_digest, objective, self._formats)
+        target = Path(request.output).absolute() / f"global_step_{request.parent_version + len(plan.steps)}"
+        reused = self._reuse(target, plan, request, on_step)
+        if reused is not None:
+            return reused
+
+        # 2. Load the parent: policy, optimizer, critic and random state.
+        with watch.time("load"):
+            run = TrainingRun(
+                self._ensure_state(parent, parent_digest, request),
+                plan,
+                request,
+                self.ranks,
+                parent_digest,
+                watch,
+                cpu_start,
+            )
+        if not plan.steps:
+            return run.without_steps()
+
+        with self._parent_restored_on_error(run):
+            # 3. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values,
+            #    token advantages.
+            self._precompute.compute(run)
+
+            # 4. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
+            events = self._resume(run, on_step)
+            with watch.time("compile"):
+                warm_up(run.state.policy, request.max_tokens_per_pack)
+
+            # 5. Run the optimiser steps.
+            with PeriodicCheckpoints(request, plan.identity, self.ranks) as checkpoints:
+                for rows in plan.steps[len(events) :]:
+                    run.check_cancelled(cancelled, done=len(events))
+                    step = OptimiserStep(run, rows, request.parent_version + len(events))
+                    if step.trains_policy:
+                        step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
+                        step.update_policy()  # clip the gradient, then AdamW
+                    step.update_critic()
+                    events.append(step.event())
+                    on_step(events[-1])
+                    if checkpoints.is_due(events[-1].step, remaining=len(plan.steps) - len(events)):
+                        with watch.time("save"):
+                            checkpoints.save(run.state, plan.position_after(len(events)), run.manifest, events)
+
+            # 6. Publish the checkpoint.
+            result = run.publish(target, events)
+            checkpoints.clear()
+            return result
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
+        if self.state is None:
+            raise TrainerError("the trainer holds no weights yet: train first, then score")
+        if not all(sequences):
+            raise UserError("a sequence to score is empty: expected at least one token id")
+        samples = [
+            demonstration_sample(str(index), list(ids), np.arange(len(ids)) > 0) for index, ids in enumerate(sequences)
+        ]
+        tokens = self.state.policy.compiled_for or _SCORE_PACK
+        values = score(self.state.policy, samples, max_tokens_per_pack=tokens, reduce=self.ranks.reduce)
+        return [[0.0, *row.tolist()] for row in values]
+
+    @contextmanager
+    def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
+        """After an RftError in the body, drop the state of ``run`` and hold that of its parent again."""
+        run.state.digest = ""  # until it is published, the state is not that of any folder
+        try:
+            yield
+        except RftError as error:
+            run.drop_state()
+            _forget_frames(error)
+            self._ensure_state(Path(run.request.parent).absolute(), run.parent_digest, run.request)
+            raise
+
+    def _resume(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
+        """Resume from the last intermediate checkpoint of this training; return the events of the steps before it."""
+        output, identity = Path(run.request.output), run.plan.identity
+        found = self.ranks.from_first(lambda: latest(output, identity))
+        if found is None:
+            return []
+        kept = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
+        with run.watch.time("load"):
+            parent = run.state.folder
+            run.drop_state()  # only the session may hold the state that is replaced next
+            run.state = self._ensure_state(Path(found["folder"]), found["digest"], kept)
+        run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
+        run.state.digest = ""
+        events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
+        LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
+        for event in events:
+            on_step(replace(event, told_again=True))
+        return events
+
+    def _ensure_state(self, folder: Path, digest: str, request: TrainRequest) -> TrainerState:
+        """Hold the state of ``folder``, which has this digest. Read it from disk unless exactly this state is held.
+
+        Memory does not suffice for two states: the caller must keep no reference to the previous one.
+        """
+        state = self.state
+        exact = state is not None and state.digest == digest and state.serves(request.lora, request.algorithm.critic)
+        if state is not None and exact and not request.fresh_optimizer:
+            state.folder = folder
+            state.optimizer = build_optimizer(state.policy.model, request.optimizer, state.optimizer)
+            if state.critic is not None and request.algorithm.critic is not None:
+                state.critic.take_settings(request.algorithm.critic)
+            return state
+        if state is not None:
+            self.state = state = None  # free it before the next state is read
+            gc.collect()  # sharded models contain reference cycles
+        self.state = load_state(
+            folder,
+            self.ranks,
+            self.dtype,
+            request.optimizer,
+            lora=request.lora,
+            version=request.parent_version,
+            seed=request.seed,
+            fresh=request.fresh_optimizer,
+            critic=request.algorithm.critic,
+        )
+        return self.state
+
+    def _reuse(self, target: Path, plan: TrainingPlan, request: TrainRequest, on_step: OnStep) -> TrainResult | None:
+        """Return the result of an identical request that was published before; its weights are then held.
+
+        None if there is none, or if it is damaged and must be produced again.
+        """
+        hf = request.save_hf_checkpoint != "never"
+        if not plan.steps or not self.ranks.from_first(lambda: is_published(target, plan.identity, hf)):
+            return None
+        manifest = read_manifest(target)
+        assert manifest is not None
+        kept = replace(request, parent_version=manifest.policy_version, fresh_optimizer=False)
+        try:
+            self._ensure_state(target, manifest.state_digest, kept)
+        except StorageError as error:
+            LOG.warning("%s is damaged and is trained again: %s", target, error)
+            return None
+        for event in read_json(target / STEPS):
+            on_step(StepEvent(**event))
+        return published_before(target, manifest, plan)
+
+
+def check_algorithm(request: TrainRequest) -> Objective:
+    """Import the plugins and build the objective. Raises UserError if parts of the algorithm do not fit each other."""
+    algorithm = request.algorithm
+    check_schedule(request.optimizer)
+    if algorithm.critic is not None:
+        check_schedule(algorithm.critic.optimizer)
+    import_plugins(algorithm.plugins)
+    check_token_parts(algorithm)
+    return Objective.build(algorithm)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Drop the local variables of the frames behind ``error`` and behind the errors that caused it."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__ or found.__context__

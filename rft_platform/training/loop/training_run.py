@@ -1,0 +1,163 @@
+"""A training in progress: what its stages share, the manifest of its checkpoints, and its result."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from rft_platform.common.errors import StorageError, TrainingCancelled
+from rft_platform.training.checkpoint.content import Draft
+from rft_platform.training.checkpoint.manifest import Manifest, library_versions, read_manifest
+from rft_platform.training.checkpoint.writing import Publication
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.plan import TrainingPlan
+from rft_platform.training.loop.step_metrics import Stopwatch, row_metrics, summarise
+from rft_platform.training.models.trainer_state import TrainerState
+from rft_platform.training.packed.flops import TrainingCost, added_flops
+from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+
+
+@dataclass(slots=True)
+class TrainingRun:
+    """The state that is trained, and the plan that it follows. Every rank makes the same calls."""
+
+    state: TrainerState
+    plan: TrainingPlan
+    request: TrainRequest
+    ranks: Ranks
+    parent_digest: str = ""
+    watch: Stopwatch = field(default_factory=Stopwatch)  # seconds by phase
+    cpu_start: float = field(default_factory=time.process_time)  # processor time when the training began, in seconds
+    precomputed: dict[str, float] = field(default_factory=dict)  # metrics of ``precompute``, reported with each step
+    teacher: PackedPolicy | None = None  # for distillation losses
+    _shares: dict[bytes, np.ndarray] = field(default_factory=dict)
+
+    def drop_state(self) -> None:
+        """Forget the state, so that the session can free it and hold another one."""
+        with suppress(AttributeError):  # it was dropped before
+            del self.state
+
+    def check_cancelled(self, cancelled: Callable[[], bool], done: int) -> None:
+        """Raise TrainingCancelled on all ranks if ``cancelled`` says so on rank 0. ``done`` steps are complete."""
+        if self.ranks.broadcast(cancelled()):
+            raise TrainingCancelled(f"training was cancelled before step {done + 1} of {len(self.plan.steps)}")
+
+    def share(self, chosen: np.ndarray) -> np.ndarray:
+        """Return this rank's part of a step's rows. The answer never changes, even if the rows are modified later."""
+        if self.ranks.world_size == 1:
+            return chosen
+        key = chosen.tobytes()
+        if key not in self._shares:
+            rows, ranks = self.plan.rows, self.ranks
+            self._shares[key] = share_of_rank(chosen, rows.group, self._costs(chosen), ranks.rank, ranks.world_size)
+        return self._shares[key]
+
+    def _costs(self, chosen: np.ndarray) -> np.ndarray:
+        """Operations that each ``chosen`` row adds. Shared prefixes count once; rows without a gradient count 0."""
+        inert = self.plan.objective.zero_advantage_is_inert and self.request.algorithm.token_advantage is None
+        samples = [self.plan.rows.samples[row] for row in chosen]
+        run = np.array([not inert or sample.expert or bool(np.any(sample.advantage)) for sample in samples])
+        costs = np.zeros(len(chosen))
+        computed = [sample for sample, is_run in zip(samples, run, strict=True) if is_run]
+        costs[run] = added_flops(TrainingCost.of(self.state.policy), computed)
+        return costs
+
+    def manifest(self, events: Sequence[StepEvent]) -> Manifest:
+        """Build the manifest of the state after these steps, without file digests. Every rank must call it."""
+        state, plan, settings = self.state, self.plan, asdict(self.request)
+        metrics = summarise([event.metrics for event in events]) | plan.rows.left_out()
+        return Manifest(
+            policy_version=events[-1].step,
+            parent=str(Path(self.request.parent).absolute()),
+            parent_version=self.request.parent_version,
+            parent_digest=self.parent_digest,
+            request_digest=plan.identity,
+            weights_digest="",
+            lineage=settings.pop("lineage"),
+            request=settings,
+            result={"metrics": metrics, "seconds": dict(self.watch.seconds), "cpu_seconds": self._cpu_seconds()},
+            created_at=time.time(),
+            versions=library_versions(),
+            dtype=str(state.dtype).removeprefix("torch."),
+            files={},
+            base_model=None if state.base_model is None else str(state.base_model),
+            base_digest=state.base_digest,
+            lora=settings["lora"],
+        )
+
+    def publish(self, target: Path, events: Sequence[StepEvent]) -> TrainResult:
+        """Publish the state as ``target``; the state then refers to ``target``. Every rank must call it."""
+        state, manifest, steps = self.state, self.manifest(events), [asdict(event) for event in events]
+        with self.watch.time("save"):
+            hf = self.request.save_hf_checkpoint != "never"
+            draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=False)
+            manifest = Publication(target, draft, manifest, steps, self.ranks).start(background=False).finish()
+        state.folder, state.digest = target, manifest.state_digest
+        state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
+        return TrainResult(
+            checkpoint=str(target),
+            policy_version=manifest.policy_version,
+            weights_digest=manifest.weights_digest,
+            steps=len(events),
+            **(manifest.result | {"seconds": dict(self.watch.seconds)}),
+        )
+
+    def without_steps(self) -> TrainResult:
+        """Return the result if no row has a gradient: the parent. Every rank must call it."""
+        rows = np.arange(len(self.plan.rows.samples))
+        metrics = row_metrics(self.plan.rows, rows, self.request.parent_version)
+        return TrainResult(
+            checkpoint=str(self.state.folder),
+            policy_version=self.request.parent_version,
+            weights_digest=self.state.weights_digest,
+            steps=0,
+            metrics=metrics | {"rows": float(len(rows))} | self.plan.rows.left_out(),
+            seconds=self.watch.seconds,
+            cpu_seconds=self._cpu_seconds(),
+        )
+
+    def _cpu_seconds(self) -> float:
+        return self.ranks.total(time.process_time() - self.cpu_start)
+
+
+def share_of_rank(rows: np.ndarray, group: np.ndarray, cost: np.ndarray, rank: int, world_size: int) -> np.ndarray:
+    """This rank's part of a step's ``rows``: whole groups, balanced by ``cost`` (largest first, to the least loaded).
+
+    ``group`` covers all rows; ``cost`` [len(rows)] covers those of the step, in any additive unit.
+    """
+    if world_size == 1:
+        return rows
+    groups, member = np.unique(group[rows], return_inverse=True)
+    weight = np.bincount(member, cost)
+    load = np.zeros(world_size)
+    owner = np.empty(len(groups), np.int64)
+    for index in np.argsort(-weight, kind="stable"):
+        owner[index] = load.argmin()
+        load[owner[index]] += weight[index]
+    return rows[owner[member] == rank]
+
+
+def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> TrainResult:
+    """Return the result of the same training, read from its checkpoint in ``target``."""
+    return TrainResult(
+        checkpoint=str(target),
+        policy_version=manifest.policy_version,
+        weights_digest=manifest.weights_digest,
+        steps=len(plan.steps),
+        reused=True,
+        **manifest.result,
+    )
+
+
+def is_published(target: Path, identity: str, hf: bool) -> bool:
+    """Whether ``target`` holds the checkpoint of this training, with Hugging Face weights if ``hf``."""
+    try:
+        manifest = read_manifest(target)
+    except StorageError:
+        return False  # unreadable: the training replaces it
+    same = manifest is not None and manifest.request_digest == identity
+    return same and (not hf or any(target.glob("*.safetensors")))

@@ -1,0 +1,77 @@
+"""Trainer state held between two requests: a policy, its optimizer, and their origin."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.tensor import DTensor
+
+from rft_platform.algorithms.kl import KlControl
+from rft_platform.training.models.critic import Critic
+from rft_platform.training.models.loading import master_weights
+from rft_platform.training.models.shards import local_part, on_host
+from rft_platform.training.packed.packed_policy import PackedPolicy
+from rft_platform.training.protocol import CriticSpec, LoraSpec
+
+#: Gather full tensors, not shards, for the published weights.
+_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """A policy and its optimizer. ``folder`` is where they were loaded from or published to."""
+
+    policy: PackedPolicy
+    optimizer: torch.optim.AdamW
+    folder: Path
+    digest: str  # identity of the state in ``folder`` (``manifest.identify``); empty if this state differs from it
+    weights_digest: str
+    policy_version: int
+    base_model: Path | None = None  # folder of the full weights if an adapter is trained
+    base_digest: str | None = None  # digest of those weights
+    lora: LoraSpec | None = None
+    critic: Critic | None = None
+    kl_control: KlControl | None = None  # current state of an adaptive KL penalty
+
+    def serves(self, lora: LoraSpec | None, critic: CriticSpec | None) -> bool:
+        """Whether a training with this adapter and critic can continue from this state without reading from disk."""
+        fits = critic is None if self.critic is None else critic is not None and critic.folder == self.critic.origin
+        return self.lora == lora and fits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the published weights; adapters stay in float32."""
+        return self.policy.compute_dtype if self.lora is None else torch.float32
+
+
+def gather_weights(state: TrainerState) -> dict[str, Tensor]:
+    """Gather the full trainable tensors on the CPU, by name, in the published dtype. All ranks must call it.
+
+    A shared tensor is returned once. One rank rounds the tensors on its device and copies the result; several ranks
+    gather float32 tensors for rank 0.
+    """
+    model = state.policy.model
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = {name: tensor for name, tensor in master_weights(model).items() if state.lora is None or name in trained}
+    sharded = [tensor for tensor in kept.values() if isinstance(tensor, DTensor)]
+    if sharded and sharded[0].device_mesh.size() > 1:
+        whole = get_model_state_dict(model, options=_GATHER)
+        return {name: whole[name].contiguous() for name in kept if name in whole}
+    return on_host({name: local_part(tensor).to(state.dtype).contiguous() for name, tensor in kept.items()})
+
+
+def random_state() -> dict[str, Tensor]:
+    """Return the state of torch's generators on this rank, as tensors."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_random_state(states: dict[str, Tensor]) -> None:
+    """Restore torch's generators from the result of ``random_state``."""
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])

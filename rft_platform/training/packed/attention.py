@@ -1,0 +1,197 @@
+"""Attention over packs: every node sees itself and its ancestors in the trie, and nothing else.
+
+Registered with transformers as ``packed_tree``. A contiguous range of nodes attends only to itself and to the ancestors
+of its first node. A pack is therefore cut into such ranges ("blocks") where that saves work: small tries stay whole,
+long completions of one prompt are separated. Blocks of similar size are padded together and run as SDPA with a mask. On
+CUDA the whole pack runs at once: with a block mask (``tree_mask``), or, if its rows share nothing, as variable-length
+attention (``varlen``).
+
+Attention is excluded from ``torch.compile`` and is a graph break inside a layer: its kernels are already fused, and the
+row lengths, which differ from pack to pack, would otherwise be compiled into the graph.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from rft_platform.training.packed.cuda_attention import RowRanges, row_attention, row_ranges, tree_attention, tree_mask
+from rft_platform.training.packed.packing import Pack, ragged
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+ATTENTION = "packed_tree"
+GATHER_COST = 16  # copying one key costs about this many query-key products
+BUCKET_COST = 4096  # launching one more padded group costs about this many
+
+
+@dataclass(slots=True)
+class PaddedBlocks:
+    """B blocks of at most Q queries and K keys each."""
+
+    query: Tensor  # int64 [B * Q], nodes; padding repeats the first node of the block
+    key: Tensor  # int64 [B * K], nodes
+    mask: Tensor | None  # float [B, 1, Q, K]: 0 where the query sees the key, else -inf; None: causal, Q == K
+    count: int  # B
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """What the attention function must know about a pack: built once per pack, used by every layer."""
+
+    tokens: int  # nodes plus padding
+    longest: int  # deepest row, in tokens
+    blocks: list[PaddedBlocks]
+    slot: Tensor | None  # int64 [tokens]: index of each node's output in the concatenated block outputs
+    mask: "BlockMask | None" = None  # instead of blocks
+    rows: RowRanges | None = None  # likewise
+
+
+def plan_attention(pack: Pack, device: torch.device, dtype: torch.dtype) -> AttentionPlan:
+    """Build the plan for ``pack`` on ``device`` with activations of ``dtype``."""
+    plan = AttentionPlan(pack.length, int(np.diff(pack.path_start).max()), [], None)
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        if pack.shared.any():
+            plan.mask = tree_mask(pack, device)
+        else:
+            plan.rows = row_ranges(pack, device)
+        return plan
+    first, last = _cut(pack)
+    start, size = pack.row_start[first], pack.row_start[last] - pack.row_start[first]
+    outside = pack.shared[first]  # ancestors of the block's first node
+    slot, offset = np.zeros(plan.tokens, np.int64), 0  # padding gets the output of some node; it is not read
+    for members in _buckets(size, size + outside):
+        width = int(size[members].max())
+        plan.blocks.append(_pad(pack, first[members], start[members], size[members], outside[members], device, dtype))
+        block, column = ragged(size[members])
+        slot[start[members][block] + column] = offset + block * width + column
+        offset += len(members) * width
+    plan.slot = torch.from_numpy(slot).to(device)
+    return plan
+
+
+def _cut(pack: Pack) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks as ranges of rows [first, last). A row joins the block before it if that is cheaper."""
+    first: list[int] = []
+    queries = keys = 0
+    for row, (own, shared) in enumerate(zip(np.diff(pack.row_start).tolist(), pack.shared.tolist(), strict=True)):
+        joined = (queries + own) * (keys + own)
+        apart = queries * keys + (own + GATHER_COST) * (own + shared)
+        if own and (not first or joined > apart):
+            first.append(row)
+            queries, keys = own, own + shared
+        else:
+            queries, keys = queries + own, keys + own
+    starts = np.array(first, np.int64)
+    return starts, np.append(starts[1:], len(pack.rows))
+
+
+def _buckets(queries: np.ndarray, keys: np.ndarray) -> list[np.ndarray]:
+    """Group blocks of similar size. A new group starts if padding to the largest would cost more than a launch."""
+    groups: list[list[int]] = []
+    waste = height = width = 0
+    for block in np.lexsort((queries, keys))[::-1].tolist():
+        q, k = int(queries[block]), int(keys[block])
+        grown = max(height, q)
+        waste += grown * width - q * k + (grown - height) * width * (len(groups[-1]) if groups else 0)
+        if not groups or waste > BUCKET_COST:
+            groups.append([block])
+            height, width, waste = q, k, 0
+        else:
+            groups[-1].append(block)
+            height = grown
+    return [np.array(group, np.int64) for group in groups]
+
+
+def _pad(
+    pack: Pack, row: np.ndarray, start: np.ndarray, size: np.ndarray, outside: np.ndarray,
+    device: torch.device, dtype: torch.dtype,
+) -> PaddedBlocks:  # fmt: skip
+    """Pad blocks of ``size`` nodes below ``outside`` ancestors; they start with rows ``row`` at nodes ``start``."""
+    start, size, outside = start[:, None], size[:, None], outside[:, None]
+    column = np.arange(int(size.max()))
+    query = np.where(column < size, start + column, start)
+    column = np.arange(int((size + outside).max()))
+    ancestor = pack.path[np.minimum(pack.path_start[row][:, None] + column, len(pack.path) - 1)]
+    key = np.where(column < outside, ancestor, np.where(column < outside + size, start + column - outside, start))
+    nodes = (torch.from_numpy(query.ravel()).to(device), torch.from_numpy(key.ravel()).to(device))
+    ends = np.where(column[: query.shape[1]] < size, pack.subtree_end[query], start + size)
+    if not outside.any() and (ends >= start + size).all():  # nothing is shared: causal saves half the work
+        return PaddedBlocks(*nodes, None, len(row))
+    queries, keys = query[:, :, None], key[:, None, :]
+    sees = (keys <= queries) & (queries < pack.subtree_end[keys]) & (column < outside + size)[:, None, :]
+    mask = torch.zeros(sees.shape, dtype=dtype).masked_fill_(torch.from_numpy(~sees), -torch.inf)
+    return PaddedBlocks(*nodes, mask[:, None].to(device), len(row))
+
+
+@torch.compiler.disable
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    attention_plan: AttentionPlan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers: query [1, H, T, D], key and value [1, H_kv, T, D] -> [1, T, H, D].
+
+    Anything that would change the result from that of separate rows raises RuntimeError: no plan, a transformers mask,
+    a sliding window shorter than the longest row, soft-capping, attention sinks, a position bias.
+    """
+    if attention_plan is None:
+        raise RuntimeError(
+            "packed attention without its plan: run the model through PackedPolicy, which makes one a pack"
+        )
+    if query.shape[0] != 1 or query.shape[2] != attention_plan.tokens:
+        raise RuntimeError(
+            f"packed attention over {tuple(query.shape)}: the plan is for [1, H, {attention_plan.tokens}, D]"
+        )
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if sliding_window is not None and sliding_window < attention_plan.longest:
+        unsupported.append(f"sliding_window {sliding_window} on rows of up to {attention_plan.longest} tokens")
+    if attention_mask is not None or unsupported:
+        raise RuntimeError(f"packed attention does not support {', '.join(unsupported) or 'an attention mask'}")
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    if dropout and not attention_plan.blocks:
+        raise RuntimeError(f"packed attention on CUDA has no dropout: set attention_dropout to 0, got {dropout}")
+    if attention_plan.rows is not None:
+        return row_attention(query, key, value, attention_plan.rows, scale), None
+    if attention_plan.mask is not None:
+        return tree_attention(query, key, value, attention_plan.mask, scale), None
+    q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)  # [T, heads, D]
+    if query.device.type == "cpu" and query.dtype == torch.bfloat16:
+        # On the CPU a bfloat16 backward takes four times as long as float32 (torch 2.13, rows of 16 tokens).
+        q, k, v = q.float(), k.float(), v.float()
+    outputs = [_padded(q, k, v, blocks, scale, dropout) for blocks in attention_plan.blocks]
+    joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return joined.index_select(0, attention_plan.slot)[None].to(query.dtype), None
+
+
+def _padded(q: Tensor, k: Tensor, v: Tensor, blocks: PaddedBlocks, scale: float, dropout: float) -> Tensor:
+    """Attention of all blocks of one group; [B * Q, H, D]."""
+    heads = q.shape[1]
+    q_b, k_b, v_b = (
+        x.index_select(0, index).unflatten(0, (blocks.count, -1)).transpose(1, 2)
+        for x, index in ((q, blocks.query), (k, blocks.key), (v, blocks.key))
+    )  # [B, heads, Q or K, D]
+    mask = None if blocks.mask is None else blocks.mask.to(q.dtype)
+    out = scaled_dot_product_attention(
+        q_b, k_b, v_b, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scale,
+        enable_gqa=k.shape[1] != heads,
+    )  # fmt: skip
+    return out.transpose(1, 2).flatten(0, 1)
+
+
+def register_attention() -> None:
+    """Register ``attn_implementation="packed_tree"`` with transformers, which then builds no mask of its own."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, packed_attention)

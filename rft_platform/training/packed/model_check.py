@@ -1,0 +1,53 @@
+"""Check from a model's config.json whether it can be trained, before any process starts. No weights are read.
+
+Run as a program, it takes one JSON argument, ``{"folders": [...], "longest": tokens or null}``. It prints a JSON list
+with the problem of each folder, or null.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from rft_platform.common.errors import UserError
+from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing
+
+
+def check_trainable(folder: Path, longest: int | None) -> None:
+    """Raise UserError if the model in ``folder`` cannot be trained on rows of ``longest`` tokens.
+
+    ``longest`` None means the model's whole context. The model is built without memory for its weights and passes the
+    same checks as when it is loaded.
+    """
+    with importing(without=NOT_FOR_TRANSFORMERS):
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rft_platform.training.packed.model_support import check_window
+    from rft_platform.training.packed.packed_policy import PackedPolicy
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except Exception as error:  # transformers raises many error types for an unknown config.json
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{folder}: transformers cannot build a causal LM from its config.json: {reason}") from error
+    PackedPolicy(model)
+    check_window(model, longest)
+
+
+def _main(arguments: str) -> None:
+    request = json.loads(arguments)
+    problems: list[str | None] = []
+    for folder in request["folders"]:
+        try:
+            check_trainable(Path(folder), request["longest"])
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            problems.append(None)
+    print(json.dumps(problems))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

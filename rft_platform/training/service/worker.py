@@ -1,0 +1,212 @@
+"""The process of one rank of the trainer group. ``group.py`` starts it; to start it by hand::
+
+    torchrun --nproc-per-node N -m rft_platform.training.service.worker --lease FILE --idle-timeout 900
+
+Rank 0 receives commands on a loopback port, which its lease file names, and broadcasts them to the other ranks.
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never ask the hub
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from transformers.utils import logging as transformers_logging
+
+from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError, UserError
+from rft_platform.common.fault_classification import is_out_of_memory
+from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing, keep_imports
+from rft_platform.common.processes.lease import Lease, remove_lease, write_lease
+from rft_platform.observability.log_context import PhaseContext, log_context
+from rft_platform.observability.logs import configure, hide
+from rft_platform.training.distributed import Ranks
+from rft_platform.training.loop.session import TrainingSession
+from rft_platform.training.loop.step_metrics import peak_rss_mb
+from rft_platform.training.protocol import Layout, Message, StepEvent, TrainRequest, error_message
+from rft_platform.training.service.rpc import CommandServer, Job
+
+LOG = logging.getLogger("rft_platform.training.service.worker")
+_LAYOUT = {
+    "cpu-offload": "keep parameters and moments in host memory",
+    "gradient-checkpointing": "compute activations again in the backward pass",
+}
+_REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
+
+
+def main() -> None:
+    """Serve commands until a shutdown command or the idle time-out."""
+    options = _options()
+    configure("trainer")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(options.threads)
+    compiled = None if options.compile == "auto" else options.compile == "yes"
+    layout = Layout(options.reduce_dtype, options.cpu_offload, options.gradient_checkpointing, compiled)
+    ranks = Ranks.join(options.device, layout)
+    session = TrainingSession(ranks, options.dtype)
+    if ranks.is_first:
+        _lead(session, options)
+    else:
+        _follow(session)
+    ranks.leave()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="rft_platform.training.service.worker")
+    parser.add_argument("--lease", type=Path, required=True)
+    parser.add_argument("--idle-timeout", type=float, default=900.0, help="seconds without a command before it ends")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
+    parser.add_argument("--compile", choices=("auto", "yes", "no"), default="auto", help="compile the layers")
+    for flag, what in _LAYOUT.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=what)
+    return parser.parse_args()
+
+
+def _lead(session: TrainingSession, options: argparse.Namespace) -> None:
+    """Rank 0: publish the lease, receive commands, broadcast them to the other ranks."""
+    family = _family()
+    hide(token := secrets.token_hex(16))
+    server = CommandServer(token, lambda: _status(session, family), lambda: _none_is_stopped(family))
+    _publish_lease(options, server.port, token, session.ranks.world_size, session.ranks.layout)
+    LOG.info("ready: %d ranks on %s", session.ranks.world_size, session.ranks.device.type)
+    try:
+        _preload()
+        while (job := server.next_job(options.idle_timeout)) is not None:
+            if not _serve(session, server, job):
+                break
+        else:
+            LOG.info("idle for %.0f s: ending", options.idle_timeout)
+    finally:
+        remove_lease(options.lease, os.getpid())
+        server.close()
+    session.ranks.broadcast({"command": "shutdown"})
+
+
+def _preload() -> None:
+    """Import what the first command needs, while the caller prepares it."""
+    with importing(without=NOT_FOR_TRANSFORMERS):
+        for module in ("pyarrow.parquet", "pyarrow.compute", "transformers.models.auto.modeling_auto"):
+            importlib.import_module(module)
+    keep_imports()
+
+
+def _serve(session: TrainingSession, server: CommandServer, job: Job) -> bool:
+    """Run one job. Return False if it was a shutdown. An error that is not an RftError ends the process."""
+    if job.message["command"] == "shutdown":
+        server.finish(job, {"event": "done"})
+        return False
+    with log_context(PhaseContext(**job.message.get("context", {}))):
+        _work(session, server, job)
+    return True
+
+
+def _work(session: TrainingSession, server: CommandServer, job: Job) -> None:
+    command = {name: value for name, value in job.message.items() if name not in ("token", "context")}
+    session.ranks.broadcast(command)
+    try:
+        server.finish(job, _execute(session, command, job.send, server.cancelled.is_set))
+    except RftError as error:
+        LOG.warning("%s failed: %s", command["command"], error)
+        server.finish(job, error_message(error))
+    except Exception as error:
+        kind = TrainerMemoryError if is_out_of_memory(error) else TrainerError
+        ending = kind(f"{type(error).__name__}: {error}; the trainer ends, its log has more")
+        server.finish(job, error_message(ending))
+        raise
+
+
+def _follow(session: TrainingSession) -> None:
+    """Ranks other than 0: repeat what rank 0 does."""
+    _preload()
+    while (command := session.ranks.broadcast(None))["command"] != "shutdown":
+        try:
+            _execute(session, command, lambda message: None, lambda: False)
+        except RftError as error:
+            LOG.warning("%s failed: %s", command["command"], error)
+
+
+def _execute(
+    session: TrainingSession, command: Message, send: Callable[[Message], None], cancelled: Callable[[], bool]
+) -> Message:
+    """Run a command on this rank; return its last event."""
+    if command["command"] == "score":
+        return {"event": "done", "logprobs": session.score(command["sequences"])}
+
+    def on_step(event: StepEvent) -> None:
+        send({"event": "step", **asdict(event)})
+
+    try:
+        request = _REQUEST.validate_python(command["request"])
+    except ValidationError as error:
+        raise UserError(f"not a training request: {error}") from error
+    result = session.train(request, on_step, cancelled)
+    LOG.info("%d steps led to policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
+    return {"event": "done", "result": asdict(result)}
+
+
+def _family() -> list[psutil.Process]:
+    """Processes of the group on this host: the ranks, and torchrun if it started them."""
+    launcher = psutil.Process(pid) if (pid := _launcher()) else None
+    return [psutil.Process()] if launcher is None else [launcher, *launcher.children()]
+
+
+def _none_is_stopped(family: list[psutil.Process]) -> bool:
+    """Whether no rank of this host is stopped (SIGSTOP). In the next collective the others would wait for it."""
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                return False
+    return True
+
+
+def _launcher() -> int | None:
+    """Process id of torchrun, if it started this process."""
+    return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def _status(session: TrainingSession, family: list[psutil.Process]) -> Message:
+    state, cpu = session.state, 0.0
+    for process in family:
+        used = process.cpu_times()
+        cpu += used.user + used.system
+    return {
+        "pid": os.getpid(),
+        "device": str(session.ranks.device),
+        "world_size": session.ranks.world_size,
+        "dtype": str(session.dtype).removeprefix("torch."),
+        "checkpoint": None if state is None else str(state.folder),
+        "policy_version": None if state is None else state.policy_version,
+        "weights_digest": None if state is None else state.weights_digest,
+        "cpu_seconds": cpu,
+        "peak_rss_mb": peak_rss_mb(),
+    }
+
+
+def _publish_lease(options: argparse.Namespace, port: int, token: str, world_size: int, layout: Layout) -> None:
+    me = psutil.Process()
+    details: dict[str, Any] = {
+        "nproc": world_size, "threads": options.threads, "dtype": options.dtype, "device": options.device,
+        "launcher": _launcher(), "layout": asdict(layout),
+    }  # fmt: skip
+    lease = Lease("trainer", me.pid, me.create_time(), "127.0.0.1", port, token, "", time.time(), details)
+    write_lease(options.lease, lease)
+
+
+if __name__ == "__main__":
+    main()
