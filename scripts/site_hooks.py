@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 OUTSIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "examples/*/README.md")
 MERMAID = "assets/mermaid.min.js"
 
+_SHORT_CODE = re.compile(r"<code>(?=[^<\n]{1,40}</code>)")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
@@ -43,6 +44,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = _CODE.split(markdown)  # every second part is code
     parts[::2] = [docs_links(part, source_of(page.file), places) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark short code: a browser would break ``--option`` after its hyphens."""
+    return _SHORT_CODE.sub('<code class="short">', html)
 
 
 def source_of(file: File) -> str:

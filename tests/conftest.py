@@ -40,6 +40,8 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 LONGEST = (
     "e2e/test_daemon.py",
     "chaos/test_chaos_kills.py",
+    "e2e/test_wheel.py",
+    "e2e/test_tutorial.py",
     "e2e/test_faults.py",
     "e2e/test_fragments_and_bench.py",
     "e2e/test_offline.py",
