@@ -53,7 +53,7 @@ LONGEST = (
     "e2e/test_ui.py",
     "tuner/test_tune_runs.py",
     "tuner/test_notebook.py",
-    "processes/test_shared_databases.py",
+    "common/test_shared_databases.py",
     "deploy/test_postgres.py",
     "training/test_trainer_checkpoint.py",
     "training/test_trainer_resume.py",
@@ -61,7 +61,7 @@ LONGEST = (
     "training/test_trainer_group.py",
     "inference/test_pool.py",
     "rollout/test_under_fire.py",
-    "training_core/test_invariance.py",
+    "training/packed/test_invariance.py",
 )
 
 

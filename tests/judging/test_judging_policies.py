@@ -12,7 +12,7 @@ from rft_platform.judging.execution.experience_pipeline import Operator, Pipelin
 from rft_platform.judging.execution.judge_rollouts import judge_rollouts, judge_runs
 from rft_platform.judging.types import JudgeOutput
 
-from .test_judging_apply import TASKS, row
+from .test_judge_rollouts import TASKS, row
 
 
 def run_of(

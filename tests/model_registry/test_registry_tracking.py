@@ -85,7 +85,7 @@ def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_libr
     registry = connect()
     database = tmp_path / "mlflow" / "mlflow.db"
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests/registry');"
+        "import sys; from pathlib import Path; sys.path.insert(0, 'tests/model_registry');"
         "from rft_platform.model_registry.models import ModelRegistry;"
         "from test_registry_tracking import STEPS, log_a_phase;"
         f"log_a_phase(ModelRegistry({registry.tracking_uri!r}, Path({str(registry.artifact_root)!r}),"
