@@ -21,6 +21,7 @@ from rft_platform.config.schema.rft_config import RftConfig
 _TRAINING_MODES = ("both", "train", "colocate")
 _PROGRAM = "rft_platform.training.packed.model_check"
 _ROOT = Path(__file__).parents[2]
+_CHECKED_BY = ("model_check", "model_support", "packed_policy")  # the modules whose change makes a new check
 _PACKAGES = ("rft_platform", "torch", "transformers")
 _LIMIT_S = 300.0  # minutes on a network file system that reads transformers for the first time
 
@@ -92,8 +93,8 @@ def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
 def _accepted(folder: Path, longest: int | None) -> Path:
     """The file in the user's cache that marks this model as accepted by this version of the check."""
     digest = hashlib.sha256(json.dumps([longest, *(version(package) for package in _PACKAGES)]).encode())
-    training = Path(__file__).parents[1] / "training"
-    for file in (folder / "config.json", *(training / f"{name}.py" for name in ("trainable", "packable", "logprobs"))):
+    packed = Path(__file__).parents[1] / "training" / "packed"
+    for file in (folder / "config.json", *(packed / f"{name}.py" for name in _CHECKED_BY)):
         digest.update(file.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rft_platform" / "trainable_models" / digest.hexdigest()

@@ -19,6 +19,7 @@ from rft_platform.common.sqlite_files import damage_of_database, damaged_databas
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
+from rft_platform.driver import start
 from rft_platform.driver.run_cost import drive_costs, recorded_cost
 from rft_platform.jobs.instance import open_instance
 from rft_platform.judging.answer_store import AnswerStore
@@ -45,7 +46,7 @@ def project(made: Path, home: Home, write_config: Callable[..., Path], with_mlfl
     """A project with all of its databases."""
     shutil.copytree(made, home.root)
     with_mlflow(home.root)
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
     return home
 
 

@@ -13,20 +13,21 @@ from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
+from rft_platform.driver import start
 from rft_platform.driver.preflight import check_may_start
-from rft_platform.driver.start import with_rounds, write_config
+from rft_platform.driver.start import with_rounds
 
 
 def begin(home: Home, config: RftConfig) -> None:
     """A project that a phase has left something of."""
-    write_config(home, config)
+    start.write_config(home, config)
     write_json(home.rounds / "r0000" / "policy.json", {})
 
 
 def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config())
 
-    write_config(home, config)
+    start.write_config(home, config)
 
     assert load_config(home.config_file) == config
     check_may_start(home, config)
@@ -52,7 +53,7 @@ def test_changed_settings_are_named(home: Home, write_config: Callable[..., Path
 
 def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config(synchronizer={"sync_interval": 3}))
-    write_config(home, config)
+    start.write_config(home, config)
 
     longer = with_rounds(config, 5)
 
@@ -65,7 +66,7 @@ def test_the_number_of_rounds_may_change(home: Home, write_config: Callable[...,
 
 def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
     config = load_config(write_config(continue_from_checkpoint=False))
-    write_config(home, config)
+    start.write_config(home, config)
     check_may_start(home, config)
     begin(home, config)
 
@@ -76,7 +77,7 @@ def test_starting_anew_over_old_rounds_is_refused(home: Home, write_config: Call
 def test_an_existing_home_is_made_private_at_the_next_command(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
     (home.root / "rounds").mkdir()
     for path in (home.root, home.root / "rounds"):
         path.chmod(0o755)
