@@ -133,7 +133,9 @@ def a_row(
 ) -> RolloutRow:
     """A model call that answered ``text``."""
     return RolloutRow.from_columns(
-        row_id(run, step), task, "tasks", group, run, step, "m", 1, 0, "test", "h", [1], [2] * tokens, [-0.1] * tokens,
-        [True] * tokens, 1.0, 1.0, -1, "stop", False, messages or [{"role": "user", "content": "Say a."}], tools or [],
-        {"role": "assistant", "content": text, **message},
+        row_id=row_id(run, step), task_id=task, taskset="tasks", group_id=group, run_id=run, step=step, msg_id="m",
+        round=1, policy_version=0, engine="test", template_hash="h", prompt_ids=[1], response_ids=[2] * tokens,
+        rollout_logprobs=[-0.1] * tokens, loss_mask=[True] * tokens, temperature=1.0, top_p=1.0, top_k=-1,
+        finish_reason="stop", truncated=False, messages=messages or [{"role": "user", "content": "Say a."}],
+        tools=tools or [], response={"role": "assistant", "content": text, **message},
     )  # fmt: skip
