@@ -122,10 +122,15 @@ def _kind(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys("null" if part is type(None) else _kind(part) for part in parts))
     if origin in (list, tuple):
-        return f"list of {_kind(parts[0])}" if origin is list else f"{len(parts)} of {_kind(parts[0])}"
+        return f"list of {_kind(parts[0])}" if origin is list else _tuple(parts)
     if origin is dict:
         return f"mapping to {_kind(parts[1])}"
     return _NAMES.get(annotation) or getattr(annotation, "__name__", str(annotation))
+
+
+def _tuple(parts: tuple[Any, ...]) -> str:
+    """The entries of a list of fixed length, or what a list of any length holds."""
+    return f"list of {_kind(parts[0])}" if parts[1:] == (...,) else f"[{', '.join(map(_kind, parts))}]"
 
 
 def _default(field: FieldInfo) -> str:

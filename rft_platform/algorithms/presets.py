@@ -139,7 +139,7 @@ def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, 
     if name is None:
         if args:
             raise UserError(
-                f"algorithm.advantage_fn_args {sorted(args)}: {algorithm_type} has no advantage to give it to"
+                f"algorithm.advantage_fn_args {sorted(args)}: {algorithm_type} uses no advantage; remove them"
             )
         return chosen
     if chosen.trains_on != "rollouts":

@@ -1,7 +1,7 @@
 """Mask secrets in text for logs, databases and terminals: tokens, keys, passwords, and URLs that contain them.
 
-Only ``redact`` masks. It is applied where text leaves the process: log formatters (``formats.py``), standard output and
-error (``masked_output.py``), the text of the platform's errors (``errors.py``), the description of any other error
+Only ``redact`` masks. It is applied where text leaves the process: log formatters (``log_formats.py``), standard output
+and error (``masked_output.py``), the text of the platform's errors (``errors.py``), the description of any other error
 (``fault_classification.described``) and Dagster's instance (``jobs/dagster_internals``). Standard library only, because
 rollout workers run in other environments.
 """

@@ -9,4 +9,6 @@ Read in this order:
 - ``queries``: ``connect``, DuckDB views over all rounds; ``quality``: checks of a round's data.
 - ``selections``: which rows a training took; ``maintenance``: compaction, schema upgrade, removal of old rollouts.
 - ``responses``: what a workflow returned, as JSON, and as the class that a judge declares.
+
+To add a column: a field in ``record``, its type in ``schema``, and ``ROLLOUT_SCHEMA_VERSION`` (in ``record``) plus one.
 """

@@ -129,7 +129,7 @@ def connect(
     - ``experiences``: rollouts joined with their current judgement, null if there is none yet;
     - ``selections``: one row for each row that a training took, where rows are selected one by one; ``training`` is the
       round of that training;
-    - ``conversations``: one row per run with its messages, thoughts, tool calls and rewards (``conversations.py``);
+    - ``conversations``: one row per run with its messages, thoughts, tool calls and rewards (``CONVERSATIONS``);
     - ``checkpoints``: one row per ``manifest.json`` below ``checkpoints_root``.
 
     ``rounds`` limits the views to some rounds (default: all): a query over one round then costs only that round's
@@ -298,7 +298,9 @@ def _create_view(
         connection.execute(f"CREATE VIEW {name} AS {' UNION ALL BY NAME '.join(parts)}")
     except duckdb.Error as error:
         count = sum(len(paths) for _, paths in groups)
-        raise StorageError(f"{name} of {count} files cannot be read: {error}: `rft store check` names them") from error
+        raise StorageError(
+            f"the view {name} over {count} files cannot be created: {error}: `rft store check` names damaged files"
+        ) from error
 
 
 def _empty(connection: duckdb.DuckDBPyConnection, name: str, schema: pa.Schema) -> str:

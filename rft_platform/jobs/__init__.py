@@ -1,6 +1,7 @@
 """Dagster jobs, sensors and schedule of a project, its Dagster instance, and the in-process driver.
 
-The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs, as ``rounds.plan_next`` decides.
+The sensors (under the daemon) and ``drive`` (in ``rft run``) launch the same jobs: those that ``plan_next`` in
+``rounds.planning.plan`` decides.
 
 Read in this order:
 - What is launched: ``jobs`` (jobs, tags of their runs, round partitions), ``launches`` (Dagster's record of past

@@ -1,6 +1,6 @@
 """Workflow and judge types and their outputs, as users write them.
 
-The outputs are pydantic models, as in the API with which this one is compatible. ``rollout.workflow`` and
+The outputs are pydantic models, as in ``agentscope.tuner``. ``rollout.workflow`` and
 ``judging.types`` have dataclasses of the same names and fields, for worker processes in whose environments only
 ``openai`` is sure to be installed. Either kind may be returned anywhere.
 """

@@ -18,7 +18,7 @@ from rft_platform.algorithms.common.registry import REGISTRIES
 from rft_platform.algorithms.losses.registry import LOSSES, TokenBatch
 from rft_platform.algorithms.presets import PRESETS, Preset
 from rft_platform.algorithms.token_advantages.registry import TOKEN_ADVANTAGES
-from rft_platform.config.schema.trainer import Algorithm
+from rft_platform.config.schema.algorithm import Algorithm
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 FUNCTIONS: dict[str, Callable[..., Any]] = {

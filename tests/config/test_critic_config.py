@@ -9,8 +9,8 @@ from rft_platform.algorithms.presets import PRESETS
 from rft_platform.common.errors import UserError
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.resolve import resolve
+from rft_platform.config.schema.algorithm import Critic
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.config.schema.trainer import Critic
 from rft_platform.rounds.setup.algorithm import algorithm_spec
 
 MakeConfig = Callable[..., RftConfig]

@@ -188,7 +188,7 @@ def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorith
         ({"data": [{"name": "reward_filter"}], "filters": {"reward_threshold": 1}}, "takes its place; keep one"),
         ({"filters": {"max_batches": 2}}, "no group is left out for want of signal"),
         ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all of them in a line"),
-        ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "which nobody judged"),
+        ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "has no rewards to process"),
     ],
 )
 def test_operators_that_do_not_fit_are_refused(configure: Configure, keys: dict[str, Any], said: str) -> None:
@@ -223,7 +223,7 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("grpo", {"loss_norm_length": 10}, "divides by no constant"),
         ("grpo", {"filters": {"overlong": {"max_length": 10}}}, "its weight is 0"),
         ("dapo", {"filters": {"overlong": {"cache_length": 5000}}}, "cache_length 5000 is more than"),
-        ("sft", {"filters": {"reward_threshold": 1.0}}, "which nobody judged"),
+        ("sft", {"filters": {"reward_threshold": 1.0}}, "has no rewards to filter by"),
         ("grpo", {"policy_loss_fn": "ppoo"}, "did you mean 'ppo'"),
         ("grpo", {"policy_loss_fn_args": {"clip_hi": 0.3}}, "did you mean 'clip_high'"),
         ("grpo", {"policy_loss_fn": "dpo"}, "compares pairs"),

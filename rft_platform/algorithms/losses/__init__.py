@@ -5,4 +5,7 @@ loss, and ``bind``; read it first. Then: ``ppo`` (also DAPO's clip-higher and du
 ``cispo``, ``sapo``, ``topr`` and ``opmd`` are policy-gradient losses; ``sft``, ``dpo`` and ``gkd`` learn from
 demonstrations, preference pairs and a teacher; ``mix`` combines ``ppo`` with demonstrations. ``rows`` has sums and
 means per row.
+
+Default values of a loss's options are in its function's signature; a preset (``algorithms/presets.py``) may override
+them.
 """

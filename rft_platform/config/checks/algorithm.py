@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.algorithm import ExperienceFilters, KlPenaltyArgs
-from rft_platform.config.schema.trainer import Algorithm, Critic
+from rft_platform.config.schema.algorithm import Algorithm, Critic, ExperienceFilters, KlPenaltyArgs
 
 
 def algorithm_problems(run: RunSettings) -> Iterator[str]:
@@ -45,7 +44,10 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
             "or set loss_agg_mode: seq-mean-token-sum-norm"
         )
     if preset.trains_on != "rollouts" and settings.filters != ExperienceFilters():
-        yield f"algorithm.filters: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
+        yield (
+            f"algorithm.filters: {name} trains on {preset.trains_on} and has no rewards to filter by; "
+            "remove algorithm.filters"
+        )
     runs = run.batches.repeat_times
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield (

@@ -20,7 +20,7 @@ def data_problems(run: RunSettings) -> Iterator[str]:
     config, preset = run.config, run.algorithm
     name, operators = config.algorithm.algorithm_type, config.data_processor.experience_pipeline.operators
     if operators and preset.trains_on != "rollouts":
-        yield f"{_OPERATORS}: {name} trains on {preset.trains_on}, which nobody judged; leave it out"
+        yield f"{_OPERATORS}: {name} trains on {preset.trains_on} and has no rewards to process; remove {_OPERATORS}"
     sampled = [index for index, entry in enumerate(operators) if entry.name == "dynamic_sampling"]
     runs = run.batches.repeat_times
     for index in sampled if runs < 2 else ():

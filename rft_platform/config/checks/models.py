@@ -90,6 +90,9 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
             yield f"{key} is what a folder of checkpoints is called; give it another name"
 
 
+_WARM_START_INSTEAD = "run its warm start in a project of its own and use the resulting checkpoint as model_path"
+
+
 def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
     """Key, whether it is set, and how to fix it."""
     config, preset = run.config, run.algorithm
@@ -98,7 +101,7 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     return [
         (f"mode {config.mode}", config.mode != "both", "set it to both"),
-        ("warm_start", config.warm_start is not None, "warm each model up in a project of its own, and start from it"),
+        ("warm_start", config.warm_start is not None, _WARM_START_INSTEAD),
         ("model.lora_configs", bool(config.model.lora_configs), "train full weights"),
         (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
         ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),

@@ -4,7 +4,8 @@ Read in this order:
 
 - ``section``: ``Section``, the base class, which refuses unknown keys.
 - ``rft_config``: ``RftConfig``, the whole file, with the small sections ``model``, ``cluster`` and ``synchronizer``.
-- ``buffer`` (tasks, judges, experiences), ``explorer`` (engines and workflows), ``trainer`` (with ``algorithm``).
+- ``buffer`` (tasks, judges, experiences), ``explorer`` (engines and workflows), ``algorithm`` (with ``Optimizer``),
+  ``trainer`` (with ``warm_start``).
 - ``evaluation``, ``data_processor``, ``policies``.
 
 ``docs/configuration.md`` is generated from these models.

@@ -1,8 +1,8 @@
-"""Subsections of section ``algorithm``."""
+"""Section ``algorithm`` (``Algorithm``) and its subsections."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.buffer import TaskFormat
 from rft_platform.config.schema.section import Section
@@ -46,9 +46,10 @@ class RolloutCorrection(Section):
     weight_cap: PositiveFloat = 2.0
     """Upper bound of an importance weight."""
     token_mask: Bounds | None = None
-    """Exclude tokens whose trainer / engine ratio is outside these bounds, for example [0.5, 5]."""
+    """Exclude tokens whose trainer / engine ratio is outside these bounds: [low, high], for example [0.5, 5]."""
     sequence_mask: Bounds | None = None
-    """Exclude rows whose geometric mean of the trainer / engine ratio is outside these bounds."""
+    """Exclude rows whose geometric mean of the trainer / engine ratio is outside these bounds:
+    [low, high]."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "RolloutCorrection":
@@ -107,3 +108,85 @@ class Experts(Section):
     """Share of the demonstrations in the loss."""
     batch_size: PositiveInt | None = None
     """Demonstrations per optimiser step. Default: ``weight`` times the experiences of a step."""
+
+
+class Optimizer(Section):
+    """AdamW and its learning-rate schedule over optimiser steps."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    lr_warmup_steps: NonNegativeInt = 0
+    """Optimiser steps of linear warm-up from 0."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after the warm-up: none, or a decay to 0 at ``total_steps``."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's moment decay rates."""
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's decoupled weight decay."""
+    eps: PositiveFloat = 1e-8
+    """AdamW's epsilon."""
+    clip_grad: PositiveFloat = 1.0
+    """Maximum gradient norm."""
+    total_steps: PositiveInt | None = None
+    """Step at which the decay ends. Default: the optimiser steps of the whole run."""
+
+
+class Critic(Optimizer):
+    """The value model of PPO and its own optimizer. Its steps are counted from its first update."""
+
+    lr: PositiveFloat = 1e-5
+    """Peak learning rate of the critic."""
+    value_clip: PositiveFloat = 0.2
+    """Clip range of the value loss: a value that moved further than this from its value at the start of the training,
+    towards its return, has no gradient."""
+    warmup_steps: NonNegativeInt = 0
+    """Number of first optimiser steps that train the critic only."""
+
+
+class Algorithm(Section):
+    """The algorithm. ``algorithm_type`` selects a preset; every other key overrides a part of the preset."""
+
+    algorithm_type: str = "grpo"
+    """Name of the preset (docs/algorithms.md)."""
+    advantage_fn: str | None = None
+    """Advantage function in place of the preset's."""
+    advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    policy_loss_fn: str | None = None
+    """Policy loss in place of the preset's."""
+    policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
+    """Its options."""
+    kl_loss_fn: Estimator | None = None
+    """Estimator of the KL term in the loss; default k2. As a loss, k1 has no gradient in expectation."""
+    kl_loss_fn_args: KlLossArgs = KlLossArgs()
+    kl_penalty_fn: Estimator | None = None
+    """Estimator of the KL penalty in the reward; default k1."""
+    kl_penalty_fn_args: KlPenaltyArgs = KlPenaltyArgs()
+    entropy_loss_fn: Literal["default", "none"] | None = None
+    """``none`` disables the entropy bonus regardless of its coefficient."""
+    entropy_loss_fn_args: EntropyLossArgs = EntropyLossArgs()
+    repeat_times: PositiveInt | None = None
+    """Runs per task (the group size). Default: the preset's."""
+    teacher_model_path: str | None = None
+    """The teacher model (gkd, on_policy_distill): a folder, a Hugging Face name or ``models:/NAME@alias``."""
+    optimizer: Optimizer = Optimizer()
+    critic: Critic = Critic()
+    loss_agg_mode: str | None = None
+    """Aggregation of per-token losses into one loss. Default: the preset's."""
+    loss_norm_length: PositiveInt | None = None
+    """Divisor of ``seq-mean-token-sum-norm``. Default: ``model.max_response_tokens``."""
+    rollout_correction: RolloutCorrection = RolloutCorrection()
+    filters: ExperienceFilters = ExperienceFilters()
+    experts: Experts | None = None
+    plugins: list[str] = Field(default_factory=list)
+    """Your own modules to import first; they register advantages and losses by decorators."""
+
+    @property
+    def beta(self) -> float:
+        """Weight of the KL term in the loss."""
+        return self.kl_loss_fn_args.kl_coef
+
+    @property
+    def entropy_coef(self) -> float:
+        """Weight of the entropy bonus."""
+        return 0.0 if self.entropy_loss_fn == "none" else self.entropy_loss_fn_args.entropy_coef

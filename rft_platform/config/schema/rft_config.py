@@ -14,13 +14,14 @@ from pydantic import (
     model_validator,
 )
 
+from rft_platform.config.schema.algorithm import Algorithm
 from rft_platform.config.schema.buffer import Buffer
 from rft_platform.config.schema.data_processor import DataProcessor
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
 from rft_platform.config.schema.policies import FurtherPolicy
 from rft_platform.config.schema.section import Section
-from rft_platform.config.schema.trainer import Algorithm, Trainer, WarmStart
+from rft_platform.config.schema.trainer import Trainer, WarmStart
 
 Mode = Literal["both", "explore", "train", "serve", "bench", "colocate"]
 

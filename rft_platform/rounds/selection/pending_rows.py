@@ -43,7 +43,7 @@ def pending_rows(project: Project, through: int) -> PendingRows:
 
 
 def pending_rows_by_round(store: ExperienceStore, note: dict[str, Any]) -> dict[int, int]:
-    """Rows per explored round that no training has taken, after the settled training that left ``note``."""
+    """Per explored round, how many rows no training has taken. ``note``: of the last settled selection."""
     left = {int(number): rows for number, rows in note.get("left", {}).items()}
     return left | {number: store.count_kept(number) for number in explored_after(store, note.get("landed", 0))}
 

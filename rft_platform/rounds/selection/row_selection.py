@@ -61,7 +61,7 @@ def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]
     """
     store, name = project.store, parent.name
     note = selection_note(store, number, name)
-    if note is not None and (published(store, number, name) is not None or _is_there(project, number, note, name)):
+    if note is not None and (published(store, number, name) is not None or _still_valid(project, number, note, name)):
         return note
     chosen, landed = choose(project, number, parent)
     rows = [
@@ -161,8 +161,8 @@ def _describe(
     }
 
 
-def _is_there(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
-    """Whether the file is unchanged since it was settled and no round to be reused was retired since."""
+def _still_valid(project: Project, number: int, note: dict[str, Any], policy: str | None) -> bool:
+    """Whether the selection file is unchanged and no round whose rows it reuses was retired since."""
     file, fresh = selection_file(project.store, number, policy), set(note["fresh_rounds"])
     if not file.is_file() or digest_file(file) != note["sha256"]:
         return False

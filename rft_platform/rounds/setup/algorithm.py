@@ -12,9 +12,8 @@ from rft_platform.algorithms.plugins import import_plugins, plugins_digest
 from rft_platform.algorithms.presets import Preset
 from rft_platform.common.errors import UserError
 from rft_platform.config.resolve import RunSettings
-from rft_platform.config.schema.algorithm import RolloutCorrection
+from rft_platform.config.schema.algorithm import Optimizer, RolloutCorrection
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.config.schema.trainer import Optimizer
 from rft_platform.judging.execution.columns import experiences_of
 from rft_platform.judging.execution.experience_pipeline import Operator, Pipeline
 from rft_platform.judging.operators.dynamic_sampling import DYNAMIC_SAMPLING

@@ -101,7 +101,8 @@ def _inspect(folder: Path) -> dict[str, Any]:
     """Describe ``folder`` as JSON values; one rank reads and verifies it for all."""
     if not any(folder.glob("tokenizer*")):
         raise UserError(
-            f"model folder {folder} holds no tokenizer (tokenizer.json): no engine could serve what it becomes"
+            f"model folder {folder} holds no tokenizer (tokenizer.json): engines could not serve the checkpoints "
+            "trained from it; save the tokenizer into the folder"
         )
     manifest = read_manifest(folder)
     if manifest is None:

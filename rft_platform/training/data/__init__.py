@@ -4,5 +4,6 @@ A ``Sample`` is one row: the token ids of a model call, which tokens are trained
 ``TrainingRows`` are the rows of a request with their groups and facts.
 
 Read in this order: ``samples``; ``rollout_rows`` (rollouts with their judgements); ``conversations``, ``offline_data``
-(demonstrations and preference pairs); ``token_advantages`` (advantages per token, computed over whole runs).
+(demonstrations and preference pairs); ``token_advantages`` (advantages per token, computed over whole runs; subtracts
+the KL penalty from the reward).
 """

@@ -107,11 +107,14 @@ def step_critic(
 
 
 def _culprits(samples: Sequence[Sample]) -> str:
-    """Name rows of this rank whose targets are not finite, else some of its rows."""
+    """Name rows of this rank whose value targets are not finite, else some of its rows."""
     targets = [(sample, sample.old_values, sample.returns) for sample in samples]
     bad = [s.row_id for s, *columns in targets if not all(c is None or np.isfinite(c).all() for c in columns)]
-    what = f"{len(bad)} rows have targets that are not finite" if bad else "no row's target stands out among"
-    return f"{what}: {some(bad or [sample.row_id for sample in samples])}"
+    if bad:
+        return (
+            f"{len(bad)} rows have value targets (returns) that are not finite: check the judge's rewards: {some(bad)}"
+        )
+    return f"the value targets (returns) of all rows are finite: {some([sample.row_id for sample in samples])}"
 
 
 def _column(samples: Sequence[Sample], name: str) -> np.ndarray:

@@ -44,7 +44,7 @@ class PackTensors:
 
     @classmethod
     def of(cls, pack: Pack, device: torch.device, dtype: torch.dtype) -> "PackTensors":
-        """Move ``pack`` to ``device``; ``dtype`` is that of the activations."""
+        """The pack's rows as tensors on ``device``; ``dtype`` is that of the activations."""
 
         def move(values: np.ndarray) -> Tensor:
             tensor = torch.from_numpy(values)  # pinned memory is copied asynchronously

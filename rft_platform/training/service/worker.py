@@ -1,4 +1,4 @@
-"""The process of one rank of the trainer group. ``group.py`` starts it; to start it by hand::
+"""The process of one rank of the trainer group. ``trainer_client.py`` starts it; to start it by hand::
 
     torchrun --nproc-per-node N -m rft_platform.training.service.worker --lease FILE --idle-timeout 900
 
