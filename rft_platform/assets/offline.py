@@ -93,16 +93,16 @@ def _train(
     check_kind(opened, kind, number)
     start_training(opened)
     result, steps = train_offline(opened, trainer.connect(), kind, number, run_id)
-    made_of = offline_lineage(opened, required_dataset(opened, number), run_id)
-    policy = register(opened, registry.connect(), number, result, steps, made_of)
+    origin = offline_lineage(opened, required_dataset(opened, number), run_id)
+    policy = register(opened, registry.connect(), number, result, steps, origin)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),
             "policy_version": policy.policy_version,
             "model_version": policy.model_version or "not registered",
             "optimizer_steps": result.steps,
-            "dataset_rows": made_of["dataset_rows"],
-            "data_digest": made_of["data_digest"],
+            "dataset_rows": origin["dataset_rows"],
+            "data_digest": origin["data_digest"],
             **numbers(result.metrics),
             **{f"seconds/{name}": value for name, value in result.seconds.items()},
         },

@@ -32,7 +32,7 @@ from rft_platform.rounds.setup.algorithm import (
     teacher_folder,
 )
 from rft_platform.rounds.setup.connections import base_model_folder, connect_registry, connect_trainer
-from rft_platform.rounds.train import Training, refuse_with_successor, run_training
+from rft_platform.rounds.train import Training, refuse_if_next_round_is_trained, run_training
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
 
 if TYPE_CHECKING:
@@ -45,17 +45,17 @@ _CANARY_TOKENS = 48  # per row: enough to tell weights apart, within the limit o
 
 
 def train_offline(
-    project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, run_id: str
+    project: Project, trainer: "TrainerClient", kind: OfflineKind, round_number: int, dagster_run_id: str
 ) -> tuple[TrainResult, list[StepEvent]]:
     """Train on the round's dataset and publish the policy. A repeated call after a kill gives the same weights.
 
     Raises UserError if the project runs another kind of training, StorageError if the dataset is missing.
     """
     check_kind(project, kind, round_number)
-    refuse_with_successor(project.store, round_number)
+    refuse_if_next_round_is_trained(project.store, round_number)
     dataset = required_dataset(project, round_number)
     parent = starting_policy(project)
-    request = offline_request(project, dataset, parent, run_id)
+    request = offline_request(project, dataset, parent, dagster_run_id)
     training = Training(
         request=request,
         parent=parent,
@@ -100,7 +100,7 @@ def starting_policy(project: Project) -> Policy:
     return policy
 
 
-def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_id: str) -> TrainRequest:
+def offline_request(project: Project, dataset: DatasetFile, parent: Policy, dagster_run_id: str) -> TrainRequest:
     """The request for the trainer; equal for the same dataset and configuration."""
     config, algorithm = project.config, spec_with_critic(project)
     pairs = project.settings.offline == "dpo"
@@ -127,7 +127,7 @@ def offline_request(project: Project, dataset: DatasetFile, parent: Policy, run_
         save_interval=config.trainer.save_interval,
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
-        lineage=offline_lineage(project, dataset, run_id),
+        lineage=offline_lineage(project, dataset, dagster_run_id),
     )
 
 
@@ -137,7 +137,7 @@ def offline_steps(project: Project, rows: int) -> int:
     return config.offline_steps or math.ceil(config.buffer.total_epochs * rows / project.batches.train_batch_size)
 
 
-def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict[str, Any]:
+def offline_lineage(project: Project, dataset: DatasetFile, dagster_run_id: str) -> dict[str, Any]:
     """Origin of the weights, stored in the checkpoint's manifest and the tags of its model version."""
     config = project.config
     teacher = {"teacher": config.algorithm.teacher_model_path} if project.settings.offline == "distill" else {}
@@ -156,7 +156,7 @@ def offline_lineage(project: Project, dataset: DatasetFile, run_id: str) -> dict
         "source_sha256": dataset.source_digest,
         "config_digest": config_digest(config),
         "code_version": code_version(),
-        "dagster_run_id": run_id,
+        "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
     }
 

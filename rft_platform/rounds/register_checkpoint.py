@@ -21,18 +21,19 @@ def register(
     round_number: int,
     result: TrainResult,
     steps: Sequence[StepEvent],
-    made_of: Mapping[str, Any],
+    origin: Mapping[str, Any],
     name: str | None = None,
 ) -> Policy:
     """Log the round's steps and register its checkpoint; returns the published policy with its model version.
 
-    ``made_of`` is the training's lineage; it becomes the version's tags. A no-op round registers nothing: its policy
-    keeps the parent's model version. ``name`` selects the policy; each policy has its own model and MLflow run.
+    ``origin`` is the lineage of the weights (``rounds.train.lineage``); it becomes the version's tags. A no-op round
+    registers nothing: its policy keeps the parent's model version. ``name`` selects the policy; each policy has its own
+    model and MLflow run.
     """
     policy = published(project.store, round_number, name)
     assert policy is not None, "train publishes the policy"
     registry = registry if name is None else registry.sibling(name)
-    run = registry.training_run(run_name(project, name), {"rft.config_digest": made_of["config_digest"]})
+    run = registry.training_run(run_name(project, name), {"rft.config_digest": origin["config_digest"]})
     if name is None:
         judged = project.store.read_note(round_number, "judge") or {}
         run.log_round(round_number, judged, prefix="round/")
@@ -42,7 +43,7 @@ def register(
     else:
         run.log_steps(steps)
         monitor_steps(project, round_number, steps, name)
-        tags = version_tags(made_of, result.weights_digest)
+        tags = version_tags(origin, result.weights_digest)
         version = registry.register_checkpoint(Path(policy.folder), policy.policy_version, tags, run.run_id)
         registered = replace(policy, model_version=str(version))
     publish(project.store, registered)

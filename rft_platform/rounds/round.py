@@ -12,7 +12,7 @@ from rft_platform.rounds.project.policy import Policy, parent_of, publish, snaps
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.register_checkpoint import register
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
-from rft_platform.rounds.train import lineage, refuse_with_successor, train
+from rft_platform.rounds.train import lineage, refuse_if_next_round_is_trained, train
 from rft_platform.training.protocol import StepEvent, TrainResult
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ class RoundTraining:
 class Round:
     """One round of a project. Each Dagster asset of a round calls one stage; ``run`` calls all of them.
 
-    A stage can be repeated after a crash: it continues from what is stored, and ends with the same result.
+    Stages pass data through notes and files of the store. A stage can be repeated after a crash: it continues from what
+    is stored, and ends with the same result.
     """
 
     project: Project
     number: int
-    run_id: str = ""  # of the orchestrator, for lineage
+    dagster_run_id: str = ""  # for lineage
 
     def run(self, engine: PolicyEngine, trainer: "TrainerClient", registry: "ModelRegistry") -> RoundEvaluation:
         """All stages of the round, in order."""
@@ -54,33 +55,42 @@ class Round:
         return snapshot_for(self.project, self.number)
 
     def explore(self, engine: PolicyEngine) -> dict[str, Any]:
-        """Roll out the round's tasks with these weights; store one row per model call."""
+        """Roll out the round's tasks with the weights of ``snapshot``; store one row per model call."""
         return explore(self.project, engine, snapshot_of(self.project.store, self.number), self.number)
 
     def judge(self, other: OtherJudge | None = None) -> dict[str, Any]:
-        """Give every run a reward, filter the rows, and compute advantages."""
+        """Give every run a reward, filter the rows, and compute advantages.
+
+        ``other`` replaces the configured judge (``rft judge``); earlier judgements are kept.
+        """
         return judge(self.project, self.number, other)
 
     def train(self, trainer: "TrainerClient", registry: "ModelRegistry") -> RoundTraining:
         """Train on the rows, publish the new weights as a checkpoint, and register it as a model version.
 
-        The first policy trains last, because its note marks the round as trained.
+        The further policies train before the first one, whose note marks the round as trained.
         """
-        further = train_further(self.project, trainer, registry, self.number, self.run_id)
-        result, steps = train(self.project, trainer, self.number, self.run_id)
-        origin = lineage(self.project, self.number, self.run_id)
-        policy = register(self.project, registry, self.number, result, steps, origin)
+        further = train_further(
+            self.project, trainer, registry, round_number=self.number, dagster_run_id=self.dagster_run_id
+        )
+        result, steps = train(self.project, trainer, round_number=self.number, dagster_run_id=self.dagster_run_id)
+        origin = lineage(self.project, self.number, self.dagster_run_id)
+        policy = register(self.project, registry, round_number=self.number, result=result, steps=steps, origin=origin)
         return RoundTraining(policy, result, steps, further)
 
     def evaluate(
         self, engine: PolicyEngine, registry: "ModelRegistry", *, force: bool = False, promote: bool = True
     ) -> RoundEvaluation:
-        """Deploy the new weights to the engine, run the held-out tasks, and promote the policy if the gate passes."""
+        """Deploy the new weights to the engine, run the held-out tasks, and promote the policy if the gate passes.
+
+        ``force`` runs the held-out tasks even if no evaluation is due in this round. With ``promote=False`` the
+        champion does not change.
+        """
         return evaluate_round(self.project, engine, registry, self.number, force=force, promote=promote)
 
 
 def train_further(
-    project: Project, trainer: "TrainerClient", registry: "ModelRegistry", round_number: int, run_id: str
+    project: Project, trainer: "TrainerClient", registry: "ModelRegistry", *, round_number: int, dagster_run_id: str
 ) -> dict[str, tuple[Policy, TrainResult | None]]:
     """Train each further policy on its own rows, one after the other, and register the results.
 
@@ -88,16 +98,21 @@ def train_further(
     unchanged, with None as its result.
     """
     store = project.store
-    refuse_with_successor(store, round_number)
+    refuse_if_next_round_is_trained(store, round_number)
     done: dict[str, tuple[Policy, TrainResult | None]] = {}
     for entry in project.config.policies:
         if not entry.train:
+            # the parent's weights under this round's number, so that the next round finds them
             kept = replace(parent_of(store, round_number, entry.name), round=round_number)
             publish(store, kept)
             done[entry.name] = kept, None
             continue
-        result, steps = train(project, trainer, round_number, run_id, entry.name)
-        made_of = lineage(project, round_number, run_id, entry.name)
-        policy = register(project, registry, round_number, result, steps, made_of, entry.name)
+        result, steps = train(
+            project, trainer, round_number=round_number, dagster_run_id=dagster_run_id, policy=entry.name
+        )
+        origin = lineage(project, round_number, dagster_run_id, entry.name)
+        policy = register(
+            project, registry, round_number=round_number, result=result, steps=steps, origin=origin, name=entry.name
+        )
         done[entry.name] = policy, result
     return done

@@ -70,20 +70,20 @@ class Training:
 
 
 def train(
-    project: Project, trainer: "TrainerClient", round_number: int, run_id: str, policy: str | None = None
+    project: Project, trainer: "TrainerClient", round_number: int, dagster_run_id: str, policy: str | None = None
 ) -> tuple[TrainResult, list[StepEvent]]:
     """Run the optimiser steps of a round and publish the resulting policy.
 
-    A round in which no row has a gradient is recorded as a no-op: its policy is its parent's. ``run_id`` is the
+    A round in which no row has a gradient is recorded as a no-op: its policy is its parent's. ``dagster_run_id`` is the
     orchestrator's run id, kept in the lineage. ``policy`` selects a further policy; None is the first.
     """
     store = project.store
-    refuse_with_successor(store, round_number)
+    refuse_if_next_round_is_trained(store, round_number)
     parent = parent_of(store, round_number, policy)
     selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
         refuse_damaged_rows(project, number, rests_on="judge")
-    request = train_request(project, parent, round_number, run_id)
+    request = train_request(project, parent, round_number, dagster_run_id)
     training = Training(
         request=request,
         parent=parent,
@@ -96,7 +96,7 @@ def train(
     return run_training(project, trainer, training)
 
 
-def train_request(project: Project, parent: Policy, round_number: int, run_id: str) -> TrainRequest:
+def train_request(project: Project, parent: Policy, round_number: int, dagster_run_id: str) -> TrainRequest:
     """The request for the trainer; equal for the same round, rows and configuration.
 
     Raises StorageError if there is no active judgement.
@@ -127,7 +127,7 @@ def train_request(project: Project, parent: Policy, round_number: int, run_id: s
         save_interval=config.trainer.save_interval,
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
-        lineage=lineage(project, round_number, run_id, policy),
+        lineage=lineage(project, round_number, dagster_run_id, policy),
     )
 
 
@@ -158,7 +158,7 @@ def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
     return str(target)
 
 
-def lineage(project: Project, round_number: int, run_id: str, policy: str | None = None) -> dict[str, Any]:
+def lineage(project: Project, round_number: int, dagster_run_id: str, policy: str | None = None) -> dict[str, Any]:
     """Origin of a round's weights, stored in the checkpoint's manifest and the tags of its model version."""
     config, store = project.config, project.store
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
@@ -174,7 +174,7 @@ def lineage(project: Project, round_number: int, run_id: str, policy: str | None
         **_data_lineage(store, round_number, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),
-        "dagster_run_id": run_id,
+        "dagster_run_id": dagster_run_id,
         **({"plugins_digest": loaded_digest(config)} if config.algorithm.plugins else {}),
         **_operators(store, round_number),
     }
@@ -262,7 +262,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     return result, steps
 
 
-def refuse_with_successor(store: ExperienceStore, round_number: int) -> None:
+def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -> None:
     """Raise UserError if the next round was trained from this round's weights."""
     if published(store, round_number + 1) is not None:
         raise UserError(

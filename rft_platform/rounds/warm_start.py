@@ -35,7 +35,7 @@ def make_starting_policy(
     project: Project,
     connect_engine: Callable[[], PolicyEngine],
     connect_trainer: Callable[[], "TrainerClient"],
-    run_id: str,
+    dagster_run_id: str,
 ) -> Policy:
     """Publish policy version 0, which round 1 explores with; one that is already published is kept."""
     start_all(project)
@@ -48,7 +48,7 @@ def make_starting_policy(
         folder = base_model_folder(project)
         policy = Policy(str(folder), 0, digest_weights(folder), round=0)
     else:
-        policy = WarmStartCourse(project, settings, engine, connect_trainer(), run_id).run()
+        policy = WarmStartCourse(project, settings, engine, connect_trainer(), dagster_run_id).run()
     publish(project.store, policy)
     return policy
 
@@ -65,7 +65,7 @@ class WarmStartCourse:
     settings: WarmStart
     engine: PolicyEngine
     trainer: "TrainerClient"
-    run_id: str
+    dagster_run_id: str
     folder: str = ""
     step: int = 0
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -151,7 +151,7 @@ class WarmStartCourse:
                 "data_digest": digest,
                 "config_digest": config_digest(config),
                 "code_version": code_version(),
-                "dagster_run_id": self.run_id,
+                "dagster_run_id": self.dagster_run_id,
             },
         )
 

@@ -39,11 +39,11 @@ from rft_platform.rounds.setup.connections import connect_trainer
 from rft_platform.rounds.project.project import Project
 project = Project.open(Home.from_environment())
 train, killed = rounds_train.train, []
-def kills(project, trainer, number, run_id, policy=None):
-    if policy is None and number == 2 and not killed:  # the first policy, which trains last
+def kills(project, trainer, *, round_number, dagster_run_id, policy=None):
+    if policy is None and round_number == 2 and not killed:  # the first policy, which trains last
         killed.append(read_lease(project.home.leases / "trainer.json").pid)
         os.kill(killed[0], signal.SIGKILL)
-    return train(project, trainer, number, run_id, policy)
+    return train(project, trainer, round_number, dagster_run_id, policy)
 rounds_train.train = kills
 done = drive(project, definitions.defs)
 assert done.finished, done.failed or done.error

@@ -67,7 +67,7 @@ def test_a_round_keeps_the_versions_that_it_settled_on(project: Project) -> None
 def test_a_policy_that_is_not_trained_stays_as_it_is(project: Project) -> None:
     guard = project.config.model_copy(update={"policies": project.config.policies[1:]})
     alone = Project(project.home, guard)
-    kept, result = train_further(alone, None, None, 3, "run")["guard"]  # type: ignore[arg-type]
+    kept, result = train_further(alone, None, None, round_number=3, dagster_run_id="run")["guard"]  # type: ignore[arg-type]
     assert result is None and kept == published(project.store, 3, "guard")
     assert (kept.round, kept.policy_version, kept.weights_digest) == (3, 2, "guard2")
 

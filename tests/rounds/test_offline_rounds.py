@@ -131,8 +131,8 @@ def test_request_says_the_same_whoever_asks(make_offline):
     assert (request.algorithm.policy_loss, request.algorithm.policy_loss_args) == ("dpo", {"beta": 0.3})
     assert (request.epochs, request.max_steps, request.save_interval) == (3, None, 2)
     assert request.optimizer.total_steps == offline_steps(project, 10) == 8
-    made_of = offline_lineage(project, dataset, "run")
-    assert made_of["data_digest"] == dataset.digest and made_of["source"].endswith("data.jsonl")
+    origin = offline_lineage(project, dataset, "run")
+    assert origin["data_digest"] == dataset.digest and origin["source"].endswith("data.jsonl")
 
 
 def test_distillation_names_its_teacher(make_offline, tiny_model):

@@ -30,12 +30,15 @@ _PROBES = 64
 
 
 class OptimiserStep:
-    """The update of ``run`` from global step ``step`` to ``step + 1`` on some rows. Every rank makes the same calls."""
+    """The update of ``run`` from policy version ``version`` to ``version + 1`` on some rows.
 
-    def __init__(self, run: TrainingRun, rows: np.ndarray, step: int) -> None:
+    Every rank makes the same calls. A policy's version is the number of optimiser steps since the start.
+    """
+
+    def __init__(self, run: TrainingRun, rows: np.ndarray, version: int) -> None:
         self._run = run
         self._rows = rows
-        self._step = step
+        self._version = version
         self._metrics: dict[str, float] = {}
         self._lap, self._cpu = Stopwatch(), time.process_time()
         self._clock = DeviceClock(run.ranks.device)
@@ -58,7 +61,7 @@ class OptimiserStep:
             norm = clip_gradients(state.policy.parameters(), spec.clip_grad)
             if not (math.isfinite(norm) and math.isfinite(self._metrics["loss"])):
                 raise NonFiniteError(self._explain_refusal(norm, self._metrics["loss"]))
-            rate = apply_step(state.optimizer, spec, self._step)
+            rate = apply_step(state.optimizer, spec, self._version)
         self._metrics |= {"lr": rate, "grad_norm": norm}
 
     def update_critic(self) -> None:
@@ -72,7 +75,7 @@ class OptimiserStep:
                 critic,
                 spec,
                 [run.plan.rows.samples[row] for row in run.share(self._rows)],
-                step=self._step,
+                step=self._version,
                 max_tokens_per_pack=run.request.max_tokens_per_pack,
                 reduce=run.ranks.reduce,
                 world_size=run.ranks.world_size,
@@ -88,12 +91,12 @@ class OptimiserStep:
         metrics = {
             **self._metrics,
             **run.precomputed,
-            **row_metrics(run.plan.rows, self._rows, self._step),
+            **row_metrics(run.plan.rows, self._rows, self._version),
             **self._speed(),
             "cpu_seconds": run.ranks.total(time.process_time() - self._cpu),
             "compilations": float(compiled_graphs() - self._graphs),
         }
-        return StepEvent(self._step + 1, metrics)
+        return StepEvent(self._version + 1, metrics)
 
     def _sizes(self) -> dict[str, float]:
         """Metrics of a step that trains only the critic."""
@@ -155,7 +158,7 @@ class OptimiserStep:
         ids = [rows.samples[row].row_id for row in (np.concatenate(found) if found else chosen)]
         who = "rows that are not finite even alone" if found else "no row is at fault alone; the step's rows"
         return (
-            f"step {self._step + 1} was refused: loss {loss}, gradient norm {norm}; {who}: {some(ids)}; parameters "
+            f"step {self._version + 1} was refused: loss {loss}, gradient norm {norm}; {who}: {some(ids)}; parameters "
             f"whose gradient is not finite: {some(gradients)}; whose weights are not: {some(weights)}. "
             "Lower the learning rate or look at those rows"
         )

@@ -2,7 +2,8 @@
 
 The session holds one state, and requests lead from a parent checkpoint to the next.
 
-After a request, whatever happens in it, the held state is a published one: the request's result, or its parent.
+After a request the held state is a published one: the request's result, or its parent if the training raised an
+RftError. After any other error the state is not defined and the process must end.
 """
 
 import gc
@@ -51,17 +52,19 @@ class TrainingSession:
         self.state: TrainerState | None = None
         self._planner = Planner()
         self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
+        # dtypes of activations and of gradient sums: they change the result, so they are part of a training's identity
         self._formats = (str(self.dtype).removeprefix("torch."), ranks.layout.reduce_dtype)
 
     def train(self, request: TrainRequest, on_step: OnStep, cancelled: Callable[[], bool]) -> TrainResult:
         """Serve one training request, from its rows to the published checkpoint. Every stage is one call below.
 
         ``on_step`` is called after every optimiser step. ``cancelled`` is called before every step; rank 0's answer
-        counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. If the training fails after it has
-        started, the parent's state is held again.
+        counts. Raises TrainingCancelled, NonFiniteError, UserError or StorageError. After such an error in a training
+        that has started, the parent's state is held again. A policy's version is the number of optimiser steps since
+        the start.
         """
         watch, cpu_start = Stopwatch(), time.process_time()
-        objective = check_algorithm(request)
+        objective = build_objective(request)
 
         # 1. Read the rows and split them into optimiser steps.
         with watch.time("data"):
@@ -84,37 +87,42 @@ class TrainingSession:
                 watch,
                 cpu_start,
             )
-        if not plan.steps:
+        if not plan.steps:  # no row has a gradient
             return run.without_steps()
 
         with self._parent_restored_on_error(run):
             # 3. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values,
-            #    token advantages.
+            #    token advantages. This needs the parent's weights, so it comes before a resumed state replaces them.
             self._precompute.compute(run)
 
             # 4. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
-            events = self._resume(run, on_step)
+            done_steps = self._resume(run, on_step)
             with watch.time("compile"):
                 warm_up(run.state.policy, request.max_tokens_per_pack)
 
             # 5. Run the optimiser steps.
             with PeriodicCheckpoints(request, plan.identity, self.ranks) as checkpoints:
-                for rows in plan.steps[len(events) :]:
-                    run.check_cancelled(cancelled, done=len(events))
-                    step = OptimiserStep(run, rows, request.parent_version + len(events))
-                    if step.trains_policy:
+                for rows in plan.steps[len(done_steps) :]:
+                    run.check_cancelled(cancelled, done=len(done_steps))
+                    step = OptimiserStep(run, rows, version=request.parent_version + len(done_steps))
+                    if step.trains_policy:  # not while the critic warms up
                         step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
                         step.update_policy()  # clip the gradient, then AdamW
                     step.update_critic()
-                    events.append(step.event())
-                    on_step(events[-1])
-                    if checkpoints.is_due(events[-1].step, remaining=len(plan.steps) - len(events)):
+                    done_steps.append(step.event())
+                    on_step(done_steps[-1])
+                    if checkpoints.is_due(done_steps[-1].step, remaining=len(plan.steps) - len(done_steps)):
+                        position = plan.position_after(
+                            len(done_steps)
+                        )  # in the demonstrations or pairs, to go on there
                         with watch.time("save"):
-                            checkpoints.save(run.state, plan.position_after(len(events)), run.manifest, events)
+                            checkpoints.save(
+                                run.state, position, run.manifest, done_steps
+                            )  # manifest: lineage, metrics
 
             # 6. Publish the checkpoint.
-            result = run.publish(target, events)
-            checkpoints.clear()
+            result = run.publish(target, done_steps)
+            checkpoints.clear()  # periodic checkpoints that only served for resuming
             return result
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -133,12 +141,12 @@ class TrainingSession:
     @contextmanager
     def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
         """After an RftError in the body, drop the state of ``run`` and hold that of its parent again."""
-        run.state.digest = ""  # until it is published, the state is not that of any folder
+        run.state.digest = ""  # marks the state as modified, so that it is never reused as that of a folder
         try:
             yield
         except RftError as error:
             run.drop_state()
-            _forget_frames(error)
+            _forget_frames(error)  # they keep tensors alive, and memory does not suffice for two states
             self._ensure_state(Path(run.request.parent).absolute(), run.parent_digest, run.request)
             raise
 
@@ -148,13 +156,13 @@ class TrainingSession:
         found = self.ranks.from_first(lambda: latest(output, identity))
         if found is None:
             return []
-        kept = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
+        resumed_request = replace(run.request, parent_version=found["version"], fresh_optimizer=False)
         with run.watch.time("load"):
             parent = run.state.folder
             run.drop_state()  # only the session may hold the state that is replaced next
-            run.state = self._ensure_state(Path(found["folder"]), found["digest"], kept)
+            run.state = self._ensure_state(Path(found["folder"]), found["digest"], resumed_request)
         run.state.folder = parent  # tokenizer and templates are copied from there: the intermediate folder is removed
-        run.state.digest = ""
+        run.state.digest = ""  # modified, as above
         events = [StepEvent(**event) for event in read_json(Path(found["folder"]) / STEPS)]
         LOG.info("continuing after step %d, from %s", found["version"], found["folder"])
         for event in events:
@@ -200,9 +208,9 @@ class TrainingSession:
             return None
         manifest = read_manifest(target)
         assert manifest is not None
-        kept = replace(request, parent_version=manifest.policy_version, fresh_optimizer=False)
+        resumed_request = replace(request, parent_version=manifest.policy_version, fresh_optimizer=False)
         try:
-            self._ensure_state(target, manifest.state_digest, kept)
+            self._ensure_state(target, manifest.state_digest, resumed_request)
         except StorageError as error:
             LOG.warning("%s is damaged and is trained again: %s", target, error)
             return None
@@ -211,7 +219,7 @@ class TrainingSession:
         return published_before(target, manifest, plan)
 
 
-def check_algorithm(request: TrainRequest) -> Objective:
+def build_objective(request: TrainRequest) -> Objective:
     """Import the plugins and build the objective. Raises UserError if parts of the algorithm do not fit each other."""
     algorithm = request.algorithm
     check_schedule(request.optimizer)
