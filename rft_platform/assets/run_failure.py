@@ -1,4 +1,4 @@
-"""Runs an asset's body as a phase, and ends its Dagster run after a fault: cause, metadata, tags, no useless retry.
+"""Runs an asset's body as a stage, and ends its Dagster run after a fault: cause, metadata, tags, no useless retry.
 
 Every launcher of the run (the daemon, the in-process driver, a person) reads the same tags.
 """
@@ -52,7 +52,7 @@ def reports_faults(body: Callable[..., dg.MaterializeResult[Any]]) -> Callable[.
 
 @contextmanager
 def asset_phase(context: dg.AssetExecutionContext, name: str, resources: Sequence[Any]) -> Iterator[None]:
-    """Run the body of asset ``name``, which has the given resources, as a phase of their project.
+    """Run the body of asset ``name``, which has the given resources, as a stage of their project.
 
     Log lines get round, run and name, and the size of log files is limited.
     """

@@ -1,4 +1,4 @@
-"""What ``rft run --dry-run`` prints: processes, devices, batch sizes, the order of the phases, and notices.
+"""What ``rft run --dry-run`` prints: processes, devices, batch sizes, the order of the launches, and notices.
 
 A notice is one line for an accepted setting that has no effect.
 """

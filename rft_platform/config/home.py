@@ -74,7 +74,7 @@ class Home:
 
     @property
     def holds_results(self) -> bool:
-        """Whether a phase has left a result. Until then another project or other settings may use the folder."""
+        """Whether a stage has left a result. Until then another project or other settings may use the folder."""
         return any(self.rounds.glob("*/*.json"))
 
     def make_private(self) -> str | None:

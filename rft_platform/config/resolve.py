@@ -1,7 +1,7 @@
 """Resolve a configuration into the settings of a run.
 
 This is the only place that merges an algorithm's preset with the keys that replace its parts, computes batch sizes and
-counts rounds and optimiser steps. Checks, dry run, driver, assets and phases read the result.
+counts rounds and optimiser steps. Checks, dry run, driver, assets and stages read the result.
 """
 
 import math

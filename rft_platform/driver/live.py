@@ -73,7 +73,7 @@ class PlainLines:
 
 
 class Screen:
-    """Shared by the handlers: a view, the news, and the pending message about a failed phase.
+    """Shared by the handlers: a view, the news, and the pending message about a failed stage.
 
     The pending failure is printed when something else happens. The driver's line about a retry and the error that ends
     a command name the same cause. They withdraw the pending failure, so that each failure is printed once.
@@ -93,7 +93,7 @@ class Screen:
             self._failure = None
 
     def hold_failure(self, line: str) -> None:
-        """Store the line of a failed phase as the pending failure."""
+        """Store the line of a failed stage as the pending failure."""
         self.catch_up()
         self._failure = line
 
@@ -128,7 +128,7 @@ class WarningHandler(logging.Handler):
         self._screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the warning, or hold back the failure of a phase."""
+        """Print the warning, or hold back the failure of a stage."""
         line = f"{record.levelname.lower()}: {record.getMessage()}"
         if record.name == PHASES.name and record.levelno >= logging.ERROR:
             self._screen.hold_failure(line)

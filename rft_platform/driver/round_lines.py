@@ -1,4 +1,4 @@
-"""One-line result of each round, read only from the notes of its phases."""
+"""One-line result of each round, read only from the notes of its stages."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ EQUAL = "within each group all rewards are equal: take easier tasks, more runs o
 
 @dataclass(frozen=True, slots=True)
 class RoundLine:
-    """Figures of one round; None for a phase that has not ended or a number not measured. Round 0 is the start."""
+    """Figures of one round; None for a stage that has not ended or a number not measured. Round 0 is the start."""
 
     round: int
     reward: float | None = None  # mean over the explored runs

@@ -2,7 +2,7 @@
 
 Readers ignore files that are not in the ledger. ``files.json`` is replaced atomically after each file is renamed into
 place, both under the round's lock. A crash between the two steps leaves a file that nobody reads and that the repeated
-phase replaces. A round from a version without ledgers gets one on first read, which accepts all files in its folder.
+launch replaces. A round from a version without ledgers gets one on first read, which accepts all files in its folder.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Detect damaged files of a round and move them to ``aside/``, so that the phase that made them is repeated."""
+"""Detect damaged files of a round and move them to ``aside/``, so that the launch that made them is repeated."""
 
 import time
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Notes that depend on the files in a subfolder; they are withdrawn together with a damaged file.
 RESTING_ON = {"rollouts": ("explore", "judge"), "judged": ("judge",)}
-#: The note of a round that has trained. Its phases are never repeated.
+#: The note of a round that has trained. Its stages are never repeated.
 TRAINED = "policy"
 
 
@@ -49,8 +49,8 @@ def damaged(store: "ExperienceStore", round: int, *, digest: bool) -> list[Damag
 def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Path:
     """Move a file of a round to its ``aside/`` folder and write ``why`` beside it. Returns the target path.
 
-    The file leaves the ledger, and the notes that depend on it are withdrawn, so that their phases are repeated. A
-    round that has trained keeps its notes: they record what happened, and none of its phases is repeated.
+    The file leaves the ledger, and the notes that depend on it are withdrawn, so that their stages are repeated. A
+    round that has trained keeps its notes: they record what happened, and none of its stages is repeated.
     """
     folder = store.round_folder(round)
     name = str(path.relative_to(folder))

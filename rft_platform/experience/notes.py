@@ -1,4 +1,4 @@
-"""Round folders and their notes: one small JSON document for each completed phase of a round."""
+"""Round folders and their notes: one small JSON document for each completed stage of a round."""
 
 import os
 import re
@@ -64,7 +64,7 @@ class RoundNotes:
         return sorted(name for name in found if name != "files")
 
     def withdraw_note(self, round: int, name: str) -> Path | None:
-        """Move a note to ``aside/``, so that its phase counts as not done. None if there was no note."""
+        """Move a note to ``aside/``, so that its stage counts as not done. None if there was no note."""
         path = self._note_path(round, name)
         return move_aside(path, self.round_folder(round)) if path.exists() else None
 

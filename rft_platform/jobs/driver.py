@@ -62,7 +62,7 @@ class DriveResult:
 
 
 def drive(project: Project, definitions: dg.Definitions, max_launches: int | None = None) -> DriveResult:
-    """Launch what the plan returns until everything is done, a phase has failed permanently, or a limit is reached.
+    """Launch what the plan returns until everything is done, a launch has failed permanently, or a limit is reached.
 
     Failures of earlier drives are not counted: starting the driver again implies that their cause is fixed.
     """

@@ -1,4 +1,4 @@
-"""Dagster's record of the launches: which phases are running, how each has failed, and how many have ended."""
+"""Dagster's record of the launches: which launches are running, how each has failed, and how many have ended."""
 
 from collections import Counter, defaultdict
 
@@ -32,13 +32,13 @@ _SILENT = {
 _Key = tuple[str, int]
 
 
-def launches(instance: dg.DagsterInstance, sync_offset: int = 0) -> Launches:
-    """Running phases and the failures of each, from the run records of the plan's jobs.
+def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
+    """Running launches and the failures of each, from the run records of the plan's jobs.
 
-    ``sync_offset`` is the number of rounds by which exploration may lead training. Callers that launch by run key must
-    pass it.
+    ``offset_rounds`` is the number of rounds by which exploration may lead training. Callers that launch by run key
+    must pass it.
     """
-    recent = max(_RECENT, 2 * sync_offset + 4)
+    recent = max(_RECENT, 2 * offset_rounds + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
         if _is_phase(record.dagster_run):
@@ -78,7 +78,7 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
 
 
 def _is_phase(run: dg.DagsterRun) -> bool:
-    """Whether the run belongs to a phase of the plan; a run of a mistyped partition belongs to no round."""
+    """Whether the run belongs to a launch of the plan; a run of a mistyped partition belongs to no round."""
     return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
 
 

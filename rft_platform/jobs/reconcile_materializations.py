@@ -1,6 +1,6 @@
-"""Reconcile Dagster with the disk: report assets of phases that finished but were killed before reporting them.
+"""Reconcile Dagster with the disk: report assets of launches that finished but were killed before reporting them.
 
-Milliseconds pass between a phase's last note and Dagster's record of the asset. A process killed in that time has done
+Milliseconds pass between a launch's last note and Dagster's record of the asset. A process killed in that time has done
 its work and the plan continues from it, but the lineage would lack a link.
 """
 
@@ -15,7 +15,7 @@ from rft_platform.rounds.project.notes import EVALUATION, JUDGE
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 
-#: The last asset of each kind of phase, and that asset's note. Kinds without an entry end in an evaluation.
+#: The last asset of each kind of launch, and that asset's note. Kinds without an entry end in an evaluation.
 _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
 _EVALUATED = ("evaluation_report", EVALUATION)
 
@@ -25,7 +25,7 @@ def reconcile_materializations(
 ) -> list[str]:
     """Report the last asset of each of ``phases`` (kind, round) that is complete on disk and unknown to Dagster.
 
-    Intended for phases whose newest run failed, because Dagster knows those of successful runs. Returns what was
+    Intended for launches whose newest run failed, because Dagster knows those of successful runs. Returns what was
     reported.
     """
     reported = []

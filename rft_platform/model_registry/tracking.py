@@ -1,6 +1,6 @@
 """Log a training to MLflow: parameters, step and round metrics, reports.
 
-MLflow appends every metric value that it receives and cannot remove one. A phase that is repeated after a kill would
+MLflow appends every metric value that it receives and cannot remove one. A stage that is repeated after a kill would
 duplicate its points. A metric is therefore logged once per name and step; the first value is kept.
 """
 

@@ -48,7 +48,7 @@ def bound_logs(folder: Path, max_bytes: int | None = None) -> list[Path]:
 
 
 def bound_logs_now_and_then(folder: Path) -> None:
-    """``bound_logs`` at most every ten seconds, for loops and the start of phases."""
+    """``bound_logs`` at most every ten seconds, for loops and the start of stages."""
     now = time.monotonic()
     if now - _checked.get(folder, -_CHECK_EVERY_S) >= _CHECK_EVERY_S:
         _checked[folder] = now
@@ -57,12 +57,12 @@ def bound_logs_now_and_then(folder: Path) -> None:
 
 @contextmanager
 def logs_bounded(folder: Path, every_s: float = _WATCH_EVERY_S) -> Iterator[None]:
-    """Bound the logs every ``every_s`` seconds, on a thread, while the block runs: a phase may print a lot."""
+    """Bound the logs every ``every_s`` seconds, on a thread, while the block runs: a stage may print a lot."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(every_s):
-            with suppress(OSError):  # for example a full disk, which the phases themselves report
+            with suppress(OSError):  # for example a full disk, which the stages themselves report
                 bound_logs(folder)
 
     thread = threading.Thread(target=watch, name="log-bounds", daemon=True)

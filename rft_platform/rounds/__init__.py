@@ -1,12 +1,12 @@
-"""The phases of a round as plain functions, and the plan that decides which one runs next. Independent of Dagster.
+"""The stages of a round as plain functions, and the plan that decides which one runs next. Independent of Dagster.
 
-Each phase is one module of this folder. It writes a note to its round when it is complete, so that a repeated call
-after a crash continues or repeats it with the same result. Sub-folders do not import the phases.
+Each stage is one module of this folder. It writes a note to its round when it is complete, so that a repeated call
+after a crash continues or repeats it with the same result. Sub-folders do not import the stages.
 
 Read in this order:
-1. ``round`` (``Round``: the stages of a round in order), then the phases: ``explore``, ``judge``, ``train``,
+1. ``round`` (``Round``: the stages of a round in order), then the stages: ``explore``, ``judge``, ``train``,
    ``register_checkpoint``, ``evaluate`` with ``heldout_evaluation``; before round 1 ``warm_start``;
-2. ``project`` (what a phase works with) and ``setup`` (its configuration turned into running parts);
+2. ``project`` (what a stage works with) and ``setup`` (its configuration turned into running parts);
 3. ``selection`` (tasks and rows), ``planning`` (what runs next), ``reporting``, ``maintenance``;
 4. ``offline`` and ``offline_dataset``: a training on a dataset, the only round of its project.
 """

@@ -1,4 +1,4 @@
-"""Explore phase of a round: choose the policy that explores, roll out its explore batches, and store the rows."""
+"""Explore stage of a round: choose the policy that explores, roll out its explore batches, and store the rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -139,7 +139,7 @@ def _roll_out(
 def snapshot_for(project: Project, number: int) -> Policy:
     """Record the policies that a round explores with, including those of section ``policies``; returns the first.
 
-    ``fixed``: the newest of round ``number - 1 - sync_offset`` or later. ``dynamic_by_trainer``: the newest.
+    ``fixed``: the newest of round ``number - 1 - offset_rounds`` or later. ``dynamic_by_trainer``: the newest.
     ``dynamic_by_explorer``: the newest, chosen again after every ``sync_interval`` batches.
     """
     sync, store = project.config.synchronizer, project.store

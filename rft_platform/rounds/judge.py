@@ -1,4 +1,4 @@
-"""Judge phase of a round: rewards and advantages for its stored rollouts, by the configured judge or another one.
+"""Judge stage of a round: rewards and advantages for its stored rollouts, by the configured judge or another one.
 
 Earlier judgements are kept: ``figures`` reads the active one, ``restore`` activates an earlier one again.
 """

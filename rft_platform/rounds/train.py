@@ -1,4 +1,4 @@
-"""Train phase of a round: from its judged experiences to a published checkpoint.
+"""Train stage of a round: from its judged experiences to a published checkpoint.
 
 ``train`` selects the rows and builds the request; ``run_training`` has the trainer run it, stores the canary and the
 note, and publishes the policy. An offline training uses ``run_training`` too.

@@ -72,7 +72,7 @@ def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance
 def test_far_ahead_explorations_do_not_hide_that_a_run_key_was_used(instance):
     for number in range(1, 22):
         add_run(instance, "explore_job", SUCCESS, number)
-    assert launches(instance, sync_offset=20).ended[("explore", 1)] == 1
+    assert launches(instance, offset_rounds=20).ended[("explore", 1)] == 1
 
 
 def test_under_the_daemon_a_failure_that_no_retry_helps_stops_the_plan_with_its_cause(instance, project):

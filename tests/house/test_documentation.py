@@ -18,6 +18,7 @@ from rft_platform.config.schema.rft_config import RftConfig
 from scripts.configuration import keys
 
 REPOSITORY = Path(__file__).parents[2]
+PACKAGE = REPOSITORY / "rft_platform"
 PAGES = [
     *(REPOSITORY / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
@@ -127,12 +128,33 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_paths_of_the_repository_exist(page: Path) -> None:
-    """A path in code that begins with a folder of the repository; ``*`` and ``NAME`` stand for anything."""
-    folders = [entry.name for entry in REPOSITORY.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    path = re.compile(rf"(?:{'|'.join(folders)})/[\w.*/-]*")
-    named = {code for code in CODE.findall(page.read_text(encoding="utf-8")) if path.fullmatch(code)}
-    missing = {name for name in named if not any(REPOSITORY.glob(name.replace("NAME", "*").rstrip("/")))}
+    """A path in code that begins with a folder of the repository; ``*`` and ``NAME`` stand for anything.
+
+    A path of a module may also begin with a folder of the package or of the tests.
+    """
+    path = re.compile(rf"(?:{'|'.join(_folders(REPOSITORY))})/[\w.*/-]*")
+    module = re.compile(rf"(?:{'|'.join(_folders(PACKAGE))})/[\w/]+\.py")
+    roots = (PACKAGE, REPOSITORY / "tests")
+    codes = set(CODE.findall(page.read_text(encoding="utf-8")))
+    missing = {
+        name
+        for name in codes
+        if path.fullmatch(name) and not any(REPOSITORY.glob(name.replace("NAME", "*").rstrip("/")))
+    }
+    missing |= {name for name in codes if module.fullmatch(name) and not any((root / name).is_file() for root in roots)}
     assert not missing - MADE
+
+
+def _folders(root: Path) -> list[str]:
+    return [entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] not in "._"]
+
+
+def test_the_table_of_tasks_names_files() -> None:
+    """Every row of "Where is ...?" names at least one file; the paths are checked with those of all pages."""
+    table = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").split("## Where is ...?")[1]
+    rows = [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 25
+    assert [row for row in rows if not re.search(r"`[\w/]+\.py`", row)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from rft_platform.experience.file_names import round_key, round_number
 from rft_platform.rounds.planning.plan import plan_next
-from rft_platform.rounds.planning.state import Action, PhaseState, ProjectState, RoundState
+from rft_platform.rounds.planning.state import Action, LaunchState, ProjectState, RoundState
 
-DONE, RUNNING = PhaseState(done=True), PhaseState(running=True)
+DONE, RUNNING = LaunchState(done=True), LaunchState(running=True)
 
 
-def project(*rounds: tuple[PhaseState, PhaseState], **settings: object) -> ProjectState:
+def project(*rounds: tuple[LaunchState, LaunchState], **settings: object) -> ProjectState:
     states = tuple(RoundState(i + 1, explore, sync) for i, (explore, sync) in enumerate(rounds))
     return ProjectState(rounds=states, **{"rounds_budget": 3, **settings})  # type: ignore[arg-type]
 
@@ -29,22 +29,22 @@ def test_fresh_project_explores_round_one_first():
 
 
 def test_warm_start_comes_before_everything():
-    assert launches(project(warm_start=PhaseState())) == [("warm_start", 0)]
+    assert launches(project(warm_start=LaunchState())) == [("warm_start", 0)]
     assert plan_next(project(warm_start=RUNNING)).waiting == ("warm_start is running",)
     assert launches(project(warm_start=DONE)) == [("explore", 1)]
 
 
 def test_without_offset_exploration_waits_for_training():
-    plan = plan_next(project((DONE, PhaseState())))
+    plan = plan_next(project((DONE, LaunchState())))
     assert [a.run_key for a in plan.actions] == ["sync:r0001:0"]
     assert plan.waiting == ("r0002 explores after r0001 is trained",)
     assert launches(project((DONE, DONE))) == [("explore", 2)]
 
 
 def test_with_offset_one_exploration_and_training_overlap():
-    state = project((DONE, PhaseState()), sync_offset=1)
+    state = project((DONE, LaunchState()), offset_rounds=1)
     assert launches(state) == [("explore", 2), ("sync", 1)]
-    ahead = project((DONE, RUNNING), (DONE, PhaseState()), sync_offset=1)
+    ahead = project((DONE, RUNNING), (DONE, LaunchState()), offset_rounds=1)
     assert plan_next(ahead).actions == ()
     assert "r0003 explores after r0001 is trained" in plan_next(ahead).waiting
 
@@ -62,26 +62,26 @@ def test_enough_rows_train_before_the_exploration_ends():
     assert plan_next(short).waiting == ("r0001 explore is running", "r0001 trains when it has 512 rows, 312 so far")
 
 
-def failed_phase(**changes: object) -> PhaseState:
-    return replace(PhaseState(failures=1, launches=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
+def failed_launch(**changes: object) -> LaunchState:
+    return replace(LaunchState(failures=1, launches=1, cause="engine: gone", failed_at=100.0), **changes)  # type: ignore[arg-type]
 
 
 def test_a_failed_launch_is_repeated_under_a_new_key_then_given_up():
-    once = project((failed_phase(failed_at=None), PhaseState()))
+    once = project((failed_launch(failed_at=None), LaunchState()))
     assert [a.run_key for a in plan_next(once).actions] == ["explore:r0001:1"]
-    given_up = plan_next(project((failed_phase(failures=4), PhaseState())))
+    given_up = plan_next(project((failed_launch(failures=4), LaunchState())))
     assert given_up.actions == ()
     assert given_up.failed is not None
     assert given_up.failed.startswith("r0001 explore failed 4 times, at last with: engine: gone")
 
 
 def test_launches_that_succeeded_and_were_withdrawn_count_for_the_key_alone():
-    again = project((PhaseState(failures=0, launches=2), PhaseState()))
+    again = project((LaunchState(failures=0, launches=2), LaunchState()))
     assert [a.run_key for a in plan_next(again).actions] == ["explore:r0001:2"]
 
 
 def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
-    plan = plan_next(project((failed_phase(retryable=False, cause="the judge has no column x"), PhaseState())))
+    plan = plan_next(project((failed_launch(retryable=False, cause="the judge has no column x"), LaunchState())))
     assert plan.actions == ()
     assert plan.failed is not None
     assert "r0001 explore failed: the judge has no column x" in plan.failed
@@ -93,7 +93,7 @@ def test_a_failure_that_a_retry_cannot_help_stops_at_once_with_its_cause():
     [(1, 0.0, "retry 1 of 3 in 3 s"), (2, 2.0, "retry 2 of 3 in 10 s"), (3, 47.5, "retry 3 of 3 in 1 s")],
 )
 def test_retries_wait_ever_longer_and_say_so(failures: int, passed: float, said: str):
-    state = project((DONE, failed_phase(failures=failures, launches=failures)), now=100.0 + passed)
+    state = project((DONE, failed_launch(failures=failures, launches=failures)), now=100.0 + passed)
     plan = plan_next(state)
     assert plan.actions == ()
     assert f"r0001 sync: {said}: engine: gone" in plan.waiting
@@ -105,14 +105,14 @@ def test_retries_wait_ever_longer_and_say_so(failures: int, passed: float, said:
 @given(jump=st.floats(-1e7, 1e7), failures=st.integers(1, 3))
 def test_a_clock_that_jumps_never_blocks_for_longer_than_twice_the_wait(jump: float, failures: int):
     wait = 3.0 * 4 ** (failures - 1)
-    state = project((failed_phase(failures=failures), PhaseState()), now=100.0 + jump)
+    state = project((failed_launch(failures=failures), LaunchState()), now=100.0 + jump)
     plan = plan_next(state)
     assert plan.actions or (plan.retry_in is not None and plan.retry_in <= 2 * wait)
 
 
 def test_modes_leave_the_other_half_to_someone_else():
-    assert launches(project((DONE, PhaseState()), mode="explore")) == [("explore", 2)]
-    assert launches(project((DONE, PhaseState()), mode="train")) == [("sync", 1)]
+    assert launches(project((DONE, LaunchState()), mode="explore")) == [("explore", 2)]
+    assert launches(project((DONE, LaunchState()), mode="train")) == [("sync", 1)]
     assert plan_next(project((DONE, DONE), mode="train")).finished
 
 
@@ -121,9 +121,9 @@ def test_acting_on_the_plan_always_finishes_within_the_offset(offset: int, budge
     explored = synced = 0
     for _ in range(2 * budget):
         rounds = [
-            (DONE if i < explored else PhaseState(), DONE if i < synced else PhaseState()) for i in range(explored)
+            (DONE if i < explored else LaunchState(), DONE if i < synced else LaunchState()) for i in range(explored)
         ]
-        plan = plan_next(project(*rounds, rounds_budget=budget, sync_offset=offset))
+        plan = plan_next(project(*rounds, rounds_budget=budget, offset_rounds=offset))
         assert plan.actions
         action = plan.actions[0]
         if action.kind == "explore":
@@ -133,7 +133,7 @@ def test_acting_on_the_plan_always_finishes_within_the_offset(offset: int, budge
             synced += 1
             assert synced == action.round
         assert explored - synced <= offset + 1
-    assert plan_next(project(*[(DONE, DONE)] * budget, rounds_budget=budget, sync_offset=offset)).finished
+    assert plan_next(project(*[(DONE, DONE)] * budget, rounds_budget=budget, offset_rounds=offset)).finished
 
 
 def test_round_keys_round_trip_and_refuse_others():

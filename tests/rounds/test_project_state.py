@@ -12,7 +12,7 @@ from rft_platform.experience.notes import RoundNotes
 from rft_platform.experience.record import JudgedRow
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import Failures, Launches, observe
-from rft_platform.rounds.planning.state import Action, PhaseState
+from rft_platform.rounds.planning.state import Action, LaunchState
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 
@@ -46,7 +46,7 @@ def test_closed_and_open_rounds(project: Project) -> None:
     state = observe(project, Launches())
     assert [round.sync.done for round in state.rounds] == [True] * 5 + [False]
     assert all(round.explore.done for round in state.rounds)
-    assert state.rounds[-1].experiences == 4 and state.warm_start == PhaseState(done=True)
+    assert state.rounds[-1].experiences == 4 and state.warm_start == LaunchState(done=True)
     assert plan_next(state).actions == (Action("sync", ROUNDS, 0),)
 
 

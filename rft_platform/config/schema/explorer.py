@@ -179,7 +179,7 @@ class Engine(Section):
     """The process ends after so many seconds without a request."""
     heartbeat_timeout_s: float = Field(default=120.0, ge=20.0)
     """If ``/health`` (polled every 10 s during a request) gives no answer for so many seconds, the process is ended and
-    the phase retried."""
+    the launch retried."""
     device: str = "auto"
     """``auto``: cuda if available, else cpu."""
     python: str | None = None

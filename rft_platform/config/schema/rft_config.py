@@ -104,7 +104,7 @@ class Synchronizer(Section):
     train on it. In the dynamic styles the explorer waits instead of exceeding it. Older rows are left out and counted.
     Default: no limit."""
     sync_timeout: PositiveFloat = 3600.0
-    """Seconds to wait for the other side. Accepted for compatibility, without effect: a phase waits without a limit."""
+    """Seconds to wait for the other side. Accepted for compatibility, without effect: a stage waits without a limit."""
 
     @property
     def dynamic(self) -> bool:

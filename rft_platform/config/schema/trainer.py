@@ -67,7 +67,7 @@ class Trainer(Section):
     """The group ends after so many seconds without a request."""
     heartbeat_timeout_s: float = Field(default=120.0, ge=10.0)
     """If there is no heartbeat (one every 2 s, also during a long step) for so many seconds, the group is ended and the
-    phase retried."""
+    launch retried."""
 
 
 class WarmStart(Section):

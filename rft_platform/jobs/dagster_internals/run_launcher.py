@@ -26,14 +26,14 @@ _MAX_CLAIMS = 100  # number of claims above which those of ended runs are remove
 
 
 class WatchedRunLauncher(DefaultRunLauncher):
-    """Launches each run once, allows one run per phase and round at a time, and monitors the workers."""
+    """Launches each run once, allows one run per job and round at a time, and monitors the workers."""
 
     def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
         super().__init__(inst_data)
         self._workers = RunWorkers()
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Start the run's worker, unless it was started already or another run of the same phase is active.
+        """Start the run's worker, unless it was started already or another run of the same job is active.
 
         If two daemons dequeue the same run, one worker starts. Of two runs of the same job and round, the later one is
         refused and fails with an error that names the other.

@@ -1,6 +1,6 @@
 """Maintenance of a project's store: decide which rounds are compacted, upgraded or retired.
 
-Only closed rounds are changed. A closed round is trained and evaluated, so no phase reads or writes its rows.
+Only closed rounds are changed. A closed round is trained and evaluated, so no stage reads or writes its rows.
 """
 
 import time

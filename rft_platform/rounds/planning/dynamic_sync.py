@@ -15,7 +15,7 @@ def held_back(state: ProjectState, number: int) -> str | None:
     Exploration waits only while there are rows to train on or a training is running, so it cannot wait forever.
     """
     landed, key = state.landed, round_key(number)
-    if state.sync_offset and landed.rounds >= state.sync_offset:
+    if state.offset_rounds and landed.rounds >= state.offset_rounds:
         batches = "batch has" if landed.rounds == 1 else "batches have"
         return f"{key} explores after a training: {landed.rounds} {batches} landed untrained (synchronizer.sync_offset)"
     if state.max_staleness is None or not (landed.rounds or landed.training_steps):

@@ -14,7 +14,7 @@ from rft_platform.rounds.planning.state import (
     RETRY_GROWTH,
     Action,
     ActionKind,
-    PhaseState,
+    LaunchState,
     Plan,
     ProjectState,
     RoundState,
@@ -30,7 +30,7 @@ def plan_next(state: ProjectState) -> Plan:
     """Decide the launches that may start now. Pure: equal states give equal plans.
 
     A project runs its warm start, then exploration and sync of each round. Round k may explore once round
-    ``k - 1 - sync_offset`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
+    ``k - 1 - offset_rounds`` is synced; it may train once it is explored and round k-1 is synced. Explorations run one
     after another, and so do syncs; with an offset the two overlap. An offline training is a single launch.
 
     In the dynamic styles, batches are explored one after another. Training k takes the rows that have landed by then,
@@ -41,9 +41,9 @@ def plan_next(state: ProjectState) -> Plan:
         return _next_evaluation(state)
     if state.offline is not None:
         training = _round(state, 1).sync
-        return Plan(finished=True) if training.done else _collect([_phase_step(state.offline, 1, training, state)])
+        return Plan(finished=True) if training.done else _collect([_launch_step(state.offline, 1, training, state)])
     if state.warm_start is not None and not state.warm_start.done:
-        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
+        return _collect([_launch_step("warm_start", 0, state.warm_start, state)])
     wanted = _last_round(state)
     steps = [step for step in (_next_exploration(state, wanted), _next_sync(state, wanted)) if step is not None]
     if state.sync_style != "fixed":
@@ -56,11 +56,11 @@ def plan_next(state: ProjectState) -> Plan:
 def _next_evaluation(state: ProjectState) -> Plan:
     """Mode bench: evaluate one policy after another; if none exists, make the starting policy first."""
     if state.offline is None and state.warm_start is not None and not state.warm_start.done:
-        return _collect([_phase_step("warm_start", 0, state.warm_start, state)])
+        return _collect([_launch_step("warm_start", 0, state.warm_start, state)])
     if not state.unmeasured:
         return Plan(finished=True)
-    number, phase = state.unmeasured[0]
-    return _collect([_phase_step("evaluate", number, phase, state)])
+    number, launch = state.unmeasured[0]
+    return _collect([_launch_step("evaluate", number, launch, state)])
 
 
 def _last_round(state: ProjectState) -> int:
@@ -74,14 +74,14 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     number = 1 + sum(1 for r in _leading(state, "explore"))
     if number > wanted:
         return None
-    phase = _round(state, number).explore
+    launch = _round(state, number).explore
     if state.sync_style != "fixed":
-        held = None if phase.running else held_back(state, number)
-        return held or _phase_step("explore", number, phase, state)
-    needs = number - 1 - state.sync_offset
-    if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not phase.running:
+        held = None if launch.running else held_back(state, number)
+        return held or _launch_step("explore", number, launch, state)
+    needs = number - 1 - state.offset_rounds
+    if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
-    return _phase_step("explore", number, phase, state)
+    return _launch_step("explore", number, launch, state)
 
 
 def _next_sync(state: ProjectState, wanted: int) -> Step | None:
@@ -97,54 +97,54 @@ def _next_sync(state: ProjectState, wanted: int) -> Step | None:
         return (
             f"{round_key(number)} trains when it has {state.experiences_needed:,} rows, {current.experiences:,} so far"
         )
-    return _phase_step("sync", number, current.sync, state)
+    return _launch_step("sync", number, current.sync, state)
 
 
 def _next_training(state: ProjectState, number: int) -> Step | None:
     """The next training of a dynamic style."""
-    phase = _round(state, number).sync
-    if phase.running:
-        return _phase_step("sync", number, phase, state)
+    launch = _round(state, number).sync
+    if launch.running:
+        return _launch_step("sync", number, launch, state)
     ready = trains(state, number, explored=sum(1 for _ in _leading(state, "explore")))
     if ready is True:
-        return _phase_step("sync", number, phase, state)
+        return _launch_step("sync", number, launch, state)
     return ready or None
 
 
-def _phase_step(kind: ActionKind, number: int, phase: PhaseState, state: ProjectState) -> Step:
+def _launch_step(kind: ActionKind, number: int, launch: LaunchState, state: ProjectState) -> Step:
     name = kind if kind == "warm_start" else f"{round_key(number)} {kind}"
-    if phase.running:
+    if launch.running:
         return f"{name} is running"
-    if phase.failures and not phase.retryable:
-        return Plan(failed=f"{name} failed: {(phase.cause or 'see its last run').rstrip('.')}. {_GO_ON}")
-    if phase.failures >= state.max_failures:
-        said = f", at last with: {phase.cause.rstrip('.')}" if phase.cause else ": see its last run"
-        return Plan(failed=f"{name} failed {phase.failures} times{said}. {_GO_ON}")
-    wait = retry_wait(phase, state)
+    if launch.failures and not launch.retryable:
+        return Plan(failed=f"{name} failed: {(launch.cause or 'see its last run').rstrip('.')}. {_GO_ON}")
+    if launch.failures >= state.max_failures:
+        said = f", at last with: {launch.cause.rstrip('.')}" if launch.cause else ": see its last run"
+        return Plan(failed=f"{name} failed {launch.failures} times{said}. {_GO_ON}")
+    wait = retry_wait(launch, state)
     if wait > 0:
-        said = f": {phase.cause}" if phase.cause else ""
-        retry = f"{name}: retry {phase.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
+        said = f": {launch.cause}" if launch.cause else ""
+        retry = f"{name}: retry {launch.failures} of {state.max_failures - 1} in {math.ceil(wait)} s{said}"
         return Plan(waiting=(retry,), retry_in=wait)
-    return Action(kind=kind, round=number, attempt=phase.launches)
+    return Action(kind=kind, round=number, attempt=launch.launches)
 
 
-def retry_wait(phase: PhaseState, state: ProjectState) -> float:
-    """Seconds until a failed phase may be launched again; 0 if it may be launched now.
+def retry_wait(launch: LaunchState, state: ProjectState) -> float:
+    """Seconds until a failed launch may be repeated; 0 if it may be repeated now.
 
     A clock that was set forward ends the wait. So does one that was set back by more than the wait, because the time
     passed is unknown then.
     """
-    if not phase.failures or phase.failed_at is None:
+    if not launch.failures or launch.failed_at is None:
         return 0.0
-    wait = min(state.first_retry_s * RETRY_GROWTH ** (phase.failures - 1), LONGEST_RETRY_WAIT_S)
-    passed = state.now - phase.failed_at
+    wait = min(state.first_retry_s * RETRY_GROWTH ** (launch.failures - 1), LONGEST_RETRY_WAIT_S)
+    passed = state.now - launch.failed_at
     return 0.0 if passed < -wait else max(0.0, wait - passed)
 
 
-def _leading(state: ProjectState, phase: Literal["explore", "sync"]) -> Iterator[RoundState]:
-    """The rounds from the first on whose ``phase`` is done, up to the first gap."""
+def _leading(state: ProjectState, launch: Literal["explore", "sync"]) -> Iterator[RoundState]:
+    """The rounds from the first on whose ``launch`` is done, up to the first gap."""
     for current in state.rounds:
-        if not getattr(current, phase).done:
+        if not getattr(current, launch).done:
             return
         yield current
 

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
-from rft_platform.rounds.planning.state import PhaseState, ProjectState, RoundState
+from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundState
 from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.bench import unmeasured
 from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
 from rft_platform.rounds.selection.training_groups import replayable_rows
 
-_DONE, _NOT_BEGUN = PhaseState(done=True), PhaseState()
+_DONE, _NOT_BEGUN = LaunchState(done=True), LaunchState()
 
 #: Cache of closed rounds without a launch, by store and round number: folder, its modification time, state. A note that
 #: is added or removed changes that time. A tick over 10,000 rounds then stats 10,000 folders and reads no note.
@@ -27,7 +27,7 @@ RETRY_DELAY = "RFT_RETRY_DELAY_S"
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Failed launches of one phase since its last success, and the details of the newest one."""
+    """Failed launches of one kind in a round since the last success, and the details of the newest one."""
 
     count: int
     cause: str = ""
@@ -44,13 +44,13 @@ class Launches:
     ended: dict[tuple[str, int], int] = field(default_factory=dict)
     interrupted: frozenset[tuple[str, int]] = frozenset()  # the members of ``running`` whose driver process is gone
 
-    def phase(self, kind: str, number: int, done: bool) -> PhaseState:
-        """The state of one phase for the plan."""
+    def state_of(self, kind: str, number: int, done: bool) -> LaunchState:
+        """The state of one kind of launch in a round, for the plan."""
         key = (kind, number)
         if key not in self.running and key not in self.ended and key not in self.failures:
-            return _DONE if done else _NOT_BEGUN  # most phases of a long project
+            return _DONE if done else _NOT_BEGUN  # most launches of a long project
         failed = self.failures.get(key, Failures(0))
-        return PhaseState(
+        return LaunchState(
             done,
             key in self.running,
             failed.count,
@@ -72,13 +72,13 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
         rounds=tuple(_observe_rounds(project, launches, through)),
         rounds_budget=0 if mode == "bench" else project.rounds_budget,  # mode bench may have no tasks to explore
         experiences_needed=project.batches.experiences_a_round,
-        sync_offset=sync.offset_rounds,
+        offset_rounds=sync.offset_rounds,
         sync_style="fixed" if project.settings.offline is not None else sync.sync_style,
         rows_a_step=project.batches.train_batch_size,
         rows_wanted=rows_wanted(project),
         max_staleness=sync.max_staleness,
         landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
-        warm_start=launches.phase("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
+        warm_start=launches.state_of("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         offline=project.settings.offline,
         mode=mode if mode in ("explore", "train", "bench") else "both",
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
@@ -95,12 +95,12 @@ def _landed(project: Project, through: int) -> PendingRows:
     return found
 
 
-def _unmeasured(project: Project, launches: Launches) -> tuple[tuple[int, PhaseState], ...]:
-    return tuple((number, launches.phase("evaluate", number, done=False)) for number in unmeasured(project))
+def _unmeasured(project: Project, launches: Launches) -> tuple[tuple[int, LaunchState], ...]:
+    return tuple((number, launches.state_of("evaluate", number, done=False)) for number in unmeasured(project))
 
 
 def first_retry_s() -> float:
-    """Seconds before the first retry of a failed phase: ``RFT_RETRY_DELAY_S``, or else the plan's default."""
+    """Seconds before the first retry of a failed launch: ``RFT_RETRY_DELAY_S``, or else the plan's default."""
     value = os.environ.get(RETRY_DELAY, "")
     if not value:
         return ProjectState().first_retry_s
@@ -173,7 +173,7 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     sound = not trained and is_sound(store, number)
     return RoundState(
         number,
-        explore=launches.phase("explore", number, done=sound or trained),
-        sync=launches.phase(project.settings.offline or "sync", number, done=evaluated),
+        explore=launches.state_of("explore", number, done=sound or trained),
+        sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )

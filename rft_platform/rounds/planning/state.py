@@ -15,8 +15,12 @@ LONGEST_RETRY_WAIT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseState:
-    """One unit of work to launch: the warm start, a round's exploration or a round's training."""
+class LaunchState:
+    """What the plan launches and retries as one Dagster run: the warm start, or one part of a round.
+
+    ``explore`` covers the stages ``snapshot``, ``explore`` and ``judge`` of ``Round``; ``sync`` covers ``train``
+    and ``evaluate``.
+    """
 
     done: bool = False
     running: bool = False
@@ -32,8 +36,8 @@ class RoundState:
     """One round: exploration (rollouts and judgement), then sync (training, weight update, evaluation if due)."""
 
     number: int
-    explore: PhaseState = PhaseState()
-    sync: PhaseState = PhaseState()
+    explore: LaunchState = LaunchState()
+    sync: LaunchState = LaunchState()
     experiences: int = 0  # judged rows on disk, of a round that has not trained yet
 
 
@@ -44,15 +48,15 @@ class ProjectState:
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1
     experiences_needed: int = 1  # rows that let a round train before its exploration has ended: those of a whole round
-    sync_offset: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
+    offset_rounds: int = 0  # rounds by which exploration may lead training; dynamic styles: 0 is no limit
     sync_style: SyncStyle = "fixed"
     rows_a_step: int = 1  # dynamic styles: experiences per optimiser step
     rows_wanted: int = 1  # dynamic styles: experiences that let a training start
     max_staleness: int | None = None  # dynamic styles: largest age of a row at the start of its training, in versions
     landed: PendingRows = field(default_factory=PendingRows)
-    warm_start: PhaseState | None = None  # None: the project has none
+    warm_start: LaunchState | None = None  # None: the project has none
     mode: Literal["both", "explore", "train", "bench"] = "both"
-    unmeasured: tuple[tuple[int, PhaseState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
+    unmeasured: tuple[tuple[int, LaunchState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
     offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
     max_failures: int = 4  # the first launch and three retries
     first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long

@@ -1,4 +1,4 @@
-"""Names of the notes in a round's folder. A phase writes its note when it is complete, never before."""
+"""Names of the notes in a round's folder. A stage writes its note when it is complete, never before."""
 
 from rft_platform.experience.selections import selection_name
 

@@ -56,9 +56,9 @@ def parent_of(store: ExperienceStore, round_number: int, name: str | None = None
     return _need(published(store, round_number - 1, name), round_number, round_number - 1)
 
 
-def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int, name: str | None = None) -> Policy:
-    """The policy that round k explores with: the newest one of the rounds ``k - 1 - sync_offset`` to ``k - 1``."""
-    oldest = max(0, round_number - 1 - sync_offset)
+def explorer_of(store: ExperienceStore, round_number: int, offset_rounds: int, name: str | None = None) -> Policy:
+    """The policy that round k explores with: the newest one of the rounds ``k - 1 - offset_rounds`` to ``k - 1``."""
+    oldest = max(0, round_number - 1 - offset_rounds)
     for candidate in range(round_number - 1, oldest - 1, -1):
         policy = published(store, candidate, name)
         if policy is not None:
@@ -69,7 +69,7 @@ def explorer_of(store: ExperienceStore, round_number: int, sync_offset: int, nam
 def take_snapshot(
     store: ExperienceStore,
     round_number: int,
-    sync_offset: int,
+    offset_rounds: int,
     going_on: Policy | None = None,
     name: str | None = None,
 ) -> Policy:
@@ -83,7 +83,7 @@ def take_snapshot(
         settled = snapshot_of(store, round_number, name)
         if is_published(store, settled) or published(store, round_number) is not None:
             return settled
-    policy = going_on or explorer_of(store, round_number, sync_offset, name)
+    policy = going_on or explorer_of(store, round_number, offset_rounds, name)
     store.write_note(round_number, note_of(SNAPSHOT, name), asdict(policy))
     return policy
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Project:
-    """The argument that every phase of a round starts from."""
+    """The argument that every stage of a round starts from."""
 
     home: Home
     config: RftConfig

@@ -132,7 +132,7 @@ def _explored_with(store: ExperienceStore, round_number: int) -> int:
 class SignalCount:
     """Counts the groups of a round that the experience pipeline would train on, one task batch after the other.
 
-    The configured judge judges them for this count only; the judgement used for training is made in the judge phase.
+    The configured judge judges them for this count only; the judgement used for training is made in the judge stage.
     Without dynamic sampling nothing is judged, and one task batch is always enough.
     """
 

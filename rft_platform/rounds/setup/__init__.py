@@ -1,4 +1,4 @@
-"""Turn a project's configuration into the parts that phases use.
+"""Turn a project's configuration into the parts that stages use.
 
 1. ``connections``: find or start policy engine, trainer group and model registry; resolve model folders;
 2. ``side_engines``: engines beside the first policy's, for auxiliary models and further policies;

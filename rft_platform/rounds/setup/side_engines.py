@@ -1,7 +1,7 @@
-"""Serve further models beside the first policy while a phase needs them.
+"""Serve further models beside the first policy while a stage needs them.
 
 Auxiliary models (``explorer.auxiliary_models``) are engines of this project or external endpoints. Further policies
-(``policies``) each have an engine, which serves the version that the phase names.
+(``policies``) each have an engine, which serves the version that the stage names.
 """
 
 import threading
