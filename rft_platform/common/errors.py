@@ -148,7 +148,7 @@ class DamageRepairedError(DamagedError):
     """Damaged files were quarantined and the notes that depend on them removed, so that they are made again."""
 
     retryable = True
-    hint = "the plan repeats the phase that made the files, then this one"
+    hint = "the plan repeats the launch that made the files, then this one"
 
 
 class RegistryError(RftError):

@@ -225,7 +225,7 @@ _NO_EFFECT = {
     "trainer.trainer_config": "settings of another framework's trainer",
     "evaluation.schedule": "the schedule nightly_evaluation has its own time; change it in the Automation tab",
     "synchronizer.sync_method": "weights travel as checkpoint files, which the engine loads in place",
-    "synchronizer.sync_timeout": "a phase starts when what it needs is there, and the wait for that has no limit",
+    "synchronizer.sync_timeout": "a launch starts when what it needs is there, and the wait for that has no limit",
     "buffer.trainer_input.experience_buffer.storage_type": "experiences are kept as files",
 }
 

@@ -41,7 +41,7 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
     recent = max(_RECENT, 2 * offset_rounds + 4)
     failed: dict[_Key, list[dg.RunRecord]] = defaultdict(list)  # newest first
     for record in instance.get_run_records(dg.RunsFilter(statuses=_FAILED)):
-        if _is_phase(record.dagster_run):
+        if _is_launch(record.dagster_run):
             failed[_key(record.dagster_run)].append(record)
     succeeded = [record for job in JOB_OF_KIND.values() for record in _successes(instance, job, recent)]
     newest_success = {_key(record.dagster_run): record.storage_id for record in reversed(succeeded)}
@@ -50,7 +50,7 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
         for key, records in failed.items()
     }
     ended = Counter(_key(record.dagster_run) for records in (succeeded, *failed.values()) for record in records)
-    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_phase(run)]
+    running = [run for run in instance.get_runs(dg.RunsFilter(statuses=_RUNNING)) if _is_launch(run)]
     return Launches(
         running=frozenset(map(_key, running)),
         failures={key: _failures(records) for key, records in since.items() if records},
@@ -62,7 +62,7 @@ def launches(instance: dg.DagsterInstance, offset_rounds: int = 0) -> Launches:
 def _successes(instance: dg.DagsterInstance, job: str, limit: int) -> list[dg.RunRecord]:
     """The newest successful runs of a job, newest first."""
     filters = dg.RunsFilter(job_name=job, statuses=[dg.DagsterRunStatus.SUCCESS])
-    return [record for record in instance.get_run_records(filters, limit=limit) if _is_phase(record.dagster_run)]
+    return [record for record in instance.get_run_records(filters, limit=limit) if _is_launch(record.dagster_run)]
 
 
 def _failures(records: list[dg.RunRecord]) -> Failures:
@@ -77,8 +77,8 @@ def _failures(records: list[dg.RunRecord]) -> Failures:
     )
 
 
-def _is_phase(run: dg.DagsterRun) -> bool:
-    """Whether the run belongs to a launch of the plan; a run of a mistyped partition belongs to no round."""
+def _is_launch(run: dg.DagsterRun) -> bool:
+    """Whether the run is a launch of the plan; a run of a mistyped partition belongs to no round."""
     return run.job_name in KIND_OF_JOB and is_round_key(run.tags.get(_PARTITION_TAG, round_key(0)))
 
 

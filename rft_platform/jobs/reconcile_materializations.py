@@ -21,15 +21,15 @@ _EVALUATED = ("evaluation_report", EVALUATION)
 
 
 def reconcile_materializations(
-    project: Project, instance: dg.DagsterInstance, phases: Iterable[tuple[str, int]]
+    project: Project, instance: dg.DagsterInstance, launched: Iterable[tuple[str, int]]
 ) -> list[str]:
-    """Report the last asset of each of ``phases`` (kind, round) that is complete on disk and unknown to Dagster.
+    """Report the last asset of each of ``launched`` (kind, round) that is complete on disk and unknown to Dagster.
 
     Intended for launches whose newest run failed, because Dagster knows those of successful runs. Returns what was
     reported.
     """
     reported = []
-    for kind, number in phases:
+    for kind, number in launched:
         if kind == "evaluate":  # the existing note is from an evaluation before the failed one
             continue
         asset, name = _ENDS.get(kind, _EVALUATED)

@@ -14,7 +14,7 @@ def rounds(
         ),
     ] = None,
 ) -> None:
-    """Show each round: reward, pass rates, KL, speed, time per phase, weights; and what comes next."""
+    """Show each round: reward, pass rates, KL, speed, time per stage, weights; and what comes next."""
     from rft_platform.cli.views.round_table import LAST, print_rounds, what_is_next
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json

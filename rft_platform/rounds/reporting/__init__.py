@@ -1,6 +1,6 @@
 """Results of a project: comparisons, promotion, tables, and logs for MLflow and TensorBoard.
 
-1. ``round_history``: evaluations and the learning curve, read from the notes; time per phase;
+1. ``round_history``: evaluations and the learning curve, read from the notes; time per stage;
 2. ``promotion``: compare a policy with the champion, decide by the gate, roll back;
 3. ``run_log``: log steps, rounds and evaluations;
 4. ``bench``: the table of all policies on the held-out tasks.

@@ -1,4 +1,4 @@
-"""The history of a project's rounds, read from their notes: evaluations, the learning curve, and time per phase."""
+"""The history of a project's rounds, read from their notes: evaluations, the learning curve, and time per stage."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -24,7 +24,7 @@ def monitor_steps(project: Project, round_number: int, steps: Sequence[StepEvent
 
 
 def monitor_round(project: Project, round_number: int, metrics: Mapping[str, Any], prefix: str) -> None:
-    """Write the metrics of a round, with the round as x axis. ``prefix`` (such as ``eval/``) names the phase."""
+    """Write the metrics of a round, with the round as x axis. ``prefix`` (such as ``eval/``) names the part."""
     run = _tensorboard(project)
     if run is not None and metrics:
         run.log_round(f"{round_key(round_number)}-{prefix.strip('/')}", round_number, metrics, prefix)

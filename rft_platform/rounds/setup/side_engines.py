@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rft_platform.config.schema.rft_config import RftConfig
     from rft_platform.inference.client import EngineClient
 
-#: Interval of the status requests that keep an idle engine below its idle time-out while a phase may still call it.
+#: Interval of the status requests that keep an idle engine below its idle time-out while a stage may still call it.
 _AWAKE_S = 20.0
 
 
