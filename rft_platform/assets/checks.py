@@ -26,12 +26,12 @@ EXPERIENCE_CHECKS = [
     dg.AssetCheckSpec(
         "one_policy_version",
         asset="judged_experiences",
-        description="All rows of the round were sampled by one policy version.",
+        description="One policy version sampled all rows of the round.",
     ),
     dg.AssetCheckSpec(
         "rewards_differ",
         asset="judged_experiences",
-        description="Some group has differing rewards; without any the round is a no-op.",
+        description="At least one group has differing rewards; otherwise the round trains nothing.",
     ),
 ]
 
@@ -39,7 +39,7 @@ CHECKPOINT_CHECKS = [
     dg.AssetCheckSpec(
         "engine_agrees_with_trainer",
         asset="policy_checkpoint",
-        description="Mean |delta log-prob| between the engine that sampled and the trainer is small.",
+        description="The mean |delta log-prob| between engine and trainer is small.",
     ),
     dg.AssetCheckSpec(
         "weights_changed",

@@ -26,7 +26,7 @@ def round_of(context: dg.AssetExecutionContext) -> int:
     partitions = context.instance.get_dynamic_partitions(str(rft_rounds.name))
     known = sorted(filter(is_round_key, partitions), key=round_number)
     has = f"this project has {known[0]} to {known[-1]}" if known else "this project has none yet"
-    raise UserError(f"partition {key!r} names no round: rounds are r0001, r0002, ...; {has}; launch one of those")
+    raise UserError(f"partition {key!r} is not a round: rounds are r0001, r0002, ...; {has}; launch one of those")
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:

@@ -14,8 +14,8 @@ from rft_platform.resources.registry import RegistryResource
 class EvaluationConfig(dg.Config):
     """Evaluation options of this run."""
 
-    force: bool = Field(default=False, description="Evaluate even where the configured interval says not yet.")
-    promote: bool = Field(default=True, description="Let the policy become champion if the gate passes.")
+    force: bool = Field(default=False, description="Evaluate even if the configured interval has not passed.")
+    promote: bool = Field(default=True, description="Promote the policy to champion if the gate passes.")
 
 
 @dg.asset(

@@ -23,10 +23,10 @@ class JudgeConfig(dg.Config):
     )
     judge_args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of that judge.")
     judges: list[dict[str, Any]] = Field(
-        default_factory=list, description="A weighted sum in place of one judge: a list of {judge, weight, args}."
+        default_factory=list, description="A weighted sum instead of one judge: a list of {judge, weight, args}."
     )
     restore: str = Field(
-        default="", description="Judge nothing: put the kept judgement of this judge version in force again."
+        default="", description="Do not judge; put the stored judgement of this judge version in force again."
     )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 teacher_model = dg.AssetSpec(
     "teacher_model",
-    description="The model that a distillation learns from: a folder, a hub name, or a version of the registry.",
+    description="The model that a distillation learns from: a folder, a Hugging Face name or a registered version.",
     group_name="policy",
     owners=OWNERS,
     kinds={"huggingface"},

@@ -15,7 +15,7 @@ _SAMPLES = 3
 
 
 def _unleaked(asset: str) -> dg.AssetCheckSpec:
-    return dg.AssetCheckSpec("no_leaks", asset=asset, description="No held-out task is asked in the dataset.")
+    return dg.AssetCheckSpec("no_leaks", asset=asset, description="The dataset contains no held-out task.")
 
 
 @dg.asset(

@@ -11,7 +11,7 @@ from rft_platform.resources.trainer import TrainerResource
 
 base_model = dg.AssetSpec(
     "base_model",
-    description="The model the project starts from: a folder, a hub name, or a version of the registry.",
+    description="The model the project starts from: a folder, a Hugging Face name or a registered version.",
     group_name="policy",
     owners=OWNERS,
     kinds={"huggingface"},

@@ -92,7 +92,7 @@ def hold_round(home: Home, key: str, run_id: str, wait_s: float = _WAIT_S) -> st
             holder = _read(stream)
             stream.close()
             raise RoundBusyError(
-                f"{key} is being worked on by run {holder.get('run_id', '(starting)')} "
+                f"{key} is in use by run {holder.get('run_id', '(starting)')} "
                 f"(process {holder.get('process')}): "
                 "wait for that run, or cancel it; then launch the job again"
             )

@@ -97,7 +97,7 @@ def fault_of(run: dg.DagsterRun) -> dict[str, str]:
 
 def check_failure(names: list[str]) -> CheckFailedError:
     """The error of a run whose rows are refused by blocking checks; Dagster ends the run after its asset."""
-    return CheckFailedError(f"blocking check {', '.join(names)} failed: the rows are kept, but no training reads them")
+    return CheckFailedError(f"blocking check {', '.join(names)} failed: the rows are kept, but no training uses them")
 
 
 def refusing_checks(result: dg.MaterializeResult[Any]) -> list[str]:

@@ -18,11 +18,11 @@ _LONGEST_LINE = 1000  # characters
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 _DISK = {
-    errno.ENOSPC: "no space left on the disk: make room, or point RFT_HOME at another disk",
-    errno.EDQUOT: "the disk quota is used up: make room, or point RFT_HOME at another disk",
-    errno.EROFS: "the file system is read-only: point RFT_HOME at a folder that can be written",
-    errno.EACCES: "permission denied: see who owns it, or point RFT_HOME at a folder of your own",
-    errno.EPERM: "permission denied: see who owns it, or point RFT_HOME at a folder of your own",
+    errno.ENOSPC: "no space left on the disk: free disk space, or point RFT_HOME at another disk",
+    errno.EDQUOT: "the disk quota is used up: free disk space, or point RFT_HOME at another disk",
+    errno.EROFS: "the file system is read-only: point RFT_HOME at a writable folder",
+    errno.EACCES: "permission denied: check the owner and mode, or point RFT_HOME at a folder of your own",
+    errno.EPERM: "permission denied: check the owner and mode, or point RFT_HOME at a folder of your own",
 }
 _SQLITE = {"SQLITE_FULL": errno.ENOSPC, "SQLITE_READONLY": errno.EROFS, "SQLITE_CANTOPEN": errno.EACCES}
 

@@ -26,11 +26,28 @@ from rft_platform.observability.masked_output import mask_output
 class _Commands(TyperGroup):
     """The group of subcommands; each of them ends with the exit codes of ``exits``."""
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _flags_without_type(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        for each in (command, *getattr(command, "commands", {}).values()) if command is not None else ():
+            _flags_without_type(each.get_params(ctx))
+        return command
+
     def invoke(self, ctx: Any) -> Any:
         with exit_codes(), private_files():
             if (line := Home.from_environment().make_private()) is not None:
                 typer.echo(f"note: {line}", err=True)
             return super().invoke(ctx)
+
+
+def _flags_without_type(parameters: list[Any]) -> list[Any]:
+    """Make ``--help`` print flags without ``<bool>``, because they take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def _print_version(wanted: bool) -> None:

@@ -50,9 +50,9 @@ def first_damage(
             return f"{name} is missing"
         size = path.stat().st_size
         if size != entry["size"]:
-            return f"{name} is {size:,} bytes long, {entry['size']:,} were written"
+            return f"{name} is {size:,} bytes long, expected {entry['size']:,}"
         if digest is not None and digest(path) != entry["sha256"]:
-            return f"{name} holds other bytes than were written (sha256 differs from {MANIFEST})"
+            return f"{name} was changed after it was written (sha256 differs from {MANIFEST})"
     return None
 
 
@@ -71,7 +71,9 @@ def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) ->
     """SHA-256 of a model folder's safetensors: of the file if there is one, else of all names and digests."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
+        raise UserError(
+            f"model folder {folder}: contains no .safetensors file; convert the weights to safetensors first"
+        )
     if len(files) == 1:
         return digest(files[0])
     return digest_json({file.name: digest(file) for file in files})

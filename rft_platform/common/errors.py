@@ -23,7 +23,7 @@ class RftError(Exception):
 
     fault: ClassVar[Fault] = "orchestration"
     retryable: ClassVar[bool] = False
-    hint: ClassVar[str] = "see the run's log for where it was raised, fix the cause, then launch the job again"
+    hint: ClassVar[str] = "find the cause in the run's log, fix it, then launch the job again"
 
     def __str__(self) -> str:
         return redact(super().__str__())
@@ -33,14 +33,14 @@ class UserError(RftError):
     """Bad input (config, data, model folder, port), refused before anything starts. The CLI exits with code 2."""
 
     fault = "user_input"
-    hint = "correct what the message names, then launch the job again"
+    hint = "correct the input that the message names, then launch the job again"
 
 
 class UserCodeError(RftError):
     """The user's workflow or judge raised an exception, which is chained."""
 
     fault = "user_code"
-    hint = "correct the workflow or the judge, then launch the job again; it runs the code as it is then"
+    hint = "correct the workflow or the judge, then launch the job again, which loads the corrected code"
 
 
 class JudgeUnavailableError(RftError):
@@ -48,13 +48,13 @@ class JudgeUnavailableError(RftError):
 
     fault = "user_code"
     retryable = True
-    hint = f"{_REPEATED}; answers that came are kept and not asked for again"
+    hint = f"{_REPEATED}; answers that were received are kept and not requested again"
 
 
 class CheckFailedError(UserCodeError):
     """A blocking asset check refused the rows of workflow and judge."""
 
-    hint = "see the failed check's metadata, correct the workflow or the judge, then launch the job again"
+    hint = "read the failed check's metadata, correct the workflow or the judge, then launch the job again"
 
 
 class TransientError(RftError):
@@ -67,7 +67,7 @@ class TransientError(RftError):
 class OutOfMemoryError(RftError):
     """A process of the control plane ran out of memory."""
 
-    hint = "make the batches smaller or give the machine more memory, then launch the job again"
+    hint = "reduce the batch sizes or add memory, then launch the job again"
 
 
 class EngineError(RftError):
@@ -75,14 +75,14 @@ class EngineError(RftError):
 
     fault = "engine"
     retryable = True
-    hint = f"{_REPEATED}; an engine that died is started again"
+    hint = f"{_REPEATED}; an engine whose process died is restarted"
 
 
 class WeightMismatchError(EngineError):
     """The weights do not fit the engine, or its log-probs differ from the trainer's: the version was refused."""
 
     retryable = False
-    hint = "the engine goes on serving what it served; compare engine and trainer on that checkpoint"
+    hint = "the engine keeps serving its previous weights; compare engine and trainer on that checkpoint"
 
 
 class TrainerError(RftError):
@@ -90,7 +90,7 @@ class TrainerError(RftError):
 
     fault = "trainer"
     retryable = True
-    hint = f"{_REPEATED}; a trainer that died is started again and begins at the parent checkpoint"
+    hint = f"{_REPEATED}; a trainer whose process died is restarted and begins at the parent checkpoint"
 
 
 class TrainingCancelled(TrainerError):
@@ -104,7 +104,7 @@ class NonFiniteError(TrainerError):
     """Loss or gradient became NaN or infinite: the step was refused and the state was kept."""
 
     retryable = False
-    hint = "lower the learning rate or look at the rows that the message names, then launch the job again"
+    hint = "lower the learning rate or inspect the rows that the message names, then launch the job again"
 
 
 class TrainerMemoryError(TrainerError):
@@ -118,13 +118,13 @@ class StorageError(RftError):
     """A file of the store is missing, incomplete or does not match its digest."""
 
     fault = "storage"
-    hint = "bring the file back or make it again as the message says, then launch the job again"
+    hint = "restore the file or create it again as the message says, then launch the job again"
 
 
 class FileSystemError(StorageError):
     """The file system refused an operation, for example because it has no locks or is read-only."""
 
-    hint = "see to the disk or its mount as the message says, then launch the job again"
+    hint = "repair the disk or its mount as the message says, then launch the job again"
 
 
 class FileSystemDownError(FileSystemError):
@@ -137,7 +137,7 @@ class FileSystemDownError(FileSystemError):
 class DiskFullError(StorageError):
     """The disk is full. The previous file is kept; no incomplete file becomes visible."""
 
-    hint = "make room, then launch the job again"
+    hint = "free disk space, then launch the job again"
 
 
 class DamagedError(StorageError):
@@ -148,7 +148,7 @@ class DamageRepairedError(DamagedError):
     """Damaged files were quarantined and the notes that depend on them removed, so that they are made again."""
 
     retryable = True
-    hint = "the plan repeats the launch that made the files, then this one"
+    hint = "the plan repeats the launch that created the files, then this one"
 
 
 class RegistryError(RftError):
@@ -156,14 +156,14 @@ class RegistryError(RftError):
 
     fault = "registry"
     retryable = True
-    hint = f"{_REPEATED}; a checkpoint that was published is taken as it is and registered then"
+    hint = f"{_REPEATED}; a published checkpoint is not trained again, only registered"
 
 
 class RegistryLostError(RegistryError):
     """MLflow does not know a model version that the project registered: its database was deleted or replaced."""
 
     retryable = False
-    hint = "bring MLflow's database back or run `rft models rebuild`, then launch the job again"
+    hint = "restore MLflow's database or run `rft models rebuild`, then launch the job again"
 
 
 def some(names: Sequence[str]) -> str:

@@ -26,9 +26,9 @@ CAUSE_CHARACTERS = 300  # maximum length of the cause line of runs, plans and sk
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 #: Errors of file systems other than a full disk, and what to do about each.
 FILE_SYSTEM: dict[int | None, str] = {
-    errno.EIO: "the disk or its network fails: see the kernel's log, then start again",
-    errno.ESTALE: "the network file system lost the file: see that it is mounted, then start again",
-    errno.EXDEV: "keep RFT_HOME and everything below it on one file system, without mounts inside",
+    errno.EIO: "the disk or its network fails: read the kernel's log, fix the cause, then start again",
+    errno.ESTALE: "the network file system lost the file: check that it is mounted, then start again",
+    errno.EXDEV: "put RFT_HOME and everything below it on one file system, without mounts inside",
     errno.ENOLCK: "the file system has no locks: put RFT_HOME on a local disk, or mount NFS with locks",
     errno.EROFS: "the file system is read-only: mount it writable, or point RFT_HOME at another disk",
 }
@@ -88,9 +88,11 @@ def _classified(error: BaseException) -> RftError:
     name = described(error).strip()
     if is_disk_full(error):
         path = next((link.filename for link in _causes(error) if isinstance(link, OSError) and link.filename), None)
-        return DiskFullError(f"{path or 'a write failed'}: no space left on the disk ({error}); make room")
+        return DiskFullError(f"{path or 'a write failed'}: no space left on the disk ({error}); free disk space")
     if is_out_of_memory(error):
-        return OutOfMemoryError(f"out of memory in the process of the run ({name}); what was stored before stands")
+        return OutOfMemoryError(
+            f"out of memory in the process of the run ({name}); results that were stored before are kept"
+        )
     place = user_place(error)
     if place is not None:
         return UserCodeError(f"{name} ({place})")
@@ -98,7 +100,7 @@ def _classified(error: BaseException) -> RftError:
         return found
     if any(_is_transient(link) for link in _causes(error)):
         return TransientError(name)
-    return RftError(f"{name} ({_innermost_place(error)}): the platform did not expect this")
+    return RftError(f"{name} ({_innermost_place(error)}): unexpected error in the platform")
 
 
 def _storage_fault(error: BaseException) -> StorageError | None:

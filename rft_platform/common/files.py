@@ -153,7 +153,10 @@ def _no_room(path: Path, temp: Path, needs: int | None) -> str:
     wanted = f"{needs:,} bytes are needed" if needs else f"more than the {written:,} bytes written so far are needed"
     folder = next(folder for folder in path.parents if folder.exists())
     free = shutil.disk_usage(folder).free + written
-    return f"{path}: no space left on the disk: {wanted}, {free:,} are free; make room, what stood there still stands"
+    return (
+        f"{path}: no space left on the disk: {wanted}, {free:,} are free; free disk space; the "
+        "previous content is unchanged"
+    )
 
 
 def _fsync(path: Path) -> None:

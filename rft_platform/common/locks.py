@@ -66,7 +66,7 @@ def _wait_for(stream: IO[str], timeout_s: float) -> None:
             stream.seek(0)
             holder = stream.read(20).strip()
             raise TransientError(
-                f"{stream.name} was held by process {holder or '(unknown)'} for {timeout_s:.0f} s: see whether "
-                "that process is stopped or hangs, and end it"
+                f"{stream.name} was held by process {holder or '(unknown)'} for {timeout_s:.0f} s: check "
+                "whether that process is stopped or hangs, and end it"
             )
         time.sleep(_POLL_S)

@@ -74,8 +74,8 @@ def remedy(path: Path) -> str:
     if path.name == "mlflow.db":
         return f"move it away (with {path.name}-wal and {path.name}-shm) and run `rft models rebuild`"
     if path.parent.name == "judging":
-        return f"{move}; answers of judge models are asked for again, and what they have cost is counted anew"
-    return f"{move}; only Dagster's history of runs is lost"
+        return f"{move}; answers of judge models are then requested again, and their cost is counted from zero"
+    return f"{move}; only Dagster's run history is lost"
 
 
 def is_damage(error: BaseException) -> bool:
@@ -95,6 +95,6 @@ def named_damage(error: BaseException, root: Path | None = None) -> str:
         return "; ".join(map(str, found[:_MOST_NAMED]))
     first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return (
-        f"SQLite cannot read a database below {root.absolute()} ({first}): see that the disk works and has room; "
-        "`rft doctor` checks every database"
+        f"SQLite cannot read a database below {root.absolute()} ({first}): check that the disk works and has "
+        "space; `rft doctor` checks every database"
     )

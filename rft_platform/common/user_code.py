@@ -86,7 +86,7 @@ def reference_of(value: Any) -> str:
     if module.__name__ != "__main__":
         return f"{file if module.__name__.startswith(_FILE_MODULE) else module.__name__}:{name}"
     if file is None:
-        raise UserError(f"{name} was typed into a shell, where no other process finds it: put it into a file")
+        raise UserError(f"{name} was typed into a shell, so no other process can import it: put it into a file")
     spec = getattr(module, "__spec__", None)  # of python -m package.module
     return f"{spec.name}:{name}" if spec is not None else f"{Path(file).resolve()}:{name}"
 
@@ -133,8 +133,9 @@ def _live(name: str, what: str) -> Any:
         return _live_objects[name]
     except KeyError:
         raise UserError(
-            f"{what} {name.rpartition('/')[2]!r} was in the memory of the process that trained and cannot be loaded in "
-            "another one: go on from the script or notebook that defines it, or define it at the top level of a module"
+            f"{what} {name.rpartition('/')[2]!r} existed only in the process that trained, so another process "
+            "cannot load it: continue from the script or notebook that defines it, or define it "
+            "at the top level of a module"
         ) from None
 
 

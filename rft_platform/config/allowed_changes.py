@@ -81,8 +81,8 @@ def check_unchanged(old: RftConfig, new: RftConfig) -> None:
         lines = [f"{key}: was {before!r}, is {after!r}" for key, (before, after) in fixed.items()]
         raise UserError(
             f"project {old.project}/{old.name} was started with other settings: restore the previous values, or start "
-            "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one); "
-            "the code of a judge or workflow may change under its name:\n" + "\n".join(lines)
+            "a new run: set `name` and use another RFT_HOME (its model.model_path may be a checkpoint of this one). "
+            "The code of a judge or workflow may change; these settings may not:\n" + "\n".join(lines)
         )
 
 

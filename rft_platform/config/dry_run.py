@@ -84,8 +84,8 @@ def _length_notices(run: RunSettings, length: RunLength | None, task_count: int 
     for key, steps in warm_ups.items():
         if steps >= length.steps:
             yield (
-                f"{key}.lr_warmup_steps {steps} does not end before the {length.steps} steps of the run: the "
-                "learning rate rises to its end"
+                f"{key}.lr_warmup_steps {steps} is not less than the {length.steps:,} steps of the "
+                "run: the learning rate rises until the end"
             )
     if task_count is not None and batches.batch_size > task_count:
         yield f"buffer.batch_size {batches.batch_size} is more than the {task_count} tasks: a batch repeats tasks"
@@ -144,16 +144,16 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
 
 def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:
     least = "" if batches.exact else "at least "
-    rounds = "as many as the tasks give" if length is None else str(length.rounds)
+    rounds = "as many as the tasks allow" if length is None else str(length.rounds)
     about = "about " if batches.dynamic else "" if batches.whole_round else least
     total = "" if length is None else f", {about}{length.steps} optimiser steps in all"
     steps = f"{least}{batches.steps_a_round} optimiser steps a round"
     return [
         f"{batches.batch_size} tasks x {batches.repeat_times} runs x {batches.batches_a_round} batches = "
         f"{least}{batches.experiences_a_round} experiences a round",
-        f"{batches.train_batch_size} experiences a step, as they land"
+        f"{batches.train_batch_size} experiences a step, trained as soon as they are stored"
         if batches.dynamic
-        else "one optimiser step a round, of all its experiences"
+        else "one optimiser step a round, with all its experiences"
         if batches.whole_round
         else f"{batches.experiences_a_round} / {batches.train_batch_size} experiences a step = {steps}",
         f"rounds: {rounds}{total}",
@@ -180,7 +180,7 @@ def _offline_waits(config: RftConfig) -> list[str]:
 
 def _saves(config: RftConfig) -> list[str]:
     every = config.trainer.save_interval
-    return [f"a checkpoint every {every} steps, from which a killed training goes on"] if every else []
+    return [f"a checkpoint every {every} steps, from which an interrupted training resumes"] if every else []
 
 
 def _waits(config: RftConfig) -> list[str]:
@@ -190,7 +190,7 @@ def _waits(config: RftConfig) -> list[str]:
     if config.mode == "train":
         return [f"a step waits for {config.buffer.train_batch_size} experiences", *_saves(config)]
     if config.mode == "bench":
-        return ["every policy of the project that was not measured yet is evaluated, the start first"]
+        return ["every policy of the project without a result is evaluated, the starting policy first"]
     waits = ["round 1 explores when the warm start has ended"] if config.warm_start else []
     if sync.dynamic:
         return [*waits, *_dynamic_waits(config)]
@@ -211,22 +211,25 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
     by_trainer = sync.sync_style == "dynamic_by_trainer"
     ahead = f"at most {sync.sync_offset} batch(es) ahead of training" if sync.sync_offset else "without waiting"
     newer = 1 if by_trainer else interval
-    waits = [f"explore batches follow one another {ahead}; every {newer} of them newer weights are taken, if any"]
+    waits = [
+        f"explore batches follow one another {ahead}; every {newer} of them the engine loads "
+        "newer weights, if there are any"
+    ]
     if sync.max_staleness is not None:
-        waits.append(f"rows more than {sync.max_staleness} policy version(s) old are left out of training")
+        waits.append(f"rows more than {sync.max_staleness} policy version(s) old are not trained")
     if config.mode != "explore":
-        enough = f"{interval} step(s) of experiences have" if by_trainer else "a step of experiences has"
-        waits.append(f"a training starts as soon as {enough} landed; what is left when exploration ends trains too")
+        enough = f"{interval} step(s) are" if by_trainer else "the experiences of one step are"
+        waits.append(f"a training starts as soon as {enough} stored; the rest is trained when exploration ends")
         waits.append(f"every {config.evaluation.every} explore batch(es) trained, and after the last, it is evaluated")
     return waits
 
 
 _NO_EFFECT = {
-    "trainer.trainer_config": "settings of another framework's trainer",
-    "evaluation.schedule": "the schedule nightly_evaluation has its own time; change it in the Automation tab",
-    "synchronizer.sync_method": "weights travel as checkpoint files, which the engine loads in place",
-    "synchronizer.sync_timeout": "a launch starts when what it needs is there, and the wait for that has no limit",
-    "buffer.trainer_input.experience_buffer.storage_type": "experiences are kept as files",
+    "trainer.trainer_config": "it configures another framework's trainer",
+    "evaluation.schedule": "the schedule nightly_evaluation has its own time, which the Automation tab changes",
+    "synchronizer.sync_method": "the engine loads weights from checkpoint files",
+    "synchronizer.sync_timeout": "a launch starts when its inputs exist, without a time limit",
+    "buffer.trainer_input.experience_buffer.storage_type": "experiences are stored as files",
 }
 
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
@@ -252,11 +255,11 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
     if config.algorithm.kl_penalty_fn is not None and config.algorithm.kl_penalty_fn_args.kl_coef == 0:
         lines.append("algorithm.kl_penalty_fn has no effect while kl_penalty_fn_args.kl_coef is 0")
     if gpu_count == 0 and config.cluster.gpu_per_node:
-        lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: there is no GPU here, processors compute")
+        lines.append(f"cluster.gpu_per_node {config.cluster.gpu_per_node}: this machine has no GPU, so the CPU is used")
     if config.cluster.node_num > 1 and config.trainer.rendezvous.endpoint is None:
         lines.append("cluster.node_num has no effect on training here while trainer.rendezvous.endpoint is not set")
     if config.trainer.gradient_accumulation_steps > 1 and config.buffer.train_batch_size in (None, "round"):
-        lines.append("trainer.gradient_accumulation_steps has no effect: a step takes a whole explore batch already")
+        lines.append("trainer.gradient_accumulation_steps has no effect: a step already uses a whole explore batch")
     for index, taskset in enumerate(config.buffer.explorer_input.eval_tasksets):
         if taskset.task_selector != type(taskset.task_selector)():
             key = f"buffer.explorer_input.eval_tasksets[{index}].task_selector"
@@ -279,7 +282,7 @@ def _single_call_notices(config: RftConfig) -> Iterator[str]:
     }
     for key, is_set in settings.items():
         if is_set:
-            yield f"{key} has no effect on workflow single_turn: its runs are one batch of the engine"
+            yield f"{key} has no effect on workflow single_turn: the engine gets its runs as one batch"
 
 
 def _value(section: object, key: str) -> object:

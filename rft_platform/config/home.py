@@ -88,7 +88,7 @@ class Home:
             with suppress(OSError):  # another user's file, or removed meanwhile: the root folder protects it
                 if not path.is_symlink():
                     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~PRIVATE_UMASK)
-        return f"{self.root} was open to other users of this machine; now only its owner can read and write it"
+        return f"{self.root} was open to other users of this machine; its permissions now allow only its owner"
 
 
 @contextmanager

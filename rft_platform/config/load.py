@@ -131,7 +131,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
-                    problem=f"the key {key.value!r} stands here a second time", problem_mark=key.start_mark
+                    problem=f"the key {key.value!r} occurs twice in this section", problem_mark=key.start_mark
                 )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -179,6 +179,6 @@ def _describe(detail: ErrorDetails) -> str:
         case "value_error":
             return detail["msg"].removeprefix("Value error, ")
         case "model_type":
-            return f"{key}: got {detail['input']!r}; expected a section, that is, indented keys"
+            return f"{key}: got {detail['input']!r}; expected a section with indented keys"
         case _:
             return f"{key}: got {detail['input']!r}; {detail['msg'][0].lower()}{detail['msg'][1:]}"

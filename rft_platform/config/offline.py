@@ -14,7 +14,7 @@ _PATH = "buffer.trainer_input.experience_buffer.path"
 _WANTED = {
     "sft": "demonstrations: a column messages, or prompt with response (or completion)",
     "dpo": "preference pairs: columns prompt, chosen and rejected",
-    "distill": "conversations that the teacher's distribution is learned on: messages, or prompt with response",
+    "distill": "conversations for learning the teacher's distribution: columns messages, or prompt with response",
 }
 
 
@@ -45,13 +45,16 @@ def offline_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         return
     yield from _data_problems(config, kind)
     if config.warm_start is not None:
-        yield f"warm_start: {algorithm} in mode train starts from model.model_path; leave the section out"
+        yield f"warm_start: {algorithm} in mode train starts from model.model_path; remove the section"
     if kind == "distill" and config.algorithm.teacher_model_path is None:
-        yield f"algorithm.teacher_model_path is not set: {algorithm} learns from a teacher; name its folder or model"
+        yield (
+            f"algorithm.teacher_model_path is not set: {algorithm} learns from a teacher; give its "
+            "folder or Hugging Face name"
+        )
     steps = config.offline_steps
     if steps is not None and config.algorithm.optimizer.lr_warmup_steps > steps:
         yield (
-            f"algorithm.optimizer.lr_warmup_steps {config.algorithm.optimizer.lr_warmup_steps} is beyond the {steps} "
+            f"algorithm.optimizer.lr_warmup_steps {config.algorithm.optimizer.lr_warmup_steps} exceeds the {steps} "
             "steps of the run"
         )
 
@@ -65,7 +68,10 @@ def _data_problems(config: RftConfig, kind: OfflineKind) -> Iterator[str]:
     if local and not Path(buffer.path).exists():
         yield f"{_PATH} {buffer.path}: no such file or folder; give {_WANTED[kind]}"
     if buffer.storage_type != "file":
-        yield f"buffer.trainer_input.experience_buffer.storage_type {buffer.storage_type}: a dataset is read from files"
+        yield (
+            f"buffer.trainer_input.experience_buffer.storage_type {buffer.storage_type}: a dataset "
+            "is read from files; remove it"
+        )
     if buffer.replay_buffer.enable:
         yield (
             "buffer.trainer_input.experience_buffer.replay_buffer: an offline training passes over its rows "

@@ -92,6 +92,6 @@ class _Bars(Progress):
     def get_renderables(self) -> Iterable[RenderableType]:
         """The spinner, then the rows."""
         if not hasattr(self, "_spinner"):
-            self._spinner = Spinner("dots", text="working; Ctrl-C stops it, and the same command continues")
+            self._spinner = Spinner("dots", text="running; Ctrl-C stops it, the same command continues it")
         yield self._spinner
         yield self.make_tasks_table(self.tasks)

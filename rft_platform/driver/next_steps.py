@@ -38,9 +38,9 @@ def model_uri(project: "Project", line: "RoundLine") -> str | None:
 def print_next_steps(project: "Project", console: "Console", model: str | None, checkpoint: str | None) -> None:
     """Print the commands for looking at the results, and those for using the weights in ``checkpoint``."""
     rft = rft_command(project.home)
-    steps = {"look at every row, checkpoint and score": f"{rft} ui", "all rounds in a table": f"{rft} rounds"}
+    steps = {"inspect every row, checkpoint and score": f"{rft} ui", "list all rounds": f"{rft} rounds"}
     if model is not None:
-        steps["where these weights come from"] = f"{rft} trace {model}"
+        steps["trace these weights to their data"] = f"{rft} trace {model}"
     if checkpoint is not None:
         folder = shlex.quote(_from_here(Path(checkpoint)))
         steps["use the weights in Python (transformers)"] = f"AutoModelForCausalLM.from_pretrained({checkpoint!r})"

@@ -25,7 +25,7 @@ def offline_problems(project: "Project") -> Iterator[str]:
         yield str(error)
     model = Path(config.model.model_path)
     if model.is_dir() and config.model.custom_chat_template is None and not has_chat_template(model):
-        yield f"model.model_path {model}: its tokenizer has no chat template, which conversations are rendered with"
+        yield f"model.model_path {model}: its tokenizer has no chat template, which is needed to render conversations"
     teacher = config.algorithm.teacher_model_path
     if teacher is not None and Path(teacher).is_dir():
         try:
@@ -49,7 +49,7 @@ def offline_notices(project: "Project") -> Iterator[str]:
     leaks = leaked_tasks(project, dataset)
     if leaks:
         held_out = sum(len(tasks.tasks) for _, tasks in project.eval_tasks)
-        yield f"{dataset.report.source}: {len(leaks)} of {held_out} held-out tasks are asked in it"
+        yield f"{dataset.report.source}: {len(leaks)} of {held_out} held-out tasks occur in it"
 
 
 def has_chat_template(model: Path) -> bool:
@@ -67,7 +67,7 @@ def _too_long(project: "Project", source: str) -> Iterator[str]:
 
     trained = project.store.read_note(ROUND, TRAIN) or {}
     if count := int(trained.get("metrics", {}).get("rows_too_long", 0)):
-        yield f"{source}: {count:,} rows longer than max_model_len left out"
+        yield f"{source}: {count:,} rows longer than max_model_len are dropped"
 
 
 def _length_problems(project: "Project") -> Iterator[str]:
@@ -83,7 +83,7 @@ def _length_problems(project: "Project") -> Iterator[str]:
     wanted = offline_steps(project, dataset.rows - too_long)
     if trained["steps"] not in (0, wanted):
         yield (
-            f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings now "
-            f"ask for {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
+            f"{project.config.project}/{project.config.name} has trained {trained['steps']} steps and its settings "
+            f"now require {wanted}: restore the previous values, or start a new run in another RFT_HOME with "
             f"model.model_path models:/{project.model_name}@candidate"
         )

@@ -27,7 +27,7 @@ _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next 
 _DRIVEN_MODES = ("both", "explore", "train", "bench")
 _NOT_BUILT = {
     "serve": "the explorer service of online training is not built yet",
-    "colocate": "engine and trainer have processes of their own here, also on one GPU: mode both does the same work",
+    "colocate": "engine and trainer run in separate processes, also on one GPU, so mode both does the same",
 }
 
 
@@ -56,7 +56,7 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
         check_judgements(project.store)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
-    unbuilt = [f"this is what the file asks for; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
+    unbuilt = [f"the file requires this mode; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
     notices = (*unbuilt, *(_unfetched_models(config) if dry else ()), *plan.notices, *_data_notices(project))
     return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
 
@@ -73,9 +73,9 @@ def check_writable(home: Home) -> None:
 def refuse_bad_target(json_file: Path | None) -> None:
     """Raise UserError if a result could not be written to ``json_file``, before minutes of work are spent."""
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UserError(f"--json {json_file}: its folder does not exist; make it first")
+        raise UserError(f"--json {json_file}: its folder does not exist; create it first")
     if json_file is not None and json_file.is_dir():
-        raise UserError(f"--json {json_file}: is a folder; name a file")
+        raise UserError(f"--json {json_file}: this is a folder; give a file")
 
 
 def check_room(home: Home, model: Path | None = None) -> None:
@@ -86,7 +86,7 @@ def check_room(home: Home, model: Path | None = None) -> None:
     if free < needed:
         raise UserError(
             f"RFT_HOME {home.root}: no space, {free / 2**20:,.0f} MiB free and {needed / 2**20:,.0f} MiB needed for "
-            "rows and checkpoints; make room, or point RFT_HOME at another disk"
+            "rows and checkpoints; free disk space, or point RFT_HOME at another disk"
         )
 
 
@@ -157,8 +157,7 @@ def _unfetched_models(config: RftConfig) -> list[str]:
     from rft_platform.rounds.setup.connections import is_hub_name, was_fetched
 
     return [
-        f"{key} {name}: no such folder here and not in the cache of the Hugging Face hub; a run fetches it first, over "
-        "the network"
+        f"{key} {name}: neither a folder here nor in the Hugging Face cache; a run downloads it first"
         for key, name in _models(config).items()
         if is_hub_name(name) and not was_fetched(name)
     ]
@@ -208,11 +207,11 @@ def check_may_start(home: Home, config: RftConfig) -> None:
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(
             f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "
-            "RFT_HOME at another folder, or move this one aside"
+            "RFT_HOME at another folder, or move this project away"
         )
     check_unchanged(old, config)
     if not config.continue_from_checkpoint and home.rounds.is_dir():
         raise UserError(
-            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it to "
-            "true to go on, or point RFT_HOME at another folder"
+            f"continue_from_checkpoint is false, and {home.root} holds rounds of {old.project}/{old.name}: set it "
+            "to true to continue, or point RFT_HOME at another folder"
         )

@@ -37,7 +37,7 @@ def check_prompt_lengths(project: "Project", taskset: "Taskset") -> None:
 
 
 def task_lines(project: "Project") -> Iterator[str]:
-    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts do not fit."""
+    """Lines of the plan about each taskset: rows, tasks, the longest prompt, and how many prompts are too long."""
     from rft_platform.rounds.project.project import load_taskset
 
     inputs, context, tokenizer = project.config.buffer.explorer_input, context_of(project), _tokenizer(project)
@@ -53,7 +53,7 @@ def task_lines(project: "Project") -> Iterator[str]:
         if context is not None:
             line += f" in a context of {context:,}"
             too_long = sum(count >= context for count in counts)
-            line += f", {too_long:,} prompts do not fit" if too_long else ""
+            line += f", {too_long:,} prompts are too long" if too_long else ""
         yield line
 
 

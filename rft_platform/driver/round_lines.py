@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 #: Reason why rows have no advantage, and the remedy.
-EQUAL = "within each group all rewards are equal: take easier tasks, more runs of each, or a warm start"
+EQUAL = "within each group all rewards are equal: use easier tasks, more runs per task, or a warm start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ def nothing_trained(trained: dict[str, Any]) -> str | None:
     stale = ((trained.get("row_selection") or {}).get("rows") or {}).get("stale", 0)
     if dropped:
         others = rows or stale
-        why.append(f"filters left out {dropped:,} rows" if others else f"filters left out all {dropped:,} rows")
+        why.append(f"filters dropped {dropped:,} rows" if others else f"filters dropped all {dropped:,} rows")
     if stale:
-        why.append(f"{stale:,} rows were older than synchronizer.max_staleness allows")
+        why.append(f"{stale:,} rows were older than synchronizer.max_staleness")
     return f"nothing trained: {', '.join(why) or 'there were no rows'}"
 
 

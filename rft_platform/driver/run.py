@@ -79,7 +79,7 @@ def started_processes_end(home: Home, console: "Console", detach: bool = False) 
         yield
     finally:
         if not detach:
-            with undisturbed(), console.status("ending engine and trainer"):
+            with undisturbed(), console.status("stopping engine and trainer"):
                 wait_for_starts(home)
                 for held in leases_of(home):
                     if held.identity not in before:

@@ -53,7 +53,7 @@ def drive_costs(home: Home) -> list[DriveCost]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        LOG.warning("%s cannot be read (%s): what earlier runs took is not shown", file, error)
+        LOG.warning("%s cannot be read (%s): the cost of earlier runs is not shown", file, error)
         with suppress(OSError):
             file.replace(file.with_name(f"{file.name}.damaged"))
         return []

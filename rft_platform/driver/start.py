@@ -15,7 +15,7 @@ def with_rounds(config: RftConfig, rounds: int | None) -> RftConfig:
     if rounds is None:
         return config
     if config.mode == "train":
-        raise UserError("--rounds: mode train works on what there is, explored rounds or a dataset; leave it out")
+        raise UserError("--rounds: mode train uses existing data (explored rounds or a dataset); leave it out")
     buffer = config.buffer.model_copy(update={"total_steps": rounds * config.synchronizer.batches_a_round})
     trainer = config.trainer.model_copy(update={"total_steps": None})
     return config.model_copy(update={"buffer": buffer, "trainer": trainer})

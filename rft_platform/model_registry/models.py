@@ -1,5 +1,6 @@
 """The model registry: every checkpoint is a model version; the alias ``champion`` marks the promoted one."""
 
+import difflib
 import re
 import threading
 import time
@@ -333,7 +334,10 @@ class ModelRegistry:
     def _what_exists(self, name: str) -> str:
         known = self._all_versions(name)
         if not known:
-            return f"{name} has no versions"
+            models = sorted(model.name for model in self._open()[0].search_registered_models(max_results=1000))
+            near = difflib.get_close_matches(name, models, n=1)
+            meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
+            return f"{name} has no versions{meant}"
         aliases = sorted(alias for found in known for alias in found.aliases)
         return f"{name} has versions {known[0].version}..{known[-1].version} and aliases {', '.join(aliases) or 'none'}"
 

@@ -47,7 +47,7 @@ def other(home):
 
 
 def test_a_second_run_is_refused_and_told_which_one_works_on_the_round(home, other):
-    with pytest.raises(RoundBusyError, match=rf"r0001 is being worked on by run run-a \(process {other.pid}\)"):
+    with pytest.raises(RoundBusyError, match=rf"r0001 is in use by run run-a \(process {other.pid}\)"):
         hold_round(home, "r0001", "run-b", wait_s=0.3)
     assert hold_round(home, "r0002", "run-b", wait_s=0.3) is None
 

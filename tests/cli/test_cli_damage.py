@@ -144,7 +144,7 @@ def test_broken_settings_of_dagster_are_named_in_one_line(project: Home, run: Rf
     ("fault", "code", "line"),
     [
         (SyscallFault("flock", "ENOLCK", path="driver.lock"), 1, "No locks available: the file system has no locks"),
-        (SyscallFault("rename", "EXDEV", path="rft.yaml"), 1, "rft.yaml: Invalid cross-device link: keep RFT_HOME"),
+        (SyscallFault("rename", "EXDEV", path="rft.yaml"), 1, "rft.yaml: Invalid cross-device link: put RFT_HOME"),
         (SyscallFault("rename", "ESTALE", path="rft.yaml"), 1, "rft.yaml: Stale file handle: the network file system"),
         (SyscallFault("fsync", "EIO", path="rft.yaml"), 1, "rft.yaml: Input/output error: the disk or its network"),
         (SyscallFault("rename", "ENOSPC", path="rft.yaml"), 2, "rft.yaml: no space left on the disk"),

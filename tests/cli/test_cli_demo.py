@@ -28,7 +28,7 @@ def test_moving_aside_keeps_everything(home: Home) -> None:
 
 def test_a_folder_that_is_no_project_is_not_moved(home: Home) -> None:
     write_text(home.root / "thesis.tex", "years of work")
-    with pytest.raises(UserError, match="no project"):
+    with pytest.raises(UserError, match="is not a project"):
         move_aside(home)
     assert (home.root / "thesis.tex").exists()
 
@@ -46,5 +46,5 @@ def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rf
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
     write_config(home, load_config(write_config()))
 
-    with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh` moves it aside"):
+    with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames that folder"):
         demo_config(home, seed=None)

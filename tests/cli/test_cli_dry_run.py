@@ -66,7 +66,7 @@ def test_prompts_beyond_the_context_are_counted_and_refused_where_none_fits(
 
     planned = rft("run", "--config", file, "--dry-run")
     assert planned.exit_code == 0, planned.output
-    assert "train.jsonl: 3 rows, 3 tasks; longest prompt 150 tokens in a context of 64, 2 prompts do not fit" in (
+    assert "train.jsonl: 3 rows, 3 tasks; longest prompt 150 tokens in a context of 64, 2 prompts are too long" in (
         planned.stdout
     )
     assert "buffer.batch_size 8 is more than the 3 tasks: a batch repeats tasks" in planned.stdout
@@ -91,7 +91,7 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 
     assert planned.exit_code == 0, planned.output
     assert "16 rows, 3 tasks (limit 3); longest prompt about" in planned.stdout
-    assert "model.model_path owner/model: no such folder here and not in the cache" in planned.stdout
+    assert "model.model_path owner/model: neither a folder here nor in the Hugging Face cache" in planned.stdout
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:
@@ -125,4 +125,4 @@ def test_a_run_that_ends_within_its_warm_up_is_planned_with_a_notice(
     planned = rft("run", "--config", file, "--dry-run", "--rounds", "1")
 
     assert planned.exit_code == 0, planned.output
-    assert "algorithm.optimizer.lr_warmup_steps 10 does not end before the 1 steps of the run" in planned.stdout
+    assert "algorithm.optimizer.lr_warmup_steps 10 is not less than the 1 steps of the run" in planned.stdout

@@ -58,7 +58,7 @@ def test_a_full_disk_is_found_behind_other_exceptions() -> None:
         fail()
 
     assert disk_trouble(caught.value) == (
-        "/x/rows.parquet: no space left on the disk: make room, or point RFT_HOME at another disk"
+        "/x/rows.parquet: no space left on the disk: free disk space, or point RFT_HOME at another disk"
     )
     assert disk_trouble(RuntimeError("something else")) is None
 

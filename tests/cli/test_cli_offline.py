@@ -68,7 +68,7 @@ def test_bad_input_is_refused_with_nothing_written(
 def test_rounds_make_no_sense(home: Home, offline: Callable[..., Path], rft: Callable[..., Result]) -> None:
     result = rft("run", "--config", offline(), "--rounds", "2")
     assert result.exit_code == 2
-    assert "--rounds: mode train works on what there is" in result.stderr
+    assert "--rounds: mode train uses existing data" in result.stderr
 
 
 def test_the_plan_counts_rows_and_steps(home: Home, offline: Callable[..., Path], rft: Callable[..., Result]) -> None:
@@ -93,7 +93,7 @@ def test_a_finished_training_is_not_made_longer(
     project.store.write_note(1, "train", {"steps": 7})
     result = rft("run", "--config", config, "--dry-run")
     assert result.exit_code == 2
-    assert "has trained 7 steps and its settings now ask for 2" in result.stderr
+    assert "has trained 7 steps and its settings now require 2" in result.stderr
 
 
 def test_rows_that_were_too_long_take_no_steps(
@@ -109,4 +109,4 @@ def test_rows_that_were_too_long_take_no_steps(
     project.store.write_note(1, "train", {"steps": 1, "metrics": {"rows_too_long": 7.0}})
     result = rft("run", "--config", config, "--dry-run")
     assert result.exit_code == 0, result.output
-    assert "7 rows longer than max_model_len left out" in result.output
+    assert "7 rows longer than max_model_len are dropped" in result.output

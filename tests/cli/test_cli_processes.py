@@ -79,7 +79,7 @@ def test_stop_ends_the_engine_and_clears_its_lease(
     assert not psutil.pid_exists(engine.pid)
     assert leases_of(home) == []
     assert "secret" not in result.output
-    assert rft("stop").stdout == f"nothing runs for {home.root}\n"
+    assert rft("stop").stdout == f"nothing is running for {home.root}\n"
 
 
 def test_doctor_tells_a_stale_lease_from_an_engine_that_hangs(home: Home, engine: "subprocess.Popen[str]") -> None:

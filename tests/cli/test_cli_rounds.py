@@ -145,7 +145,7 @@ def test_a_later_judgement_is_told_from_the_one_that_was_trained_on(
     assert [line.judged_anew for line in round_lines(project)] == [False, True, False]
     table = rft("rounds").stdout
     assert "0.125*" in table and "0.500*" not in table
-    assert "r0001: judged anew since it was trained" in table
+    assert "r0001: judged again after its training" in table
 
 
 def test_rows_that_an_earlier_training_took_are_said_to_be(
@@ -179,17 +179,15 @@ def test_a_warm_start_tells_its_steps(monkeypatch: pytest.MonkeyPatch, caplog: p
 @pytest.mark.parametrize(
     ("metrics", "said"),
     [
-        ({"rows": 0.0, "rows_dropped": 8.0}, "filters left out all 8 rows"),
-        ({"rows": 4.0, "rows_dropped": 8.0}, f"all 4 rows have advantage 0 ({EQUAL}), filters left out 8 rows"),
+        ({"rows": 0.0, "rows_dropped": 8.0}, "filters dropped all 8 rows"),
+        ({"rows": 4.0, "rows_dropped": 8.0}, f"all 4 rows have advantage 0 ({EQUAL}), filters dropped 8 rows"),
     ],
 )
 def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -> None:
     assert nothing_trained({"steps": 0, "metrics": metrics}) == f"nothing trained: {said}"
     settled = {"rows": {"fresh": 0, "stale": 6}}
     stale = nothing_trained({"steps": 0, "metrics": {**metrics, "rows": 0.0}, "row_selection": settled})
-    assert stale == (
-        "nothing trained: filters left out 8 rows, 6 rows were older than synchronizer.max_staleness allows"
-    )
+    assert stale == ("nothing trained: filters dropped 8 rows, 6 rows were older than synchronizer.max_staleness")
     assert nothing_trained({}) is nothing_trained({"steps": 2, "metrics": metrics}) is None
 
 
@@ -203,7 +201,7 @@ def test_a_launch_whose_driver_died_is_called_interrupted(
         run = instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=dead)
         said = rft("rounds").stdout.splitlines()[-1]
         assert instance.get_run_by_id(run.run_id).status is DagsterRunStatus.STARTED, "looking repairs nothing"
-    assert said == "interrupted: warm start, its process is gone; rft run goes on from there; next: warm start"
+    assert said == "interrupted: warm start (its process has ended); `rft run` continues it; next: warm start"
 
 
 def test_the_trace_of_such_a_round_is_its_parents_and_says_so(

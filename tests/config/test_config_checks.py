@@ -40,7 +40,7 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"buffer__train_batch_size": 64}, "can never fill: a round has batch_size 4 * repeat_times 8 *"),
+        ({"buffer__train_batch_size": 64}, "is never reached: a round has batch_size 4 * repeat_times 8 *"),
         ({"buffer__train_batch_size": 12}, "does not divide the experiences of a round"),
         ({"algorithm__repeat_times": 1}, "set it to 8"),
         ({"mode": "train"}, "buffer.train_batch_size is not set"),
@@ -51,28 +51,28 @@ def test_the_examples_pass_on_a_gpu_machine() -> None:
         ({"algorithm__optimizer__lr_warmup_steps": 100, "algorithm__optimizer__total_steps": 50},
          "does not end before algorithm.optimizer.total_steps 50"),
         ({"project": "../../etc"}, "has the character '/'"),
-        ({"name": ".."}, "means another folder"),
+        ({"name": ".."}, "refers to another folder"),
         ({"name": " x"}, "begins or ends with a space"),
         ({"name": "a\u200bb"}, "cannot be printed"),
         ({"name": "x" * 200}, "longer than 100 characters"),
         ({"registry__model_name": "a:b"}, "registry.model_name 'a:b': has the character ':'"),
-        ({"buffer__batch_size": 10**12}, "buffer.batch_size 1,000,000,000,000 asks for"),
+        ({"buffer__batch_size": 10**12}, "buffer.batch_size 1,000,000,000,000 means"),
         ({"model__max_model_len": 10**9}, "model.max_model_len 1,000,000,000: expected at most"),
         ({"algorithm__optimizer__lr": 1e30}, "algorithm.optimizer.lr 1e+30: expected at most 1"),
         ({"evaluation__gate__metric": "sampled_pas"}, "did you mean sampled_pass?"),
         ({"buffer__total_steps": None, "algorithm__optimizer__lr_scheduler_type": "linear"}, "the end of the run"),
-        ({"explorer__rollout_model__tensor_parallel_size": 2}, "asks for 2 devices of 1"),
+        ({"explorer__rollout_model__tensor_parallel_size": 2}, "needs 2 devices, and 1 are available"),
         ({"trainer__nproc": 3}, "trainer.nproc 3: this machine has 2 processors"),
         ({"model__model_path": "/nowhere/model"}, "model.model_path /nowhere/model: no such folder"),
         ({"model__model_path": ""}, "model.model_path is not set"),
         ({f"{TASKSET}__path": "/nowhere/data.jsonl"}, "no such file or folder"),
         ({"buffer__explorer_input__taskset": None}, "taskset is not set"),
         ({"mode": "bench"}, "eval_tasksets is empty"),
-        ({"model__max_model_len": 100, "model__max_response_tokens": 200}, "beyond model.max_model_len 100"),
+        ({"model__max_model_len": 100, "model__max_response_tokens": 200}, "exceeds model.max_model_len 100"),
         ({"trainer__ulysses_sequence_parallel_size": 2}, "set it to 1"),
         ({"evaluation__schedule": "daily"}, "five fields of cron"),
         ({"warm_start": {"path": "owner/data", "stop_at": 0.4}}, "there is none: add one"),
-        ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "o/d"}]}, "two are called 'o/d:train'"),
+        ({"buffer__explorer_input__eval_tasksets": [{"path": "o/d"}, {"path": "o/d"}]}, "two entries are called"),
         ({"model__lora_configs": [{"name": "a"}, {"name": "b"}]}, "one adapter"),
     ],
 )  # fmt: skip
@@ -102,11 +102,11 @@ DYNAMIC = {"synchronizer__sync_style": "dynamic_by_explorer"}  # 3 batches of 32
         ({**DYNAMIC, "buffer__train_batch_size": 97}, "the whole run explores 3 batches of 32 experiences"),
         (
             {**DYNAMIC, "buffer__train_batch_size": 65, "synchronizer__sync_offset": 2},
-            "sync_offset 2 batches of 32 experiences have landed; set it to 3 or more",
+            "sync_offset 2 batches of 32 experiences are stored; set it to 3 or more",
         ),
         (
             {"synchronizer__sync_style": "trainer_driven", "synchronizer__sync_interval": 4},
-            "buffer.train_batch_size 32 * synchronizer.sync_interval 4 = 128 can never fill",
+            "buffer.train_batch_size 32 * synchronizer.sync_interval 4 = 128 is never reached",
         ),
         (
             {"synchronizer__sync_offset": 1, "synchronizer__max_staleness": 1, "buffer__train_batch_size": 16},
@@ -139,9 +139,9 @@ def test_a_taskset_can_override_the_model_sampling(make_config: MakeConfig) -> N
 def test_a_model_folder_needs_a_tokenizer(make_config: MakeConfig) -> None:
     config = make_config()
     (Path(config.model.model_path) / "tokenizer.json").unlink()
-    assert "no tokenizer in it" in problems(config)[0]
+    assert "contains no tokenizer" in problems(config)[0]
     (Path(config.model.model_path) / "config.json").unlink()
-    assert "no config.json in it" in problems(config)[0]
+    assert "contains no config.json" in problems(config)[0]
 
 
 def test_a_model_may_be_a_name(make_config: MakeConfig) -> None:
@@ -159,7 +159,7 @@ def test_a_model_name_without_an_owner_is_taken_for_a_folder(make_config: MakeCo
 def test_gpus_are_counted(make_config: MakeConfig) -> None:
     four = {"explorer__rollout_model__tensor_parallel_size": 2, "explorer__rollout_model__engine_num": 2}
     assert problems(make_config(**four), gpu_count=4) == []
-    assert "4 devices of 2" in problems(make_config(**four), gpu_count=2)[0]
+    assert "4 devices, and 2 are available" in problems(make_config(**four), gpu_count=2)[0]
     assert "this machine has 2 GPUs" in problems(make_config(cluster__gpu_per_node=4), gpu_count=2)[0]
     # A file written for a GPU host still runs on a processor, as many replicas as there are processors.
     elsewhere = make_config(cluster__gpu_per_node=4, **four)
@@ -209,18 +209,18 @@ REMOTE = {"name": "critic", "base_url": "https://host/v1", "model": "big"}
     [
         ([{}], "[0]: neither model_path nor base_url is set"),
         ([{**REMOTE, "model_path": "/m"}], "[0]: model_path and base_url are both set"),
-        ([{**REMOTE, "model": None}], "[0].model is not set: https://host/v1 must be told"),
+        ([{**REMOTE, "model": None}], "[0].model is not set: https://host/v1 may serve several models"),
         ([{**REMOTE, "base_url": "host:80"}], "[0].base_url 'host:80': expected the root of an OpenAI-compatible API"),
         ([{**REMOTE, "engine_num": 2, "dtype": "float16"}], "[0]: dtype, engine_num cannot be set for a model that is"),
         (
             [{"model_path": "owner/m", "api_key_env": "KEY"}],
             "[0].api_key_env is only for a model that is served elsewh",
         ),
-        ([REMOTE, REMOTE], "'critic' is not the name of one model alone"),
-        ([{**REMOTE, "name": "a.b"}, {**REMOTE, "name": "a-b"}], "'a-b' is not the name of one model alone"),
+        ([REMOTE, REMOTE], "'critic' does not identify one model"),
+        ([{**REMOTE, "name": "a.b"}, {**REMOTE, "name": "a-b"}], "'a-b' does not identify one model"),
         (
             [{"model_path": "o/m", "name": "x", "engine_num": 2}, {**REMOTE, "name": "x-1"}],
-            "'x' is not the name of one",
+            "'x' does not identify one",
         ),
     ],
 )
@@ -236,7 +236,9 @@ def test_auxiliary_models_take_gpus_of_their_own(make_config: MakeConfig) -> Non
     config = make_config(explorer__auxiliary_models=entries)
     assert [entry.known_as for entry in config.explorer.auxiliary_models] == ["judge", "critic"]
     assert problems(config, gpu_count=3) == []
-    assert "and 2 for explorer.auxiliary_models asks for 3 devices of 2" in problems(config, gpu_count=2)[0]
+    assert (
+        "and 2 for explorer.auxiliary_models needs 3 devices, and 2 are available" in problems(config, gpu_count=2)[0]
+    )
     assert problems(config, gpu_count=0) == []  # processors are shared
     assert not any("auxiliary" in line for line in config_notices(config, gpu_count=0))
 
@@ -263,7 +265,7 @@ def test_a_built_in_workflow_needs_a_prompt_column(make_config: MakeConfig) -> N
         taskset = {"path": "owner/tasks", "workflow": workflow, "judge": None, "format": columns}
         return problems(make_config(buffer__explorer_input__taskset=taskset))
 
-    assert any("format.prompt_key is null: the workflow single_turn asks" in line for line in found("single_turn"))
+    assert any("format.prompt_key is null: the workflow single_turn reads" in line for line in found("single_turn"))
     assert not any("prompt_key" in line for line in found("my.agent:solve"))
 
 

@@ -92,5 +92,7 @@ def test_a_machine_with_fewer_gpus_says_how_many(
         check_run(Home(tmp_path / "home"), completed("explorer_service.yaml", tmp_path, tiny_model), dry=True)
     assert len(str(refused.value).splitlines()) == 1
     two = completed("explorer_service.yaml", tmp_path, tiny_model, gpu_per_node__4="gpu_per_node: 2")
-    with pytest.raises(UserError, match=r"tensor_parallel_size 2 \* engine_num 2 asks for 4 devices of 2: lower"):
+    with pytest.raises(
+        UserError, match=r"tensor_parallel_size 2 \* engine_num 2 needs 4 devices, and 2 are available: lower"
+    ):
         check_run(Home(tmp_path / "home"), two, dry=True)

@@ -122,7 +122,7 @@ def test_every_fault_is_reported(tmp_path: Path) -> None:
 def test_yaml_faults_name_the_line(tmp_path: Path) -> None:
     assert "rft.yaml, line 3, column 7: not valid YAML" in fault(tmp_path, "model:\n  model_path: [a\nbuffer: 3\n")
     assert "line 3" in fault(tmp_path, "seed: 1\nmode: both\nseed: 2\n")
-    assert "a second time" in fault(tmp_path, "model:\n  top_p: 1\n  top_p: 0.5\n")
+    assert "occurs twice" in fault(tmp_path, "model:\n  top_p: 1\n  top_p: 0.5\n")
     assert "expected sections" in fault(tmp_path, "- a\n- b\n")
     with pytest.raises(UserError, match="no such configuration file"):
         load_config(tmp_path / "absent.yaml")

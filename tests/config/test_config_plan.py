@@ -82,14 +82,14 @@ def test_the_plan_of_a_dynamic_style(make_config: MakeConfig) -> None:
     sync = {"synchronizer__sync_interval": 2, "synchronizer__max_staleness": 3}
     config = make_config(buffer__train_batch_size=48, synchronizer__sync_style="dynamic_by_explorer", **sync)
     text = render_plan(run_plan(resolve(config), gpu_count=0))
-    assert "48 experiences a step, as they land" in text
+    assert "48 experiences a step, trained as soon as they are stored" in text
     assert "rounds: 3, about 2 optimiser steps in all" in text, "96 experiences; a round is one batch"
-    assert "explore batches follow one another without waiting; every 2 of them newer weights are taken" in text
-    assert "rows more than 3 policy version(s) old are left out of training" in text
-    assert "a training starts as soon as a step of experiences has landed" in text
+    assert "explore batches follow one another without waiting; every 2 of them the engine loads newer weights" in text
+    assert "rows more than 3 policy version(s) old are not trained" in text
+    assert "a training starts as soon as the experiences of one step are stored" in text
     config = make_config(synchronizer__sync_style="dynamic_by_trainer", synchronizer__sync_interval=3)
     text = render_plan(run_plan(resolve(config), gpu_count=0))
-    assert "a training starts as soon as 3 step(s) of experiences have landed" in text
+    assert "a training starts as soon as 3 step(s) are stored" in text
 
 
 def test_a_trainer_service_has_no_engine(make_config: MakeConfig) -> None:

@@ -27,7 +27,7 @@ def test_selectors_by_their_names_and_aliases(make_config: Make) -> None:
     with pytest.raises(UserError, match="'sequential', 'shuffle', 'random', 'easy_to_hard' or 'difficulty_based'"):
         make_config(**{SELECTOR: {"selector_type": "hardest"}})
     unread = make_config(**{SELECTOR: {"feature_keys": ["level"]}})
-    with pytest.raises(UserError, match="feature_keys: shuffle does not ask how hard tasks are"):
+    with pytest.raises(UserError, match="feature_keys: shuffle does not use the difficulty of tasks"):
         check_config(resolve(unread), cpu_count=2, gpu_count=0)
 
 

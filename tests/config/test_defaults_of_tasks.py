@@ -50,7 +50,7 @@ def test_a_project_of_before_keeps_the_judge_that_it_wrote_down(make_config: Mak
 
 
 def test_nobody_would_reward_a_built_in_workflow(make_config: MakeConfig) -> None:
-    assert "gives no reward of its own; name a judge" in problems(make_config(**{f"{TASKSET}__judge": None}))
+    assert "computes no reward; set a judge" in problems(make_config(**{f"{TASKSET}__judge": None}))
     assert not problems(make_config(**{f"{TASKSET}__judge": None, f"{TASKSET}__workflow": "agent.py:solve"}))
 
 
@@ -59,15 +59,15 @@ def test_a_step_of_a_whole_round(make_config: MakeConfig) -> None:
     assert problems(config) == ""
     run = resolve(config)
     assert (run.batches.steps_a_round, run.batches.whole_round, run.length()) == (1, True, RunLength(rounds=3, steps=3))
-    assert "one optimiser step a round, of all its experiences" in render_plan(run_plan(resolve(config), gpu_count=0))
+    assert "one optimiser step a round, with all its experiences" in render_plan(run_plan(resolve(config), gpu_count=0))
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mode": "train"}, "mode train has no rounds of its own"),
-        ({"synchronizer__sync_style": "dynamic_by_explorer"}, "trains when a step has landed"),
-        ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}, "fills steps up to their size"),
+        ({"mode": "train"}, "mode train explores no rounds"),
+        ({"synchronizer__sync_style": "dynamic_by_explorer"}, "trains as soon as the rows of a step are stored"),
+        ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}, "fills steps to a fixed size"),
     ],
 )
 def test_where_steps_are_counted_a_number_is_asked_for(

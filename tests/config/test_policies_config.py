@@ -51,11 +51,11 @@ def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"names": ("a", "b", "a")}, "policies[2].name 'a' is the name of another policy too"),
-        ({"names": ("aside",)}, "policies[0].name 'aside' is what a folder of checkpoints is called"),
+        ({"names": ("a", "b", "a")}, "policies[2].name 'a' is also the name of another policy"),
+        ({"names": ("aside",)}, "policies[0].name 'aside' is the name of a folder of checkpoints"),
         ({"explorer__auxiliary_models": [{"name": "Rival", "base_url": "http://x/v1", "model": "m"}]},
-         "policies[0].name 'rival' is the name of an auxiliary model too"),
-        ({"buffer__explorer_input__taskset__workflow": "single_turn"}, "calls the first policy alone"),
+         "policies[0].name 'rival' is also the name of an auxiliary model"),
+        ({"buffer__explorer_input__taskset__workflow": "single_turn"}, "calls only the first policy"),
         ({"mode": "bench", "buffer__explorer_input__eval_tasksets": [{"path": "held-out.jsonl"}]},
          "mode bench does not go"),
         ({"mode": "explore"}, "mode explore does not go with policies: set it to both"),

@@ -200,14 +200,14 @@ def test_a_chain_is_summed_up_in_a_few_lines(world: World) -> None:
     assert len(lines) == 6
     assert lines[4].startswith("  before that   1 trainings on 3 rows after a warm start")
     assert lines[4].endswith("from base model base")
-    assert lines[5] == "--all prints every training with its files"
+    assert lines[5] == "--all shows every training with its files"
 
 
 def test_a_long_chain_is_printed_in_part(world: World) -> None:
     text = StringIO()
     print_checkpoint(trace_checkpoint(world.folder(24), world.store), Console(file=text, width=160), shown=1)
     assert "policy version 24" in text.getvalue() and "policy version 8," not in text.getvalue()
-    assert "... and 2 trainings before, on 3 rows (--all prints them)" in text.getvalue()
+    assert "... and 2 earlier trainings, on 3 rows (--all shows them)" in text.getvalue()
     text = StringIO()
     print_row(trace_row(rollout(1, 0).row_id, world.store, world.checkpoints), Console(file=text, width=160), shown=1)
     assert "1 earlier checkpoint" in text.getvalue() and "version 24" in text.getvalue()

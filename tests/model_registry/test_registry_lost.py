@@ -224,7 +224,7 @@ def test_the_commands_rebuild_and_roll_back(project: Project) -> None:
     assert "paper-lost: 4 versions registered again; champion: version 4, candidate: version 4" in done.stdout
     assert "nothing was missing" in rft(project, "models", "rebuild").stdout
     back = rft(project, "models", "rollback").stdout
-    assert back == "paper-lost: champion is version 2 again, in place of version 4\n"
+    assert back == "paper-lost: champion is version 2 again, instead of version 4\n"
     first = rft(project, "models", "rollback")
     assert (first.returncode, first.stdout) == (2, "")
     assert "version 2 is the first champion; nothing to go back to" in first.stderr

@@ -232,7 +232,7 @@ def test_arguments_of_the_judge_and_of_a_rewarding_workflow_are_two_keys(project
     assert isinstance(workflow, ClassWorkflow)
     assert workflow.reward_fn_args == {"scale": 2.0}
     orphaned = build_config({"buffer": {"explorer_input": {"taskset": {**taskset, "judge": None}}}})
-    with pytest.raises(UserError, match=r"taskset\.judge_args: there is no judge that takes them; .* reward_fn_args"):
+    with pytest.raises(UserError, match=r"taskset\.judge_args: there is no judge to pass them to; .* reward_fn_args"):
         check_config(resolve(orphaned), cpu_count=2, gpu_count=0)
 
 

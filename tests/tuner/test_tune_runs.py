@@ -147,12 +147,12 @@ def _assert_rows(home: Home) -> None:
         (["main.py:nothing"], "main.py has no 'nothing'"),
         (["main.py:judge"], "workflow 'main.py:judge': Workflow function validation failed for 'judge': Missing"),
         (["main.py:solve", "--judge", "main.py:solve"], "judge 'main.py:solve': Judge function validation failed"),
-        (["main.py:solve", "--dataset", "data", "--temperature", "1"], "--model is missing, and --temperature belongs"),
+        (["main.py:solve", "--dataset", "data", "--temperature", "1"], "--temperature needs --model"),
         (
             ["main.py:solve", "--model", "model", "--max-model-len", "0"],
             "--max-model-len 0: Input should be greater",
         ),
-        (["main.py:solve", "--dataset", "data", "--model", "model"], "give --max-model-len too"),
+        (["main.py:solve", "--dataset", "data", "--model", "model"], "also give --max-model-len"),
         (
             ["main.py:solve", "--dataset", "data", "--model", "rft-has-none/modell", "--max-model-len", "64"],
             "model.model_path 'rft-has-none/modell' is neither a folder nor a model of the Hugging Face hub",

@@ -37,7 +37,7 @@ def test_a_lambda_lives_in_this_process_alone() -> None:
     assert tuned.notice is not None and "cannot be resumed or judged again from the UI" in tuned.notice
     program = f"from rft_platform.rollout.workflow import resolve_workflow; resolve_workflow({tuned.workflow!r})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert "was in the memory of the process that trained" in done.stderr
+    assert "existed only in the process that trained" in done.stderr
 
 
 def test_a_decorated_function_is_not_confused_with_the_one_below(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_auxiliary_models_from_the_shell() -> None:
     for given, length, said in (
         ("critic", 512, "expected NAME=MODEL"),
         ("critic=http://x/v1", 512, "explorer.auxiliary_models: .*base_url: http://x/v1"),
-        ("critic=owner/judge", None, "give --max-model-len too"),
+        ("critic=owner/judge", None, "also give --max-model-len"),
     ):
         with pytest.raises(UserError, match=said):
             _auxiliaries([given], length)

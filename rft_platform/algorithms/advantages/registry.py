@@ -77,7 +77,7 @@ def compute_advantages(
     reward_N = np.asarray(rewards, dtype=np.float64)
     if not np.isfinite(reward_N).all():
         row = int(np.flatnonzero(~np.isfinite(reward_N))[0])
-        raise UserError(f"reward of row {row} is {reward_N[row]}: advantages need finite rewards, check the judge")
+        raise UserError(f"reward of row {row} is {reward_N[row]}: advantages need finite rewards; check the judge")
     group_N, run_N = codes(group_ids), codes(run_ids)
     run_N = codes(group_N * (run_N.max(initial=0) + 1) + run_N)  # the same run id in two groups means two runs
     given = columns or {}

@@ -17,7 +17,7 @@ def gkd(tokens: TokenBatch, *, beta: Share = 0.5) -> TokenLoss:
     It needs the teacher's distribution over the vocabulary, so the teacher runs in the trainer.
     """
     if tokens.divergence is None:
-        raise UserError("the loss 'gkd' needs the divergence to a teacher: name the folder of one")
+        raise UserError("the loss 'gkd' needs the divergence to a teacher: set the teacher's folder")
     return TokenLoss(tokens.divergence, {"divergence": tokens.divergence.detach().sum()})
 
 

@@ -17,15 +17,18 @@ VLLM_PYTHON = Path(".venv-vllm/bin/python")
 
 def demo(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the whole run.", show_default=False)] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier project aside and start afresh.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Rename the folder of an earlier project and start a new one.")
+    ] = False,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds, in place of the recipe's number.", show_default=False)
+        int | None, typer.Option(min=1, help="Number of rounds; default: the recipe's.", show_default=False)
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write the results to this file too.", show_default=False)
+        Path | None, typer.Option("--json", help="Also write the results to this JSON file.", show_default=False)
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="transformers or vllm, in place of the best here.", show_default=False)
+        str | None,
+        typer.Option(help="transformers or vllm; default: the best one that is installed.", show_default=False),
     ] = None,
 ) -> None:
     """Teach a tiny model arithmetic: generated data, a warm start, then GRPO rounds. Takes minutes on two cores."""
@@ -52,14 +55,16 @@ def demo(
     write_config(home, config)
     project = Project.open(home)
     if is_finished(project):
-        console.print(f"This demo is complete. `{rft} demo --fresh` moves it aside and starts afresh.", markup=False)
+        console.print(
+            f"This demo is complete. `{rft} demo --fresh` renames its folder and starts a new one.", markup=False
+        )
     else:
         console.print(_opening(project), markup=False, soft_wrap=True)
         try:
             drive_project(project, console)
         except KeyboardInterrupt:
-            told = f"interrupted: `{rft} demo` goes on from here, `{rft} demo --fresh` starts afresh"
-            console.print(told, markup=False, soft_wrap=True)
+            message = f"interrupted: `{rft} demo` continues this demo, `{rft} demo --fresh` starts a new one"
+            console.print(message, markup=False, soft_wrap=True)
             raise
     summary = summary_of(project)
     print_summary(summary, output())
@@ -78,11 +83,11 @@ def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     if in_force is not None and not recipe.exists():
         raise UserError(
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
-            "`rft demo --fresh` moves it aside"
+            "run `rft demo --fresh`, which renames that folder"
         )
     if in_force is not None and seed not in (None, in_force.seed):
         raise UserError(
-            f"--seed {seed}: the demo in {home.root} has seed {in_force.seed}; leave it out to go on, or add --fresh"
+            f"--seed {seed}: the demo in {home.root} has seed {in_force.seed}; leave it out to continue, or add --fresh"
         )
     from rft_platform.recipes.arithmetic.prepare import prepare
 
@@ -126,7 +131,7 @@ def move_aside(home: "Home") -> Path | None:
     if not home.root.exists():
         return None
     if not home.config_file.exists() and not (home.root / "arithmetic").exists() and any(home.root.iterdir()):
-        raise UserError(f"RFT_HOME {home.root} is no project: --fresh would rename a folder of other things")
+        raise UserError(f"RFT_HOME {home.root} is not a project, so --fresh does not rename it: choose another folder")
     refuse_second_driver(home)
     for held in leases_of(home):
         stop(held)
@@ -141,4 +146,4 @@ def _opening(project: "Project") -> str:
 
     if not project.store.rounds():
         return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"
-    return f"The demo goes on in {project.home.root}; {what_is_next(project)}"
+    return f"The demo continues in {project.home.root}; {what_is_next(project)}"

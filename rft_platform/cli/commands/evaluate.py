@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    round_number: Annotated[int | None, typer.Option("--round", min=0, help="The policy of this round.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="The weights of this folder.")] = None,
-    model: Annotated[str | None, typer.Option(help="A registered model: models:/NAME@alias or models:/NAME/3.")] = None,
+    round_number: Annotated[int | None, typer.Option("--round", min=0, help="Evaluate this round's policy.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Evaluate the weights in this folder.")] = None,
+    model: Annotated[str | None, typer.Option(help="Evaluate models:/NAME@alias or models:/NAME/3.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every policy of the project that was not measured yet, the start first.")
+        bool, typer.Option("--all", help="Evaluate every policy of the project that has no result yet, oldest first.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -94,8 +94,8 @@ def chosen_policy(project: "Project", round_number: int | None, checkpoint: Path
     from rft_platform.rounds.project.policy import Policy
     from rft_platform.rounds.setup.connections import connect_registry
 
-    given = [option for option in (round_number, checkpoint, model) if option is not None]
-    if len(given) > 1:
+    selected = [option for option in (round_number, checkpoint, model) if option is not None]
+    if len(selected) > 1:
         raise UserError("give one of --round, --checkpoint and --model")
     require_tasksets(project)
     if checkpoint is not None or model is not None:
@@ -130,7 +130,7 @@ def check_engine_is_free(project: "Project") -> None:
         running = sorted(launches(instance).running)
     if running:
         kind, number = running[0]
-        raise UserError(f"a run uses the engine ({kind} of round {number}): wait for it, then evaluate")
+        raise UserError(f"a run uses the engine ({kind} of round {number}): wait until it ends, then evaluate")
 
 
 def results_table(project: "Project", results: "list[EvaluationResult]") -> "Table":

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
 
 def judge(
-    rounds: Annotated[str, typer.Option(help="Which rounds: 3, or 1-5, or 1-3,7.")],
+    rounds: Annotated[str, typer.Option(help="Rounds to judge: 3, or 1-5, or 1-3,7.")],
     judge: Annotated[str, typer.Option(help="Built-in name or module:function; default: the configured one.")] = "",
     args: Annotated[str, typer.Option(help="Keyword arguments of --judge, as a JSON object.")] = "",
     restore: Annotated[
-        str, typer.Option(help="Judge nothing: put the kept judgement of this judge version in force again.")
+        str, typer.Option(help="Do not judge; put the stored judgement of this judge version in force again.")
     ] = "",
     pairs: Annotated[
-        Path | None, typer.Option(help="Judge nothing: write the best and worst run of each task (.jsonl, .parquet).")
+        Path | None, typer.Option(help="Do not judge; write the best and worst run of each task (.jsonl, .parquet).")
     ] = None,
-    all_pairs: Annotated[bool, typer.Option(help="With --pairs: every two runs of a task.")] = False,
-    margin: Annotated[float, typer.Option(min=0.0, help="With --pairs: least difference of the rewards.")] = 0.0,
+    all_pairs: Annotated[bool, typer.Option(help="With --pairs: write every pair of runs of a task.")] = False,
+    margin: Annotated[
+        float, typer.Option(min=0.0, help="With --pairs: minimum difference between the two rewards.")
+    ] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Judge stored rollouts with another judge (or the configured one); earlier judgements are kept."""
@@ -37,7 +39,7 @@ def judge(
     use_home(project.home)
     numbers = chosen_rounds(rounds)
     if pairs is not None:
-        said: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
+        records: list[dict[str, Any]] = [_write_pairs(project, numbers, pairs, all_pairs, margin)]
     else:
         from dataclasses import asdict
 
@@ -59,15 +61,15 @@ def judge(
 
         before = [figures(project.store, number) for number in numbers]
         with terminable(), started_processes_end(project.home, notes()), showing_progress(notes()):
-            said = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args, "restore": restore})
-        said = [{**note, "before": asdict(old) if old else None} for note, old in zip(said, before, strict=True)]
+            records = rejudge(project, defs, numbers, {"judge": judge, "judge_args": judge_args, "restore": restore})
+        records = [{**note, "before": asdict(old) if old else None} for note, old in zip(records, before, strict=True)]
         if not as_json:
-            _print_judgements(project, before, said)
+            _print_judgements(project, before, records)
             return
     if as_json:
-        print_json(said)
+        print_json(records)
         return
-    for line in said:
+    for line in records:
         output().print(
             ", ".join(f"{name} {_cell(value)}" for name, value in line.items() if _is_plain(value)), markup=False
         )
@@ -112,7 +114,7 @@ def _check_kept(project: "Project", numbers: list[int], version: str, judge: str
         known = project.store.judge_versions(number)
         if version not in known:
             kept = ", ".join(known) or "none"
-            raise UserError(f"--restore {version}: {round_key(number)} has the judgements {kept}; give one of them")
+            raise UserError(f"--restore {version}: {round_key(number)} has the judgements {kept}; give one of these")
 
 
 def _print_judgements(project: "Project", before: "list[JudgementFigures | None]", notes: list[dict[str, Any]]) -> None:
@@ -124,8 +126,8 @@ def _print_judgements(project: "Project", before: "list[JudgementFigures | None]
     console, now = output(), [figures(project.store, note["round"]) for note in notes]
     console.print(_judgements_table(before, now))
     for note, old, new in zip(notes, before, now, strict=True):
-        key, asked = round_key(note["round"]), note.get("judge_calls")
-        if asked is not None:
+        key, calls = round_key(note["round"]), note.get("judge_calls")
+        if calls is not None:
             usage = ", ".join(f"{note[f'judge_{name}']:,} {name}" for name in ("calls", "cached", "retries", "tokens"))
             console.print(f"{key}: judge model: {usage}", markup=False, soft_wrap=True)
         if not note["sound"]:

@@ -8,10 +8,10 @@ import typer
 def metrics(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve on.")] = 9464,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; beyond this machine only behind a proxy.")
+        str, typer.Option(help="Address to listen on; an address that other machines reach needs a proxy in front.")
     ] = "127.0.0.1",
     no_token: Annotated[
-        bool, typer.Option("--no-token", help="Serve everybody who reaches the port, without the access token.")
+        bool, typer.Option("--no-token", help="Serve without the access token, to everybody who can connect.")
     ] = False,
 ) -> None:
     """Serve /metrics (read from the project at every scrape) and /healthz until Ctrl-C.

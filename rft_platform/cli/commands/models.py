@@ -7,7 +7,7 @@ import typer
 if TYPE_CHECKING:
     from rft_platform.rounds.maintenance.rebuild_registry import Rebuilt
 
-models = typer.Typer(no_args_is_help=True, help="Manage the model versions that MLflow holds.")
+models = typer.Typer(no_args_is_help=True, help="Manage the model versions in MLflow.")
 
 
 @models.command()
@@ -46,7 +46,7 @@ def rollback() -> None:
     registry = connect_registry(project)
     replaced = registry.last_promoted()
     champion = roll_back(project, registry)
-    line = f"{champion.name}: champion is version {champion.version} again, in place of version {replaced.version}"
+    line = f"{champion.name}: champion is version {champion.version} again, instead of version {replaced.version}"
     output().print(line, markup=False, soft_wrap=True)
 
 

@@ -10,7 +10,9 @@ def rounds(
     last: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Newest rounds to show, 0 for all; default: 100, with --json all.", show_default=False
+            min=0,
+            help="Number of newest rounds to show, 0 for all; default: 100, or all with --json.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:

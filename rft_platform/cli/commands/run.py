@@ -10,10 +10,10 @@ def run(
     config: Annotated[Path, typer.Option("--config", "-c", help="The project's YAML file.", show_default=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved plan and stop.")] = False,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds of the whole run, in place of what the file says.")
+        int | None, typer.Option(min=1, help="Number of rounds of the whole run; overrides the file.")
     ] = None,
     detach_engines: Annotated[
-        bool, typer.Option("--detach-engines", help="Leave engine and trainer running (until their idle time-out).")
+        bool, typer.Option("--detach-engines", help="Keep engine and trainer running until their idle time-out.")
     ] = False,
 ) -> None:
     """Train as a configuration file says; continues a run that was started before."""
@@ -43,8 +43,8 @@ def run(
     try:
         drive_project(project, console, detach_engines)
     except KeyboardInterrupt:
-        told = f"interrupted: `{rft_command(home)} run --config {config}` goes on from here"
-        console.print(told, markup=False, soft_wrap=True)
+        message = f"interrupted: `{rft_command(home)} run --config {config}` continues this run"
+        console.print(message, markup=False, soft_wrap=True)
         raise
     if project.config.mode == "bench":
         from rft_platform.cli.views.bench import print_bench

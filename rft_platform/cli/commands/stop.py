@@ -10,12 +10,12 @@ def stop() -> None:
 
     home = Home.from_environment()
     leases.wait_for_starts(home)
-    held = leases.leases_of(home)
-    for one in held:
+    leased = leases.leases_of(home)
+    for one in leased:
         alive = leases.stop(one)
-        typer.echo(f"{one.lease.kind} (pid {one.lease.pid}): {'stopped' if alive else 'was gone already'}")
+        typer.echo(f"{one.lease.kind} (pid {one.lease.pid}): {'stopped' if alive else 'had already ended'}")
     strays = leases.stop_strays(home)
     for pid in strays:
-        typer.echo(f"pid {pid}, which held no lease: stopped")
-    if not held and not strays:
-        typer.echo(f"nothing runs for {home.root}")
+        typer.echo(f"process without a lease (pid {pid}): stopped")
+    if not leased and not strays:
+        typer.echo(f"nothing is running for {home.root}")

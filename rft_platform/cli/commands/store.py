@@ -9,18 +9,23 @@ if TYPE_CHECKING:
     from rft_platform.rounds.maintenance.store_maintenance import Upkeep
     from rft_platform.rounds.project.project import Project
 
-store = typer.Typer(no_args_is_help=True, help="Compact, retire, verify or upgrade the stored rows.")
+store = typer.Typer(no_args_is_help=True, help="Compact, retain, check or upgrade the stored rows.")
 
-_DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; print what would be done.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Grace = Annotated[
-    float, typer.Option("--grace-s", min=0.0, help="Seconds that replaced or retired files stay for late readers.")
+    float,
+    typer.Option(
+        "--grace-s", min=0.0, help="Seconds to keep replaced or retired files for readers that still use them."
+    ),
 ]
 
 
 @store.command()
 def compact(
-    keep_last: Annotated[int, typer.Option("--keep-last", min=0, help="Newest closed rounds left as they are.")] = 2,
+    keep_last: Annotated[
+        int, typer.Option("--keep-last", min=0, help="Number of newest closed rounds to leave unchanged.")
+    ] = 2,
     grace_s: _Grace = 3600.0,
     dry_run: _DryRun = False,
     as_json: _Json = False,
@@ -41,15 +46,18 @@ def upgrade(grace_s: _Grace = 3600.0, dry_run: _DryRun = False, as_json: _Json =
 
 @store.command()
 def retain(
-    keep_last: Annotated[int | None, typer.Option("--keep-last", min=0, help="Newest closed rounds to keep.")] = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=0, help="Number of newest closed rounds to keep.")
+    ] = None,
     older_than_days: Annotated[
-        float | None, typer.Option("--older-than-days", min=0.0, help="Keep rounds younger than this.")
+        float | None, typer.Option("--older-than-days", min=0.0, help="Keep rounds younger than this number of days.")
     ] = None,
     archive: Annotated[
-        Path | None, typer.Option("--archive", help="Copy the rollouts there first; without it they are deleted.")
+        Path | None,
+        typer.Option("--archive", help="Copy the rollouts to this folder first; without it they are deleted."),
     ] = None,
     champion_too: Annotated[
-        bool, typer.Option("--champion-too", help="Retire rounds that the champion was trained on as well.")
+        bool, typer.Option("--champion-too", help="Also retire rounds that the champion was trained on.")
     ] = False,
     grace_s: _Grace = 3600.0,
     dry_run: _DryRun = False,
@@ -78,7 +86,7 @@ def check(
     fast: Annotated[bool, typer.Option("--fast", help="Compare sizes and footers only, not every byte.")] = False,
     set_aside: Annotated[
         bool,
-        typer.Option("--set-aside", help="Move damaged files to aside/, so that an unfinished round makes them again."),
+        typer.Option("--set-aside", help="Move damaged files to aside/; an unfinished round then creates them again."),
     ] = False,
     as_json: _Json = False,
 ) -> None:
@@ -146,4 +154,4 @@ def _lines(report: "Upkeep") -> list[str]:
         lines.append(f"{len(report.protected):,} rounds kept for the champion (--champion-too retires them)")
     if report.freed_bytes:
         lines.append(f"{report.freed_bytes / 1e6:,.1f} MB {done}freed")
-    return [*(lines or ["nothing to do"]), *(f"left as it is: {problem}" for problem in report.problems)]
+    return [*(lines or ["nothing to do"]), *(f"not changed: {problem}" for problem in report.problems)]

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from rft_platform.model_registry.traces import CheckpointRef, CheckpointTrace, RowTrace, TrainingTrace
     from rft_platform.rounds.project.project import Project
 
+_TARGETS = "models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id"
 _ROUND = r"r\d{4,}"
 _OF_POLICY = r"(r\d{4,})/([a-z0-9_-]+)"
+_ROW = r"[0-9a-f]{32}"
 _SHOWN = 10  # number of later checkpoints printed for a row without --all
 
 
@@ -24,12 +26,13 @@ def trace(
     target: Annotated[
         str,
         typer.Argument(
-            help="models:/NAME@alias, models:/NAME/3, a checkpoint folder, a round (r0003, r0003/POLICY) or a row id.",
+            help=f"{_TARGETS}.",
             show_default=False,
         ),
     ],
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read the rows' files whole and compare them with their digests.")
+        bool,
+        typer.Option("--verify", help="Read the files of the rows completely and compare them with their digests."),
     ] = False,
     every: Annotated[bool, typer.Option("--all", help="Print every training of the chain.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -46,9 +49,9 @@ def trace(
     if as_json:
         print_json(found.to_json())
     elif isinstance(found, CheckpointTrace):
-        said = without_steps(project, round_number(target)) if re.fullmatch(_ROUND, target) else None
-        if said is not None:
-            output().print(f"{target} {said}:", markup=False, soft_wrap=True)
+        reason = without_steps(project, round_number(target)) if re.fullmatch(_ROUND, target) else None
+        if reason is not None:
+            output().print(f"{target} {reason}:", markup=False, soft_wrap=True)
         if every or len(found.trainings) == 1:
             print_checkpoint(found, output())
         else:
@@ -76,19 +79,32 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
         if policy.policy_version == 0 and project.config.warm_start is None:
             raise UserError(
                 f"{target} ended with the base model {policy.folder}: "
-                + (without_steps(project, number) or "no training stands behind it yet")
+                + (without_steps(project, number) or "it has not been trained yet")
             )
         return trace_checkpoint(policy.folder, store, registry, verify=verify)
     if (of_policy := re.fullmatch(_OF_POLICY, target)) and not Path(target).is_dir():
         names = [entry.name for entry in project.config.policies]
         if of_policy[2] not in names:
             known = ", ".join(names) or "none"
-            raise UserError(f"{target}: no policy {of_policy[2]!r}; section policies names {known}")
+            raise UserError(f"{target}: no policy {of_policy[2]!r}; the section policies has {known}")
         further = required(store, round_number(of_policy[1]), of_policy[2])
         return trace_checkpoint(further.folder, store, registry.sibling(of_policy[2]), verify=verify)
     if target.startswith("models:/") or Path(target).is_dir():
         return trace_checkpoint(target, store, _of_model(project, registry, target), verify=verify)
+    if not re.fullmatch(_ROW, target):
+        raise UserError(f"{target}: expected {_TARGETS} (32 hexadecimal digits){_meant(project, target)}")
     return trace_row(target, store, project.checkpoints, registry)
+
+
+def _meant(project: "Project", target: str) -> str:
+    """A suggestion for a target that is nearly a round or the name of the project's model; else nothing."""
+    import difflib
+
+    if match := re.fullmatch(r"r?(\d+)", target):
+        return f"; did you mean r{int(match[1]):04d}?"
+    name, separator, version = target.removeprefix("models:").strip("/").partition("@" if "@" in target else "/")
+    near = difflib.get_close_matches(name, [project.model_name], n=1)
+    return f"; did you mean models:/{near[0]}{separator}{version}?" if near and version else ""
 
 
 def _of_model(project: "Project", registry: "ModelRegistry", target: str) -> "ModelRegistry":
@@ -114,7 +130,7 @@ def without_steps(project: "Project", number: int) -> str | None:
 def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
     """Print the checkpoint in a few lines: the data of its last training, and the length of the chain before it."""
     newest, before = found.trainings[0], found.trainings[1:]
-    data = {True: "", False: "; the files have CHANGED since", None: "; not compared"}[newest.data_unchanged]
+    data = {True: "", False: "; the files have CHANGED since then", None: "; not compared"}[newest.data_unchanged]
     console.print(_named(newest.result), style="bold", markup=False, soft_wrap=True)
     _print_pairs(
         console,
@@ -134,7 +150,7 @@ def print_chain_summary(found: "CheckpointTrace", console: "Console") -> None:
             "before that": f"{_before(before)}, from {_base(found)}",
         },
     )
-    console.print("--all prints every training with its files", markup=False, soft_wrap=True)
+    console.print("--all shows every training with its files", markup=False, soft_wrap=True)
 
 
 def _before(trainings: "Sequence[TrainingTrace]") -> str:
@@ -157,7 +173,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
                 "weights": training.weights_digest,
                 "trained from": f"{training.parent} (v{training.parent_version})",
                 "rollouts": "\n".join(f"{file.path}  {file.rows:,} rows" for file in training.rollouts) or None,
-                "chosen": training.selection
+                "selection": training.selection
                 and f"{training.selection.path}  {training.rows_trained:,} of {training.selection.rows:,} rows trained",
                 "dataset": _dataset(training),
                 "from": _source(training.more),
@@ -177,7 +193,7 @@ def print_checkpoint(found: "CheckpointTrace", console: "Console", shown: int | 
     more = found.trainings[shown:] if shown is not None else ()
     if more:
         rows = sum(training.rows_trained for training in more)
-        text = f"... and {len(more):,} trainings before, on {rows:,} rows (--all prints them)"
+        text = f"... and {len(more):,} earlier trainings, on {rows:,} rows (--all shows them)"
         console.print(text, style="bold", markup=False, soft_wrap=True)
     console.print(_base(found), style="bold", markup=False, soft_wrap=True)
 
@@ -205,7 +221,7 @@ def print_row(found: "RowTrace", console: "Console", shown: int | None = None) -
             "retired": found.retired or None,
             "judged": "\n".join(judgements) or "not yet",
             "trained": "\n".join(map(_named, found.trained)) or "no checkpoint",
-            "carried on by": _newest(found.descendants, shown) or "no later checkpoint",
+            "descendants": _newest(found.descendants, shown) or "no later checkpoint",
         },
     )
 
@@ -215,7 +231,7 @@ def _reward(reward: float | None) -> str:
 
 
 def _base(found: "CheckpointTrace") -> str:
-    end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is gone)"
+    end = "" if found.complete else "  (the chain ends early: the manifest of an ancestor is missing)"
     return f"base model {found.base_model}{end}"
 
 
@@ -227,16 +243,18 @@ def _named(ref: "CheckpointRef") -> str:
 
 
 def _newest(refs: "Sequence[CheckpointRef]", shown: int | None) -> str:
-    left_out = 0 if shown is None else max(0, len(refs) - shown)
-    plural = "" if left_out == 1 else "s"
-    said = [f"{left_out:,} earlier checkpoint{plural} (--all names them), and then"] if left_out else []
-    return "\n".join([*said, *map(_named, refs[left_out:])])
+    hidden = 0 if shown is None else max(0, len(refs) - shown)
+    plural = "" if hidden == 1 else "s"
+    lines = [f"{hidden:,} earlier checkpoint{plural} (--all shows them), then"] if hidden else []
+    return "\n".join([*lines, *map(_named, refs[hidden:])])
 
 
 def _data(digest: str | None, unchanged: bool | None) -> str | None:
     if digest is None:
         return None
-    state = {True: "the round still has it", False: "the files have CHANGED since", None: "not compared"}[unchanged]
+    state = {True: "unchanged in the round", False: "the files have CHANGED since then", None: "not compared"}[
+        unchanged
+    ]
     return f"{digest}  ({state})"
 
 
@@ -244,10 +262,11 @@ def _dataset(training: "TrainingTrace") -> str | None:
     """The rows of an offline training; for a training of another project, the names used there."""
     if training.dataset is not None:
         return f"{training.dataset.path}  {training.dataset.rows:,} rows"
-    told = training.more
-    if "dataset" not in told:
+    lineage = training.more
+    if "dataset" not in lineage:
         return None
-    return f"{told['dataset']} of {told.get('project')}/{told.get('name')}  {told.get('dataset_rows', 0):,} rows"
+    origin = f"{lineage.get('project')}/{lineage.get('name')}"
+    return f"{lineage['dataset']} of {origin}  {lineage.get('dataset_rows', 0):,} rows"
 
 
 def _source(lineage: dict[str, Any]) -> str | None:

@@ -10,79 +10,100 @@ if TYPE_CHECKING:
     from rft_platform.tuner import TunerModelConfig
     from rft_platform.tuner.sections import TunerSection
 
-_MODEL, _ALGORITHM, _KEPT = "Model", "Algorithm", "Where it is kept"
+_MODEL, _ALGORITHM, _PROJECT = "Model", "Algorithm", "Project"
 
-_Text = Annotated[str | None, typer.Option(show_default=False)]
-_ModelText = Annotated[str | None, typer.Option(rich_help_panel=_MODEL, show_default=False)]
-_ModelInt = Annotated[int | None, typer.Option(rich_help_panel=_MODEL, show_default=False)]
-_ModelFloat = Annotated[float | None, typer.Option(rich_help_panel=_MODEL, show_default=False)]
-_AlgorithmText = Annotated[str | None, typer.Option(rich_help_panel=_ALGORITHM, show_default=False)]
-_AlgorithmInt = Annotated[int | None, typer.Option(rich_help_panel=_ALGORITHM, show_default=False)]
-_AlgorithmFloat = Annotated[float | None, typer.Option(rich_help_panel=_ALGORITHM, show_default=False)]
-_KeptText = Annotated[str | None, typer.Option(rich_help_panel=_KEPT, show_default=False)]
+
+def _setting(text: str, panel: str | None = None) -> Any:
+    """An option without a printed default: ``tune()`` has the defaults."""
+    return typer.Option(help=text, rich_help_panel=panel, show_default=False)
+
+
 _Judge = Annotated[
-    str | None, typer.Option(help="Likewise; without one the workflow's own reward counts.", show_default=False)
+    str | None,
+    typer.Option(
+        help="package.module:function or file.py:function; without it the workflow's own reward is used.",
+        show_default=False,
+    ),
 ]
 _Dataset = Annotated[
-    str | None, typer.Option(help="Tasks: a folder, a file or a Hugging Face name.", show_default=False)
+    str | None, typer.Option(help="Training tasks: a folder, a file or a Hugging Face name.", show_default=False)
 ]
 _Model = Annotated[
     str | None,
-    typer.Option(help="A folder, a Hugging Face name or models:/NAME@alias.", rich_help_panel=_MODEL),
+    typer.Option(help="Model to train: a folder, a Hugging Face name or models:/NAME@alias.", rich_help_panel=_MODEL),
 ]
 _Thinking = Annotated[
-    bool | None, typer.Option("--enable-thinking/--no-thinking", rich_help_panel=_MODEL, show_default=False)
+    bool | None,
+    typer.Option(
+        "--enable-thinking/--no-thinking",
+        help="Switch of the chat template; default: the template's own.",
+        rich_help_panel=_MODEL,
+        show_default=False,
+    ),
 ]
 _Auxiliary = Annotated[
     list[str] | None,
     typer.Option(
-        help="NAME=MODEL, a further model for both functions; repeatable. Its context is that of --max-model-len.",
+        help="NAME=MODEL: another model that both functions can call; repeatable. Its context is --max-model-len.",
         rich_help_panel=_MODEL,
         show_default=False,
     ),
 ]
 _Experiment = Annotated[
-    str | None, typer.Option(help="One that exists is gone on with.", rich_help_panel=_KEPT, show_default=False)
+    str | None,
+    typer.Option(
+        help="Name of the experiment; an existing one is continued.", rich_help_panel=_PROJECT, show_default=False
+    ),
 ]
 _ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", help="YAML file; options override it.", show_default=False)
 ]
 _JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Write the result to this file too.", show_default=False)
+    Path | None, typer.Option("--json", help="Also write the result to this JSON file.", show_default=False)
 ]
 
 
 def tune(
     ctx: typer.Context,
-    workflow: Annotated[str, typer.Argument(help="package.module:function or file.py:function.", show_default=False)],
+    workflow: Annotated[
+        str, typer.Argument(help="The workflow: package.module:function or file.py:function.", show_default=False)
+    ],
     judge: _Judge = None,
     dataset: _Dataset = None,
-    subset: _Text = None,
-    split: Annotated[str, typer.Option(help="Also a slice: train[:100].")] = "train",
-    total_epochs: Annotated[int | None, typer.Option(show_default=False)] = None,
-    total_steps: Annotated[int | None, typer.Option(help="In place of epochs.", show_default=False)] = None,
-    eval_dataset: Annotated[str | None, typer.Option(help="Held-out tasks.", show_default=False)] = None,
-    eval_split: str = "test",
+    subset: Annotated[
+        str | None, _setting("Subset: a configuration of a Hugging Face dataset, or a folder inside --dataset.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Split of the dataset, also a slice: train[:100].")] = "train",
+    total_epochs: Annotated[int | None, _setting("Passes over the dataset.")] = None,
+    total_steps: Annotated[int | None, _setting("Training steps; overrides --total-epochs.")] = None,
+    eval_dataset: Annotated[str | None, _setting("Held-out tasks: a folder, a file or a Hugging Face name.")] = None,
+    eval_split: Annotated[str, typer.Option(help="Split of --eval-dataset.")] = "test",
     model: _Model = None,
-    max_model_len: _ModelInt = None,
-    max_tokens: _ModelInt = None,
-    temperature: _ModelFloat = None,
-    top_p: _ModelFloat = None,
+    max_model_len: Annotated[int | None, _setting("Maximum tokens of prompt and answer together.", _MODEL)] = None,
+    max_tokens: Annotated[int | None, _setting("Maximum tokens of an answer.", _MODEL)] = None,
+    temperature: Annotated[
+        float | None, _setting("Sampling temperature; training needs a value above 0.", _MODEL)
+    ] = None,
+    top_p: Annotated[float | None, _setting("Nucleus sampling; training needs 1.0.", _MODEL)] = None,
     enable_thinking: _Thinking = None,
-    tensor_parallel_size: _ModelInt = None,
-    inference_engine_num: _ModelInt = None,
-    tool_call_parser: _ModelText = None,
-    reasoning_parser: _ModelText = None,
+    tensor_parallel_size: Annotated[int | None, _setting("GPUs per engine (vLLM).", _MODEL)] = None,
+    inference_engine_num: Annotated[int | None, _setting("Number of engines.", _MODEL)] = None,
+    tool_call_parser: Annotated[str | None, _setting("Format of tool calls in an answer.", _MODEL)] = None,
+    reasoning_parser: Annotated[str | None, _setting("Format of reasoning in an answer.", _MODEL)] = None,
     auxiliary: _Auxiliary = None,
-    algorithm: _AlgorithmText = None,
-    learning_rate: _AlgorithmFloat = None,
-    group_size: _AlgorithmInt = None,
-    batch_size: _AlgorithmInt = None,
-    save_interval_steps: _AlgorithmInt = None,
-    eval_interval_steps: _AlgorithmInt = None,
-    project: _KeptText = None,
+    algorithm: Annotated[
+        str | None, _setting("Algorithm that learns from rewards, such as multi_step_grpo.", _ALGORITHM)
+    ] = None,
+    learning_rate: Annotated[float | None, _setting("Learning rate of the optimiser.", _ALGORITHM)] = None,
+    group_size: Annotated[int | None, _setting("Runs per task; they are compared with each other.", _ALGORITHM)] = None,
+    batch_size: Annotated[int | None, _setting("Tasks per step.", _ALGORITHM)] = None,
+    save_interval_steps: Annotated[
+        int | None, _setting("Steps between checkpoints that keep their weights.", _ALGORITHM)
+    ] = None,
+    eval_interval_steps: Annotated[int | None, _setting("Steps between evaluations.", _ALGORITHM)] = None,
+    project: Annotated[str | None, _setting("Name of the project.", _PROJECT)] = None,
     experiment: _Experiment = None,
-    monitor: Annotated[str | None, typer.Option(help="tensorboard or mlflow.", show_default=False)] = None,
+    monitor: Annotated[str | None, _setting("Where metrics go: tensorboard or mlflow.")] = None,
     config: _ConfigFile = None,
     json_file: _JsonFile = None,
 ) -> None:
@@ -124,22 +145,22 @@ def _tune(options: dict[str, Any]) -> None:
         write_json(options["json_file"].absolute(), result.to_json())
 
 
-def _auxiliaries(given: list[str] | None, max_model_len: int | None) -> "dict[str, TunerModelConfig] | None":
+def _auxiliaries(entries: list[str] | None, max_model_len: int | None) -> "dict[str, TunerModelConfig] | None":
     from rft_platform.common.errors import UserError
     from rft_platform.tuner import TunerModelConfig
 
     models: dict[str, TunerModelConfig] = {}
-    for entry in given or ():
+    for entry in entries or ():
         name, _, model = entry.partition("=")
         if not name or not model or name in models:
             raise UserError(f"--auxiliary {entry!r}: expected NAME=MODEL, each name once")
         if "://" in model:
             raise UserError(
-                f"--auxiliary {entry!r}: a model that is served already is named in the file of --config, as "
+                f"--auxiliary {entry!r}: declare a model that is already served in the file of --config, as "
                 f"explorer.auxiliary_models: [{{name: {name}, base_url: {model}, model: ...}}]"
             )
         if max_model_len is None:
-            raise UserError(f"--auxiliary {entry!r}: give --max-model-len too, the context of its engine")
+            raise UserError(f"--auxiliary {entry!r}: also give --max-model-len, the context of its engine")
         models[name] = TunerModelConfig(model_path=model, max_model_len=max_model_len)
     return models or None
 
@@ -177,17 +198,19 @@ def _section(kind: "type[TunerSection]", what: str, options: dict[str, Any], nee
 
     from rft_platform.common.errors import UserError
 
-    given = {name: options[name] for name in kind.model_fields if options.get(name) is not None}
-    if needed is not None and needed not in given:
-        lone = [name for name in given if name != "split"]
+    values = {name: options[name] for name in kind.model_fields if options.get(name) is not None}
+    if needed is not None and needed not in values:
+        lone = [name for name in values if name != "split"]
         if lone:
-            raise UserError(f"{what} is missing, and {_option(what, lone[0])} belongs to it: give both")
+            raise UserError(f"{_option(what, lone[0])} needs {what}: give both")
         return None
     try:
-        return kind(**given)
+        return kind(**values)
     except ValidationError as error:
         lines = [
-            f"give {option} too" if detail["type"] == "missing" else f"{option} {detail['input']!r}: {detail['msg']}"
+            f"{option} is missing: give it too"
+            if detail["type"] == "missing"
+            else f"{option} {detail['input']!r}: {detail['msg']}"
             for detail in error.errors()
             for option in [_option(what, str(detail["loc"][0]) if detail["loc"] else "")]
         ]

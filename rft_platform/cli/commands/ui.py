@@ -14,16 +14,19 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = 3000,
     mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = 5000,
     metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve /metrics for Prometheus on this port too.")
+        int | None, typer.Option(min=1, max=65535, help="Also serve /metrics for Prometheus, on this port.")
     ] = None,
     daemon: Annotated[
-        bool, typer.Option("--daemon/--no-daemon", help="Run the daemon: sensors, schedules, launched runs.")
+        bool,
+        typer.Option(
+            "--daemon/--no-daemon", help="Run the Dagster daemon, which runs sensors, schedules and launched runs."
+        ),
     ] = True,
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", help="Begin, or go on with, the project of this YAML file.")
+        Path | None, typer.Option("--config", "-c", help="Start or continue the project of this YAML file.")
     ] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Turn the sensors on: rounds close by themselves until the budget is spent.")
+        bool, typer.Option("--auto", help="Turn on the sensors: rounds run automatically until the budget is used up.")
     ] = False,
 ) -> None:
     """Serve the Dagster and MLflow interfaces on this machine until Ctrl-C. A server that dies is restarted."""
@@ -40,7 +43,7 @@ def ui(
     from rft_platform.servers.ui_servers import ui_servers
 
     if auto and not daemon:
-        raise UserError("--auto turns on sensors, which only the daemon acts on: leave out --no-daemon")
+        raise UserError("--auto turns on sensors, which need the daemon: leave out --no-daemon")
     sensor_interval_s()
     home = Home.from_environment()
     check_writable(home)
@@ -48,7 +51,7 @@ def ui(
     if config is not None:
         begin(home, load_config(config))
     elif not home.config_file.exists():
-        notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` begins one", markup=False)
+        notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` starts one", markup=False)
     with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         check_ports(servers)
@@ -79,4 +82,6 @@ def serve_until_interrupted(home: "Home", servers: "list[Server]", sensors_of: s
         console.print("stopped")
         alive = [held.path.stem for held in leases_of(home) if held.alive]
         if alive:
-            console.print(f"{' and '.join(alive)} run on until they are idle; `rft stop` ends them", markup=False)
+            console.print(
+                f"{' and '.join(alive)} keep running until their idle time-out; `rft stop` ends them", markup=False
+            )

@@ -19,8 +19,8 @@ from rft_platform.servers.supervise import port_is_free
 
 _PACKAGE = "rft-platform"
 _PORTS = {
-    3000: ("the Dagster interface", "`rft ui --port N` takes another one"),
-    5000: ("the MLflow interface", "`rft ui --mlflow-port N` takes another one"),
+    3000: ("the Dagster interface", "`rft ui --port N` uses another one"),
+    5000: ("the MLflow interface", "`rft ui --mlflow-port N` uses another one"),
 }
 
 
@@ -57,7 +57,9 @@ def python_findings() -> Iterator[Finding]:
     if SpecifierSet(wanted).contains(version):
         yield Finding("python", "ok", f"{version} at {sys.executable}")
     else:
-        yield Finding("python", "fail", f"{version}; {wanted} is needed", "make the environment with another Python")
+        yield Finding(
+            "python", "fail", f"{version}; {wanted} is needed", "create the environment with another Python version"
+        )
 
 
 def package_findings() -> Iterator[Finding]:
@@ -73,9 +75,9 @@ def package_findings() -> Iterator[Finding]:
         if version is not None and requirement.specifier.contains(version, prereleases=True):
             good += 1
             continue
-        said = f"{requirement.name} {version or 'is not installed'}; {requirement.specifier} is needed"
-        yield Finding("packages", "fail", said, f"pip install '{requirement}'")
-    yield Finding("packages", "ok", f"{good} within their bounds")
+        problem = f"{requirement.name} {version or 'is not installed'}; {requirement.specifier} is needed"
+        yield Finding("packages", "fail", problem, f"pip install '{requirement}'")
+    yield Finding("packages", "ok", f"{good} packages have supported versions")
 
 
 def home_findings(home: Home) -> Iterator[Finding]:
@@ -106,7 +108,7 @@ def config_findings(home: Home) -> Iterator[Finding]:
         check_config(resolve(config), cpu_count=cpu_count(), gpu_count=gpu_count())
     except UserError as error:
         for line in str(error).splitlines():
-            yield Finding("project", "fail", line, f"correct {home.config_file}, or what it names")
+            yield Finding("project", "fail", line, f"correct {home.config_file} or the file it refers to")
         return
     yield Finding("project", "ok", f"{config.project}/{config.name}, {home.config_file}")
 
@@ -118,7 +120,7 @@ def database_findings(home: Home) -> Iterator[Finding]:
         yield Finding("database", "fail", f"{database.path} is damaged ({database.why})", database.remedy)
     whole = len(databases(home.root)) - len(damaged)
     if whole:
-        yield Finding("database", "ok", f"{whole} can be read")
+        yield Finding("database", "ok", f"{whole} are readable")
 
 
 def partition_findings(home: Home) -> Iterator[Finding]:
@@ -132,33 +134,33 @@ def partition_findings(home: Home) -> Iterator[Finding]:
         with open_instance(home) as instance:
             unknown = unknown_partitions(instance)
     except Exception as error:  # a damaged database or settings file can raise anything
-        said = str(as_fault(error)).splitlines()[0]
-        yield Finding("partitions", "fail", f"cannot be read: {said}", f"repair the databases in {home.dagster}")
+        reason = str(as_fault(error)).splitlines()[0]
+        yield Finding("partitions", "fail", f"cannot be read: {reason}", f"repair the databases in {home.dagster}")
         return
     if unknown:
-        said = f"Dagster has the partitions {', '.join(unknown)}, which name no round (r0001, r0002, ...)"
-        yield Finding("partitions", "warn", said, "no action needed: they and their runs are ignored")
+        problem = f"Dagster has the partitions {', '.join(unknown)}, which are not rounds (r0001, r0002, ...)"
+        yield Finding("partitions", "warn", problem, "no action needed: they and their runs are ignored")
 
 
 def process_findings(home: Home) -> Iterator[Finding]:
     """Check the engine's replicas and the trainer by their leases."""
-    held = leases_of(home)
+    leases = leases_of(home)
     versions: set[tuple[int, str]] = set()
-    for one in held:
+    for one in leases:
         where = f"pid {one.lease.pid}, {one.lease.host}:{one.lease.port}"
         if one.alive and one.lease.kind.startswith("engine"):
             yield _engine_finding(one, where, versions)
         elif one.alive:
             yield Finding("process", "ok", f"{one.lease.kind} runs ({where})")
         else:
-            said = f"{one.lease.kind} is gone and has left its lease {one.path} ({where})"
-            yield Finding("process", "warn", said, "`rft stop` clears it away; the next start replaces it too")
+            problem = f"{one.lease.kind} has ended and left its lease {one.path} ({where})"
+            yield Finding("process", "warn", problem, "`rft stop` removes it; the next start also replaces it")
     if len(versions) > 1:
         served = ", ".join(str(version) for version, _ in sorted(versions))
-        said = f"the engine's replicas serve different weights (policy versions {served})"
-        yield Finding("process", "warn", said, "the next use of the engine updates all replicas; no action needed")
-    if not held:
-        yield Finding("process", "ok", "no engine and no trainer run; they are started when they are needed")
+        problem = f"the engine's replicas serve different weights (policy versions {served})"
+        yield Finding("process", "warn", problem, "the next use of the engine updates all replicas; no action needed")
+    if not leases:
+        yield Finding("process", "ok", "neither engine nor trainer is running; they start when they are needed")
 
 
 def _engine_finding(held: HeldLease, where: str, versions: set[tuple[int, str]]) -> Finding:
@@ -170,8 +172,8 @@ def _engine_finding(held: HeldLease, where: str, versions: set[tuple[int, str]])
     except EngineError as error:
         return Finding("process", "fail", f"{held.lease.kind} does not answer ({where}): {error}", "`rft stop` ends it")
     versions.add((status.policy_version, status.weights_digest))
-    said = f"{held.lease.kind} serves policy version {status.policy_version} ({where})"
-    return Finding("process", "ok", said)
+    message = f"{held.lease.kind} serves policy version {status.policy_version} ({where})"
+    return Finding("process", "ok", message)
 
 
 def port_findings(home: Home) -> Iterator[Finding]:
@@ -182,7 +184,7 @@ def port_findings(home: Home) -> Iterator[Finding]:
         elif (pid := _own_listener(home, port)) is not None:
             yield Finding("port", "ok", f"{port} serves {what} of this project (pid {pid})")
         else:
-            yield Finding("port", "warn", f"{port} is taken, so {what} cannot have it", fix)
+            yield Finding("port", "warn", f"{port} is in use, so {what} cannot use it", fix)
 
 
 def _own_listener(home: Home, port: int) -> int | None:
@@ -204,7 +206,7 @@ def device_findings() -> Iterator[Finding]:
     try:
         import torch
     except Exception as error:  # a broken installation can raise anything
-        yield Finding("torch", "fail", f"cannot be imported: {error}", "install torch again, from the pinned version")
+        yield Finding("torch", "fail", f"cannot be imported: {error}", "install the pinned version of torch again")
         return
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     found = f"{len(devices)} x {devices[0]}" if devices else f"no GPU, {cpu_count()} processors"
@@ -216,10 +218,13 @@ def device_findings() -> Iterator[Finding]:
     vllm = installed_version("vllm")
     if vllm is None and devices:
         yield Finding(
-            "vllm", "warn", "is not installed; engine: auto takes the slower one", "pip install 'rft-platform[gpu]'"
+            "vllm",
+            "warn",
+            "is not installed; engine.kind auto uses the slower transformers engine",
+            "pip install 'rft-platform[gpu]'",
         )
     else:
-        yield Finding("vllm", "ok", vllm or "is not installed; without a GPU the transformers engine serves")
+        yield Finding("vllm", "ok", vllm or "is not installed; without a GPU the transformers engine is used")
 
 
 def definition_findings(home: Home) -> Iterator[Finding]:
@@ -235,6 +240,8 @@ def definition_findings(home: Home) -> Iterator[Finding]:
 
         dg.Definitions.validate_loadable(defs)
     except (dg.DagsterError, RftError, ImportError) as error:
-        yield Finding("definitions", "fail", str(error).splitlines()[0], "`dagster definitions validate` tells more")
+        yield Finding(
+            "definitions", "fail", str(error).splitlines()[0], "run `dagster definitions validate` for details"
+        )
         return
     yield Finding("definitions", "ok", f"load in {perf_counter() - started:.1f} s")

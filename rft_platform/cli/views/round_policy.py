@@ -11,7 +11,7 @@ def round_policy(project: Project, number: int | None = None) -> Policy:
     """The policy that round ``number`` (default: the newest) ended with. Raises UserError if there is none."""
     have = [n for n in project.store.rounds() if project.store.has_note(n, POLICY)]
     if not have:
-        raise UserError(f"{project.home.root}: no round has published a policy yet; train first")
+        raise UserError(f"{project.home.root}: no round has published a policy yet; run a training first")
     wanted = have[-1] if number is None else number
     if wanted not in have:
         raise UserError(

@@ -30,8 +30,8 @@ def print_rounds(project: "Project", console: "Console", last: int = LAST) -> No
         console.print(f"{hidden:,} earlier rounds are not shown: `rft rounds --last 0` shows all", soft_wrap=True)
     for line in lines:
         if line.judged_anew:
-            said = "judged anew since it was trained: * is a reward that it was not trained on"
-            console.print(f"{_name(line)}: {said}", markup=False, soft_wrap=True)
+            note = "judged again after its training; * marks a reward that the training did not use"
+            console.print(f"{_name(line)}: {note}", markup=False, soft_wrap=True)
         if line.nothing_trained:
             console.print(f"{_name(line)}: {line.nothing_trained}", markup=False, soft_wrap=True)
     console.print(what_is_next(project), markup=False, soft_wrap=True)
@@ -60,16 +60,16 @@ def what_is_next(project: "Project") -> str:
     from rft_platform.rounds.planning.plan import plan_next
     from rft_platform.rounds.planning.project_state import observe
 
-    known, is_driven = _known_launches(project), driver_is_running(project.home)
-    cut = [] if is_driven else sorted(known.interrupted)
-    said = describe_plan(
-        plan_next(observe(project, replace(known, running=known.running - set(cut)))),
+    recorded, is_driven = _known_launches(project), driver_is_running(project.home)
+    cut = [] if is_driven else sorted(recorded.interrupted)
+    text = describe_plan(
+        plan_next(observe(project, replace(recorded, running=recorded.running - set(cut)))),
         1 if project.config.mode == "bench" else project.rounds_budget,
     )
     if cut:
         names = ", ".join(_launch_name(*launch) for launch in cut)
-        said = f"interrupted: {names}, its process is gone; rft run goes on from there; {said}"
-    return f"`rft run` or `rft demo` is driving this project; {said}" if is_driven else said
+        text = f"interrupted: {names} (its process has ended); `rft run` continues it; {text}"
+    return f"`rft run` or `rft demo` is driving this project; {text}" if is_driven else text
 
 
 def _known_launches(project: "Project") -> "Launches":

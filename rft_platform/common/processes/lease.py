@@ -134,11 +134,11 @@ def _parse(document: Any) -> Lease:
     texts, numbers = (lease.kind, lease.host, lease.token, lease.model_digest), (lease.create_time, lease.started_at)
     integers = (lease.pid, lease.port, *(() if lease.start_ticks is None else (lease.start_ticks,)))
     if not all(isinstance(value, str) for value in texts) or not isinstance(lease.details, Mapping):
-        raise TypeError("a lease's kind, host, token and model_digest are text, its details a mapping")
+        raise TypeError("a lease needs text for kind, host, token and model_digest, and a mapping for details")
     if not all(type(value) is int for value in integers) or not 0 < lease.pid < 2**31 or not 0 < lease.port < 2**16:
-        raise ValueError("a lease's pid and port are positive integers")
+        raise ValueError("a lease needs positive integers for pid and port")
     if not all(type(value) in (int, float) and math.isfinite(value) for value in numbers):
-        raise ValueError("a lease's times are finite numbers")
+        raise ValueError("a lease needs finite numbers for its times")
     return lease
 
 

@@ -200,5 +200,5 @@ def _name(log_file: Path) -> str:
 
 def _tail(log_file: Path) -> str:
     if not log_file.exists():
-        return f" It left no log at {log_file}."
+        return f" It wrote no log at {log_file}."
     return f" Last lines of {log_file}:\n{last_lines(log_file)}"

@@ -11,32 +11,36 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     config, preset, settings = run.config, run.algorithm, run.config.algorithm
     name = settings.algorithm_type
     if preset.experts and settings.experts is None:
-        yield f"algorithm.experts is not set: {name} learns from demonstrations too; give their path"
+        yield f"algorithm.experts is not set: {name} also learns from demonstrations; give their path"
     if settings.experts is not None and not preset.experts:
-        yield f"algorithm.experts: {name} takes no demonstrations; leave it out, or set algorithm_type: mix"
+        yield f"algorithm.experts: {name} uses no demonstrations; leave it out, or set algorithm_type: mix"
     if settings.teacher_model_path is not None and not preset.teacher:
         yield f"algorithm.teacher_model_path: {name} has no teacher; leave it out, or set algorithm_type: gkd"
     if preset.teacher and settings.teacher_model_path is None and config.mode != "train":
-        yield f"algorithm.teacher_model_path is not set: {name} learns from a teacher; name its folder or model"
+        yield (
+            f"algorithm.teacher_model_path is not set: {name} learns from a teacher; give its "
+            "folder or Hugging Face name"
+        )
     if not preset.critic and _names_critic(settings):
         yield f"algorithm.critic: {name} has no critic; leave it out, or set algorithm_type: ppo"
     if not preset.critic and config.model.critic_model_path is not None:
         yield f"model.critic_model_path: {name} has no critic; leave it out, or set algorithm_type: ppo"
     if preset.experts and preset.token_advantage is not None:
         yield (
-            f"algorithm.advantage_fn {preset.token_advantage} is made of rewards in the trainer, and demonstrations "
-            f"among the rollouts have none: with {name} set one that is made when a round is judged, such as grpo"
+            f"algorithm.advantage_fn {preset.token_advantage} is computed from rewards in the trainer, and "
+            f"demonstrations have no rewards: with {name}, set one that is computed when a "
+            "round is judged, such as grpo"
         )
     yield from _adaptation_problems(settings.kl_penalty_fn_args)
     if settings.kl_penalty_fn_args.kl_coef and preset.token_advantage is None:
         yield (
-            f"algorithm.kl_penalty_fn_args.kl_coef: {name} has one advantage a row, not one a token, and no KL can "
-            "stand in its reward; use kl_loss_fn_args.kl_coef, or ppo or reinforce++"
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} has one advantage per row, not one per token, so its "
+            "reward cannot include a KL penalty; use kl_loss_fn_args.kl_coef, or ppo or reinforce++"
         )
     elif settings.kl_penalty_fn_args.kl_coef and not preset.needs_reward:
         yield (
-            f"algorithm.kl_penalty_fn_args.kl_coef: {name} learns from no reward that a KL could stand in; leave it "
-            "out, or use kl_loss_fn_args.kl_coef"
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} learns from no reward, so there is none to include a KL "
+            "penalty; leave it out, or use kl_loss_fn_args.kl_coef"
         )
     if settings.loss_norm_length is not None and preset.loss_agg_mode != "seq-mean-token-sum-norm":
         yield (
@@ -51,8 +55,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     runs = run.batches.repeat_times
     if settings.filters.zero_variance and preset.trains_on == "rollouts" and runs < 2:
         yield (
-            f"algorithm.filters.zero_variance: with {runs} run a task no group has variance, and every row would be "
-            "left out; set algorithm.repeat_times to 2 or more, or leave it out"
+            f"algorithm.filters.zero_variance: with {runs} run per task no group has variance, and every "
+            "row would be dropped; set algorithm.repeat_times to 2 or more, or leave it out"
         )
     overlong = settings.filters.overlong
     if (overlong.max_length or overlong.cache_length) and not preset.overlong_penalty:
@@ -72,6 +76,6 @@ def _adaptation_problems(penalty: KlPenaltyArgs) -> Iterator[str]:
     """One line for each key of an adaptive KL coefficient that would have no effect."""
     key = "algorithm.kl_penalty_fn_args"
     if penalty.target is not None and not penalty.kl_coef:
-        yield f"{key}.target: at kl_coef 0 there is no penalty that could adapt; set {key}.kl_coef, or leave it out"
+        yield f"{key}.target: kl_coef is 0, so there is no penalty to adapt; set {key}.kl_coef, or leave it out"
     if penalty.horizon != KlPenaltyArgs().horizon and penalty.target is None:
         yield f"{key}.horizon: without a target the coefficient does not adapt; set {key}.target, or leave it out"

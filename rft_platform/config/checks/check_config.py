@@ -61,24 +61,24 @@ def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
         yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"
     names = [taskset.name or f"{taskset.path}:{taskset.split}" for taskset in inputs.eval_tasksets]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"buffer.explorer_input.eval_tasksets: two are called {name!r}; give each a name of its own"
+        yield f"buffer.explorer_input.eval_tasksets: two entries are called {name!r}; give each a unique name"
     tasksets = {f"buffer.explorer_input.eval_tasksets[{i}]": taskset for i, taskset in enumerate(inputs.eval_tasksets)}
     if inputs.taskset is not None:
         tasksets["buffer.explorer_input.taskset"] = inputs.taskset
     for key, taskset in tasksets.items():
         if taskset.format.prompt_key is None and ":" not in taskset.workflow:
             yield (
-                f"{key}.format.prompt_key is null: the workflow {taskset.workflow} asks what stands in a column; name "
-                "the column, or give a workflow of your own, which reads the whole row"
+                f"{key}.format.prompt_key is null: the workflow {taskset.workflow} reads its question from a "
+                "column; name the column, or use your own workflow, which reads the whole row"
             )
         if taskset.judge is None and taskset.judge_args:
             yield (
-                f"{key}.judge_args: there is no judge that takes them; name one, or call them reward_fn_args, which a "
-                "class-style workflow finds in its task"
+                f"{key}.judge_args: there is no judge to pass them to; set judge, or use reward_fn_args, "
+                "which a class-style workflow reads from its task"
             )
         if taskset.judge is None and taskset.workflow in _WITHOUT_REWARD and preset.needs_reward:
             yield (
-                f"{key}.judge: the workflow {taskset.workflow} gives no reward of its own; name a judge "
+                f"{key}.judge: the workflow {taskset.workflow} computes no reward; set a judge "
                 "(the default, exact_match, is for tasks with format.response_key)"
             )
     if config.warm_start and config.warm_start.stop_at is not None and not inputs.eval_tasksets:
@@ -89,22 +89,25 @@ def _evaluation_problems(config: RftConfig) -> Iterator[str]:
     gate = config.evaluation.gate
     if gate.confident and gate.metric not in PAIRED_METRICS:
         yield (
-            f"evaluation.gate.confident: scores by {gate.metric} are not kept task by task; set evaluation.gate.metric "
+            f"evaluation.gate.confident: scores by {gate.metric} are not stored per task; set evaluation.gate.metric "
             f"to one of {', '.join(PAIRED_METRICS)}"
         )
     if gate.needs_interval and gate.metric == "greedy_pass" and not config.evaluation.greedy:
-        yield "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so nothing is measured; set it to true"
+        yield (
+            "evaluation.gate.metric greedy_pass: evaluation.greedy is false, so it is not measured; "
+            "set evaluation.greedy to true"
+        )
 
 
 def _whole_round_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
     counted = {
-        f"mode {config.mode} has no rounds of its own": config.mode == "train",
-        f"synchronizer.sync_style {config.synchronizer.sync_style} trains when a step has landed": (
+        f"mode {config.mode} explores no rounds": config.mode == "train",
+        f"synchronizer.sync_style {config.synchronizer.sync_style} trains as soon as the rows of a step are stored": (
             config.synchronizer.dynamic
         ),
-        "the replay buffer fills steps up to their size": replay,
-        "demonstrations are a share of a step": preset.experts
+        "the replay buffer fills steps to a fixed size": replay,
+        "demonstrations are a fixed share of a step": preset.experts
         and (config.algorithm.experts is None or config.algorithm.experts.batch_size is None),
     }
     why = [reason for reason, holds in counted.items() if holds]
@@ -117,13 +120,13 @@ def _batch_problems(run: RunSettings) -> Iterator[str]:
     if config.buffer.train_batch_size == "round":
         yield from _whole_round_problems(config, preset)
     if config.mode == "train" and config.buffer.train_batch_size is None:
-        yield "buffer.train_batch_size is not set: mode train explores nothing that it could be taken from; set it"
+        yield "buffer.train_batch_size is not set: mode train explores nothing, so it has no default; set it"
     if config.mode not in _EXPLORING:
         return
     if plan.repeat_times < preset.min_group:
         yield (
-            f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs of a "
-            f"task and learns nothing from one; set it to {max(preset.min_group, preset.repeat_times)}"
+            f"algorithm.repeat_times is {plan.repeat_times}: {config.algorithm.algorithm_type} compares the runs "
+            f"of a task, so one run gives no signal; set it to {max(preset.min_group, preset.repeat_times)}"
         )
     yield from sync_problems(run)
     replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable  # fills short steps
@@ -137,13 +140,13 @@ def _batch_problems(run: RunSettings) -> Iterator[str]:
         return
     if plan.train_batch_size > plan.experiences_a_round:
         yield (
-            f"buffer.train_batch_size {plan.train_batch_size} can never fill: a round has {product} experiences; "
-            f"set it to {plan.experiences_a_round} or a divisor of that"
+            f"buffer.train_batch_size {plan.train_batch_size} is never reached: a round has {product} "
+            f"experiences; set it to {plan.experiences_a_round} or a divisor of that"
         )
     elif plan.experiences_a_round % plan.train_batch_size:
         yield (
             f"buffer.train_batch_size {plan.train_batch_size} does not divide the experiences of a round, {product}: "
-            f"the last step would be short; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
+            f"the last step would be smaller; set it to {_divisor(plan.experiences_a_round, plan.train_batch_size)}"
         )
 
 
@@ -162,8 +165,8 @@ def _sampling_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
             key, value = f"buffer.explorer_input.taskset.rollout_args.{name}", getattr(taskset.rollout_args, name)
         if not is_whole(value):
             yield (
-                f"{key} is {value}: {config.algorithm.algorithm_type} needs log-probs under the distribution that the "
-                f"trainer computes, and the engine would sample from another; set it to {wanted}"
+                f"{key} is {value}: {config.algorithm.algorithm_type} needs samples from the distribution that the "
+                f"trainer computes, and this setting changes the engine's distribution; set it to {wanted}"
             )
 
 
@@ -195,7 +198,7 @@ def _schedule_problems(run: RunSettings) -> Iterator[str]:
         if optimizer.total_steps is not None and optimizer.lr_warmup_steps + decays > optimizer.total_steps:
             yield (
                 f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
-                f"{optimizer.total_steps}: lower it, or raise that"
+                f"{optimizer.total_steps}: lower the first, or raise the second"
             )
 
 

@@ -33,18 +33,18 @@ def data_problems(run: RunSettings) -> Iterator[str]:
         if getattr(filters, key) != getattr(type(filters)(), key) and any(
             entry.name == replaced for entry in operators
         ):
-            yield f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} takes its place; keep one"
+            yield f"algorithm.filters.{key}: the operator {replaced} of {_OPERATORS} does the same; keep one of the two"
     if filters.max_batches is not None and not sampled and not preset.drop_zero_variance:
         yield (
-            "algorithm.filters.max_batches: no group is left out for want of signal that another could take the place "
-            "of; set algorithm.filters.zero_variance: true, or leave it out"
+            "algorithm.filters.max_batches: no filter drops groups without a signal, so there is nothing "
+            "to replace; set algorithm.filters.zero_variance: true, or leave it out"
         )
     for index, entry in enumerate(operators):
         masks = entry.name == "truncated_mask" and entry.args.get("mode", "mask") == "mask"
         if masks and preset.token_advantage is not None:
             yield (
-                f"{_OPERATORS}[{index}]: truncated_mask takes single rows from a run, and {preset.token_advantage} "
-                "needs all of them in a line; set its args: {mode: drop} or {mode: penalise}"
+                f"{_OPERATORS}[{index}]: truncated_mask drops single rows of a run, and {preset.token_advantage} "
+                "needs all rows of a run; set its args: {mode: drop} or {mode: penalise}"
             )
     yield from _selector_problems(config)
 
@@ -55,4 +55,4 @@ def _selector_problems(config: RftConfig) -> Iterator[str]:
     if inputs.taskset is not None:
         chosen = inputs.taskset.task_selector
         if chosen.feature_keys and chosen.selector_type not in ("easy_to_hard", "difficulty_based"):
-            yield f"{key}.feature_keys: {chosen.selector_type} does not ask how hard tasks are; leave it out"
+            yield f"{key}.feature_keys: {chosen.selector_type} does not use the difficulty of tasks; leave it out"

@@ -15,7 +15,7 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
     if root is not None and not Path(root).is_absolute():
         yield (
             f"checkpoint_root_dir {root}: is not an absolute path; give the folder for checkpoints in full, as in "
-            f"/data/checkpoints, or as ./{root} if it shall lie beside the configuration file"
+            f"/data/checkpoints, or as ./{root} for a folder beside the configuration file"
         )
     yield from _model_problems(config)
     yield from _data_problems(config)
@@ -41,7 +41,7 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
         length = (model.max_prompt_tokens or 0) + (model.max_response_tokens or 0)
         if length > model.max_model_len:
             yield (
-                f"model.max_prompt_tokens + model.max_response_tokens = {length} is beyond model.max_model_len "
+                f"model.max_prompt_tokens + model.max_response_tokens = {length} exceeds model.max_model_len "
                 f"{model.max_model_len}: raise the limit or lower one of them"
             )
 
@@ -53,11 +53,11 @@ def _folder_problems(key: str, path: str) -> Iterator[str]:
             problem = "is a placeholder" if path.startswith("/path/to/") else "no such folder"
             yield f"{key} {path}: {problem}; give a model folder, or a Hugging Face name such as owner/model"
     elif not folder.is_dir():
-        yield f"{key} {path}: is a file; give the folder with config.json, the weights and the tokenizer"
+        yield f"{key} {path}: this is a file; give the folder with config.json, the weights and the tokenizer"
     elif not (folder / "config.json").is_file() and not (folder / "adapter_config.json").is_file():
-        yield f"{key} {path}: no config.json in it; give the folder of a Hugging Face model"
+        yield f"{key} {path}: contains no config.json; give the folder of a Hugging Face model"
     elif not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        yield f"{key} {path}: no tokenizer in it; save one there with AutoTokenizer.save_pretrained"
+        yield f"{key} {path}: contains no tokenizer; save one there with AutoTokenizer.save_pretrained"
 
 
 def _data_problems(config: RftConfig) -> Iterator[str]:
@@ -91,8 +91,8 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
         others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
         yield (
             f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
-            f"{serving.engine_num}{others} asks for {needed + auxiliaries} devices of {available}: "
-            "lower one of them, or raise cluster.gpu_per_node on a machine that has more"
+            f"{serving.engine_num}{others} needs {needed + auxiliaries} devices, and {available} "
+            "are available: lower one of them, or raise cluster.gpu_per_node on a machine that has more"
         )
 
 

@@ -22,25 +22,28 @@ def auxiliary_problems(config: RftConfig) -> Iterator[str]:
     shared = {entry.known_as for entry in entries if any(leases.count(lease) > 1 for lease in _leases(entry))}
     for name in sorted(shared):
         yield (
-            f"explorer.auxiliary_models: {name!r} is not the name of one model alone (only letters, digits, - and _ "
-            "tell names apart); give each a name of its own"
+            f"explorer.auxiliary_models: {name!r} does not identify one model (names must differ in "
+            "letters, digits, - or _); give each a unique name"
         )
 
 
 def _problems(key: str, entry: AuxiliaryModel) -> Iterator[str]:
     if not entry.model_path and not entry.base_url:
-        yield f"{key}: neither model_path nor base_url is set; give a model to serve, or where one is served already"
+        yield (
+            f"{key}: neither model_path nor base_url is set; give a model to serve, or the URL "
+            "of one that is already served"
+        )
     if entry.base_url is None:
         for name in ("model", "api_key_env"):
             if getattr(entry, name) is not None:
                 yield f"{key}.{name} is only for a model that is served elsewhere: set base_url, or leave it out"
         return
     if entry.model_path:
-        yield f"{key}: model_path and base_url are both set; leave out the one that you do not mean"
+        yield f"{key}: model_path and base_url are both set; remove one of them"
     if not entry.base_url.startswith(("http://", "https://")):
         yield f"{key}.base_url {entry.base_url!r}: expected the root of an OpenAI-compatible API, as in https://host/v1"
     if not entry.model:
-        yield f"{key}.model is not set: {entry.base_url} must be told which of its models is meant"
+        yield f"{key}.model is not set: {entry.base_url} may serve several models; give the name of one"
     written = [name for name in _OF_SERVING if name in entry.model_fields_set and _differs(entry, name)]
     if written:
         yield f"{key}: {', '.join(written)} cannot be set for a model that is served elsewhere; leave it out"
@@ -72,8 +75,8 @@ def policies_problems(run: RunSettings) -> Iterator[str]:
     taskset = config.buffer.explorer_input.taskset
     if taskset is not None and ":" not in taskset.workflow:
         yield (
-            f"buffer.explorer_input.taskset.workflow {taskset.workflow} calls the first policy alone, so the policies "
-            f"{', '.join(policy.name for policy in config.policies)} would learn nothing: name a workflow of your own"
+            f"buffer.explorer_input.taskset.workflow {taskset.workflow} calls only the first policy, so the policies "
+            f"{', '.join(policy.name for policy in config.policies)} would learn nothing: set your own workflow"
         )
 
 
@@ -83,11 +86,11 @@ def _name_problems(config: RftConfig) -> Iterator[str]:
     for index, name in enumerate(names):
         key = f"policies[{index}].name {name!r}"
         if names.index(name) < index:
-            yield f"{key} is the name of another policy too; give each a name of its own"
+            yield f"{key} is also the name of another policy; give each a unique name"
         if name in auxiliary:
-            yield f"{key} is the name of an auxiliary model too; give one of them another name"
+            yield f"{key} is also the name of an auxiliary model; rename one of them"
         if name in _TAKEN or name.startswith("global_step_"):
-            yield f"{key} is what a folder of checkpoints is called; give it another name"
+            yield f"{key} is the name of a folder of checkpoints; choose another name"
 
 
 _WARM_START_INSTEAD = "run its warm start in a project of its own and use the resulting checkpoint as model_path"
@@ -109,5 +112,5 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
         (kind, preset.critic, "take an algorithm without a critic"),
         (kind, preset.teacher, "take an algorithm without a teacher"),
         (kind, preset.experts, "take an algorithm without demonstrations"),
-        ("dynamic sampling", run.batches.max_batches > 1, "switch it off"),
+        ("dynamic sampling", run.batches.max_batches > 1, "set it to false"),
     ]

@@ -18,7 +18,7 @@ def size_problems(run: RunSettings) -> Iterator[str]:
     runs = run.batches.batch_size * run.batches.repeat_times
     if runs > _MOST_RUNS:
         yield (
-            f"buffer.batch_size {buffer.batch_size:,} asks for {runs:,} runs a batch: expected at most "
+            f"buffer.batch_size {buffer.batch_size:,} means {runs:,} runs a batch: expected at most "
             f"{_MOST_RUNS:,}; lower it, or algorithm.repeat_times"
         )
     if model.max_model_len is not None and model.max_model_len > _MOST_TOKENS:

@@ -16,7 +16,7 @@ def _fixed_problems(run: RunSettings) -> Iterator[str]:
     if limit is not None and run.batches.exact and old > limit:
         yield (
             f"synchronizer.max_staleness is {limit}: with sync_offset {sync.sync_offset} the rows of a round are {old} "
-            f"policy versions old when they train, and all would be left out; set it to {old} or more"
+            f"policy versions old when they train, so all would be dropped; set it to {old} or more"
         )
 
 
@@ -33,12 +33,13 @@ def _dynamic_problems(run: RunSettings) -> Iterator[str]:
         return
     if length is not None and needed > length.rounds * plan.experiences_a_round:
         yield (
-            f"{setting} can never fill: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
+            f"{setting} is never reached: the whole run explores {length.rounds} batches of {plan.experiences_a_round} "
             "experiences; set it lower, or explore more"
         )
     elif sync.sync_offset and needed > sync.sync_offset * plan.experiences_a_round:
         least = -(-needed // plan.experiences_a_round)
         yield (
-            f"{setting} can never fill: the explorer waits when synchronizer.sync_offset {sync.sync_offset} batches of "
-            f"{plan.experiences_a_round} experiences have landed; set it to {least} or more, or to 0 (no bound)"
+            f"{setting} is never reached: the explorer waits when synchronizer.sync_offset "
+            f"{sync.sync_offset} batches of "
+            f"{plan.experiences_a_round} experiences are stored; set it to {least} or more, or to 0 (no bound)"
         )

@@ -30,9 +30,9 @@ def _fault(name: str) -> str | None:
     if name != name.strip():
         return "begins or ends with a space"
     if name in (".", ".."):
-        return "means another folder"
+        return "refers to another folder"
     if found := [character for character in _FORBIDDEN if character in name]:
-        return f"has the character {found[0]!r}, which folders or MLflow do not take"
+        return f"has the character {found[0]!r}, which folder names or MLflow do not allow"
     if not name.isprintable():
         return "has characters that cannot be printed"
     return f"is longer than {_LONGEST} characters" if len(name) > _LONGEST else None
@@ -52,7 +52,7 @@ def secret_problems(config: RftConfig) -> Iterator[str]:
         if any(isinstance(text, str) and _is_secret(text) for text in (value if isinstance(value, list) else [value])):
             field = re.split(r"[.\[]", key)[-1]
             yield (
-                f"{key} {redact(str(value))!r} holds a secret, and configurations are stored as plain text: "
+                f"{key} {redact(str(value))!r} contains a secret, and configurations are stored as plain text: "
                 f"{_INSTEAD.get(field, _ELSEWHERE)}"
             )
 
