@@ -11,6 +11,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driver import start
 
 
 def test_moving_aside_keeps_everything(home: Home) -> None:
@@ -44,7 +45,7 @@ def test_a_home_that_cannot_be_is_refused_before_anything_is_made(home: Home, rf
 
 
 def test_another_project_is_not_overwritten(home: Home, write_config: Callable[..., Path]) -> None:
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
 
     with pytest.raises(UserError, match=r"holds the project sums/one.*`rft demo --fresh`, which renames that folder"):
         demo_config(home, seed=None)

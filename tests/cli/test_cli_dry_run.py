@@ -13,7 +13,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
-from rft_platform.driver import preflight
+from rft_platform.driver import preflight, start
 from rft_platform.driver.preflight import check_may_start
 
 WriteConfig = Callable[..., Path]
@@ -95,7 +95,7 @@ def test_the_plan_names_the_limit_and_a_model_that_must_be_fetched(
 
 
 def test_a_home_is_free_until_a_phase_has_left_something(home: Home, write_config: WriteConfig) -> None:
-    write_config(home, load_config(write_config(name="first")))
+    start.write_config(home, load_config(write_config(name="first")))
 
     check_may_start(home, load_config(write_config(name="second", seed=7)))
     write_json(home.rounds / "r0000" / "policy.json", {})

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driver import start
 from rft_platform.driver.next_steps import print_next_steps, rft_command
 from rft_platform.rounds.project.project import Project
 
@@ -40,7 +41,7 @@ def test_it_is_short_where_it_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_weights_are_named_with_how_to_use_them(home: Home, write_config) -> None:
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
     console = Console(file=io.StringIO(), width=80)
 
     print_next_steps(Project.open(home), console, "models:/sums-one/2", "/data/global_step_8")

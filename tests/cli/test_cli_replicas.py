@@ -9,6 +9,7 @@ from typer.testing import Result
 from rft_platform.cli.views.health import process_findings
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.driver import start
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.pool.engine_pool import EnginePool
 from rft_platform.rounds.project.project import Project
@@ -28,7 +29,7 @@ def project(home: Home, write_config: Callable[..., Path], tiny_model: Path) -> 
             "engine": {"device": "cpu", "kind": "transformers"},
             "explorer": {"rollout_model": {"engine_num": replicas}},
         }
-        write_config(home, load_config(write_config(**sections)))
+        start.write_config(home, load_config(write_config(**sections)))
         return Project.open(home)
 
     return opened

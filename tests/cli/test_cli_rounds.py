@@ -17,6 +17,7 @@ from rft_platform.common.files import write_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.definitions import defs
+from rft_platform.driver import start
 from rft_platform.driver.preflight import is_finished
 from rft_platform.driver.round_lines import EQUAL, RoundNews, describe_round, nothing_trained, round_lines
 from rft_platform.driver.run_cost import recorded_cost
@@ -33,7 +34,7 @@ from rft_platform.training.protocol import StepEvent
 @pytest.fixture
 def project(home: Home, write_config: Callable[..., Path]) -> Project:
     """Two rounds of two are done: the second was not promoted."""
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
     project = Project.open(home)
     store = project.store
     with recorded_cost(home) as cost:
@@ -95,7 +96,7 @@ def test_the_command_prints_a_table_and_json(project: Project, rft: Callable[...
 def test_a_project_that_has_not_begun_says_what_comes_first(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
 
     assert rft("rounds").stdout.splitlines()[-1] == "next: warm start"
 
@@ -152,7 +153,7 @@ def test_rows_that_an_earlier_training_took_are_said_to_be(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
     dynamic = {"sync_style": "dynamic_by_explorer", "sync_interval": 1, "sync_offset": 1}
-    write_config(home, load_config(write_config(synchronizer=dynamic)))
+    start.write_config(home, load_config(write_config(synchronizer=dynamic)))
     store = Project.open(home).store
     for number in (1, 2, 3):
         store.write_note(number, "explore", {"rows": 32})
@@ -194,7 +195,7 @@ def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -
 def test_a_launch_whose_driver_died_is_called_interrupted(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:
-    write_config(home, load_config(write_config()))
+    start.write_config(home, load_config(write_config()))
     dead = {DRIVER_TAG: f"{os.getpid()}@{psutil.Process().create_time() - 3600}"}
     with open_instance(home) as instance:
         job = defs.resolve_job_def("warm_start_job")

@@ -185,9 +185,12 @@ def test_operators_of_the_configuration_follow_and_replace_those_of_the_algorith
         ({"data": [{"name": "no.module:here"}]}, "cannot import no.module"),
         ({"data": [{"name": "overlong_penalty", "args": {"max_length": 5, "cache_length": 6}}]}, "0 < cache_length"),
         ({"data": [{"name": "dynamic_sampling"}], "repeat_times": 1}, "compares the runs of a task, and there is 1"),
-        ({"data": [{"name": "reward_filter"}], "filters": {"reward_threshold": 1}}, "takes its place; keep one"),
-        ({"filters": {"max_batches": 2}}, "no group is left out for want of signal"),
-        ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all of them in a line"),
+        (
+            {"data": [{"name": "reward_filter"}], "filters": {"reward_threshold": 1}},
+            "does the same; keep one of the two",
+        ),
+        ({"filters": {"max_batches": 2}}, "no filter drops groups without a signal"),
+        ({"data": [{"name": "truncated_mask"}], "algorithm_type": "ppo"}, "needs all rows of a run"),
         ({"data": [{"name": "std_filter"}], "algorithm_type": "sft"}, "has no rewards to process"),
     ],
 )

@@ -190,7 +190,9 @@ def check_model_folder(folder: Path) -> None:
     if not isinstance(config, dict) or "model_type" not in config:
         raise UserError(f"model folder {folder}: config.json names no model_type")
     if not any(folder.glob("*.safetensors")):
-        raise UserError(f"model folder {folder}: holds no .safetensors file; convert the weights to safetensors first")
+        raise UserError(
+            f"model folder {folder}: contains no .safetensors file; convert the weights to safetensors first"
+        )
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise UserError(
             f"model folder {folder}: has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "

@@ -56,7 +56,7 @@ def read_headers(folder: Path) -> dict[str, TensorPlace]:
     """All tensors of the folder's safetensors files; WeightMismatchError if there is no file or one is incomplete."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise WeightMismatchError(f"{folder}: holds no .safetensors file")
+        raise WeightMismatchError(f"{folder}: contains no .safetensors file")
     places: dict[str, TensorPlace] = {}
     for file in files:
         places.update(_read_header(file))
