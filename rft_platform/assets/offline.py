@@ -94,7 +94,7 @@ def _train(
     start_training(opened)
     result, steps = train_offline(opened, trainer.connect(), kind, number, run_id)
     origin = offline_lineage(opened, required_dataset(opened, number), run_id)
-    policy = register(opened, registry.connect(), number, result, steps, origin)
+    policy = register(opened, registry.connect(), round_number=number, result=result, steps=steps, origin=origin)
     return dg.MaterializeResult(
         metadata={
             "checkpoint": path(policy.folder),

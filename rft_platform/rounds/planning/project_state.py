@@ -51,13 +51,13 @@ class Launches:
             return _DONE if done else _NOT_BEGUN  # most launches of a long project
         failed = self.failures.get(key, Failures(0))
         return LaunchState(
-            done,
-            key in self.running,
-            failed.count,
-            self.ended.get(key, failed.count),
-            failed.cause,
-            failed.retryable,
-            failed.ended_at,
+            done=done,
+            running=key in self.running,
+            failures=failed.count,
+            launches=self.ended.get(key, failed.count),
+            cause=failed.cause,
+            retryable=failed.retryable,
+            failed_at=failed.ended_at,
         )
 
 

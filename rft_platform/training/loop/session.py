@@ -79,13 +79,13 @@ class TrainingSession:
         # 2. Load the parent: policy, optimizer, critic and random state.
         with watch.time("load"):
             run = TrainingRun(
-                self._ensure_state(parent, parent_digest, request),
-                plan,
-                request,
-                self.ranks,
-                parent_digest,
-                watch,
-                cpu_start,
+                state=self._ensure_state(parent, parent_digest, request),
+                plan=plan,
+                request=request,
+                ranks=self.ranks,
+                parent_digest=parent_digest,
+                watch=watch,
+                cpu_start=cpu_start,
             )
         if not plan.steps:  # no row has a gradient
             return run.without_steps()
@@ -112,13 +112,11 @@ class TrainingSession:
                     done_steps.append(step.event())
                     on_step(done_steps[-1])
                     if checkpoints.is_due(done_steps[-1].step, remaining=len(plan.steps) - len(done_steps)):
-                        position = plan.position_after(
-                            len(done_steps)
-                        )  # in the demonstrations or pairs, to go on there
+                        # A resumed training goes on at ``position`` of its demonstrations or pairs. ``run.manifest``
+                        # makes the manifest of a state from the steps behind it: lineage and metrics.
+                        position = plan.position_after(len(done_steps))
                         with watch.time("save"):
-                            checkpoints.save(
-                                run.state, position, run.manifest, done_steps
-                            )  # manifest: lineage, metrics
+                            checkpoints.save(run.state, position, run.manifest, done_steps)
 
             # 6. Publish the checkpoint.
             result = run.publish(target, done_steps)
