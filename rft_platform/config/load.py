@@ -19,7 +19,8 @@ from pydantic_core import ErrorDetails
 
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import digest_json
-from rft_platform.config.paths import resolve_paths
+from rft_platform.config.home import Home
+from rft_platform.config.paths import paths_in_home, relative_paths, resolve_paths
 from rft_platform.config.schema.rft_config import RftConfig
 
 Location = tuple[int | str, ...]
@@ -103,6 +104,12 @@ def load_config(path: str | os.PathLike[str]) -> RftConfig:
     return build_config(resolve_paths(read_yaml(path), path.parent), source=str(path))
 
 
+def load_config_of(home: Home) -> RftConfig:
+    """Read the configuration in force of a project, which may have been copied or moved. Raises ``UserError``."""
+    data = paths_in_home(read_yaml(home.config_file), home.root)
+    return build_config(resolve_paths(data, home.root), source=str(home.config_file))
+
+
 def build_config(data: dict[str, Any], source: str = "configuration") -> RftConfig:
     """Validate a mapping; ``source`` names it in messages. Raises ``UserError`` with one line for each problem."""
     try:
@@ -113,9 +120,13 @@ def build_config(data: dict[str, Any], source: str = "configuration") -> RftConf
         raise UserError("\n".join(f"{source}: {line}" for line in lines)) from None
 
 
-def dump_config(config: RftConfig) -> str:
-    """The configuration as YAML with every key written out; loading it gives an equal configuration."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+def dump_config(config: RftConfig, home: Home | None = None) -> str:
+    """The configuration as YAML with every key written out; loading it gives an equal configuration.
+
+    For the file in ``home``, the paths of its own files are relative.
+    """
+    data = config.model_dump(mode="json")
+    return yaml.dump(relative_paths(data, home.root) if home else data, Dumper=_Dumper, sort_keys=False)
 
 
 def config_digest(config: RftConfig) -> str:

@@ -1,10 +1,17 @@
-"""Resolve the paths in a configuration relative to its file. Names of models and datasets on the hub stay unchanged."""
+"""Paths in a configuration: resolved relative to its file, and written relative to the home that holds the file.
+
+Names of models and datasets on the hub stay unchanged.
+"""
 
 import os
 import re
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from rft_platform.common.recorded_paths import from_record
 
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 
@@ -25,6 +32,8 @@ _LOCAL_OR_NAME = [
     ("warm_start", "path"),
 ]
 
+#: Returns what stands for a value, a path in the configuration.
+_Change: TypeAlias = Callable[[str], str]
 _CODE = re.compile(r"(?P<file>[^:\n]+\.py):(?P<attribute>[\w.]+)")
 
 
@@ -32,24 +41,65 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A copy of the raw configuration with every local path made absolute, relative to ``folder``."""
     data = deepcopy(data)
     for keys in _LOCAL:
-        _rewrite(data, keys, folder, always=True)
+        _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_path(value) else value)
     for keys in _LOCAL_OR_NAME:
-        _rewrite(data, keys, folder, always=False)
+        _rewrite(data, keys, lambda value: _resolved(value, folder) if _is_local(value, folder) else value)
     _rewrite_interpreter(data, ("explorer", "workers", "python"), folder)
-    with_code: dict[str, Any] = _with_code(data, folder)
-    return with_code
+    return _with_code(data, lambda file: _resolved(file, folder) if (folder / file).is_file() else file)
 
 
-def _rewrite(node: Any, keys: tuple[str, ...], folder: Path, *, always: bool) -> None:
+def relative_paths(data: dict[str, Any], home: Path) -> dict[str, Any]:
+    """A copy of a resolved configuration in which paths below ``home`` are relative to it, as its file is written.
+
+    So is a ``checkpoint_root_dir`` that contains the home, and ``tensorboard_dir`` in it.
+    """
+    data, place = deepcopy(data), home.resolve()
+    root = data.get("checkpoint_root_dir")
+    tree = Path(root) if isinstance(root, str) and place.is_relative_to(root) else place
+    for keys in _LOCAL:
+        _rewrite(data, keys, partial(_relative, place=place, tree=tree))
+    for keys in _LOCAL_OR_NAME:
+        _rewrite(data, keys, partial(_relative, place=place, tree=place))
+    return _with_code(data, partial(_relative, place=place, tree=place))
+
+
+def paths_in_home(data: dict[str, Any], home: Path) -> dict[str, Any]:
+    """A copy of a home's raw configuration in which absolute paths below another home are paths below this one.
+
+    Earlier versions wrote absolute paths, and the home may be copied or moved.
+    """
+    data, change = deepcopy(data), partial(_in_home, home=home)
+    for keys in (*_LOCAL, *_LOCAL_OR_NAME):
+        _rewrite(data, keys, change)
+    return _with_code(data, change)
+
+
+def _rewrite(node: Any, keys: tuple[str, ...], change: _Change) -> None:
     first, *rest = keys
     if first == "*":
         for item in node if isinstance(node, list) else ():
-            _rewrite(item, tuple(rest), folder, always=always)
+            _rewrite(item, tuple(rest), change)
     elif isinstance(node, dict) and first in node:
         if rest:
-            _rewrite(node[first], tuple(rest), folder, always=always)
-        elif isinstance(node[first], str) and (_is_path(node[first]) if always else _is_local(node[first], folder)):
-            node[first] = str((folder / Path(node[first]).expanduser()).resolve())
+            _rewrite(node[first], tuple(rest), change)
+        elif isinstance(node[first], str):
+            node[first] = change(node[first])
+
+
+def _resolved(value: str, folder: Path) -> str:
+    return str((folder / Path(value).expanduser()).resolve())
+
+
+def _in_home(value: str, home: Path) -> str:
+    return str(from_record(value, home)) if Path(value).is_absolute() else value
+
+
+def _relative(value: str, place: Path, tree: Path) -> str:
+    """``value`` relative to ``place`` if it is below ``tree``, written so that it cannot be taken for a name."""
+    if not Path(value).is_absolute() or not Path(value).is_relative_to(tree):
+        return value
+    found = os.path.relpath(value, place)
+    return found if found.startswith(".") else f"./{found}"
 
 
 def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None:
@@ -61,14 +111,18 @@ def _rewrite_interpreter(node: Any, keys: tuple[str, ...], folder: Path) -> None
         node[last] = os.path.abspath(folder / Path(node[last]).expanduser())  # noqa: PTH100
 
 
-def _with_code(node: Any, folder: Path) -> Any:
-    """A copy in which every ``file.py:attribute`` whose file exists has an absolute path, at any depth."""
+def _with_code(data: dict[str, Any], change: _Change) -> dict[str, Any]:
+    """A copy in which ``change`` is applied to the file of every ``file.py:attribute``, at any depth."""
+    return {key: _code(value, change) for key, value in data.items()}
+
+
+def _code(node: Any, change: _Change) -> Any:
     if isinstance(node, dict):
-        return {key: _with_code(value, folder) for key, value in node.items()}
+        return _with_code(node, change)
     if isinstance(node, list):
-        return [_with_code(value, folder) for value in node]
-    if isinstance(node, str) and (found := _CODE.fullmatch(node)) and (folder / found["file"]).is_file():
-        return f"{(folder / found['file']).resolve()}:{found['attribute']}"
+        return [_code(value, change) for value in node]
+    if isinstance(node, str) and (found := _CODE.fullmatch(node)):
+        return f"{change(found['file'])}:{found['attribute']}"
     return node
 
 

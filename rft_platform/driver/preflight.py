@@ -12,7 +12,7 @@ from rft_platform.config.allowed_changes import check_unchanged
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
 from rft_platform.config.home import Home
-from rft_platform.config.load import load_config
+from rft_platform.config.load import load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
 from rft_platform.driver.machine import cpu_count, gpu_count
 from rft_platform.driver.model_check import model_check
@@ -203,7 +203,7 @@ def check_may_start(home: Home, config: RftConfig) -> None:
     """Raise UserError if the folder has results of another project, or of this one with other settings."""
     if not home.config_file.exists() or not home.holds_results:
         return
-    old = load_config(home.config_file)
+    old = load_config_of(home)
     if (old.project, old.name) != (config.project, config.name):
         raise UserError(
             f"{home.root} holds the project {old.project}/{old.name}, not {config.project}/{config.name}: point "

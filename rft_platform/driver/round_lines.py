@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.recorded_paths import from_record
 from rft_platform.driver.run_cost import launch_seconds
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.reporting.round_history import time_split
@@ -76,6 +77,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
     explored, judged, trained, evaluated, policy = (
         store.read_note(number, name) or {} for name in ("explore", "judge", "train", "evaluation", "policy")
     )
+    folder = policy.get("folder")
     metrics, scores = trained.get("metrics", {}), evaluated.get("metrics", {})
     return RoundLine(
         round=number,
@@ -92,7 +94,7 @@ def round_line(project: "Project", number: int, wall_s: float | None = None) -> 
         policies=_further_versions(project, number),
         model_version=policy.get("model_version"),
         champion=evaluated.get("promoted", False),
-        checkpoint=policy.get("folder"),
+        checkpoint=None if folder is None else str(from_record(folder, store.home)),
         nothing_trained=nothing_trained(trained),
         seconds=time_split(explored, judged, trained, evaluated, wall_s),
     )

@@ -26,7 +26,7 @@ def write_config(home: Home, config: RftConfig) -> None:
     from rft_platform.jobs.driver_lock import refuse_second_driver
 
     refuse_second_driver(home)
-    write_text(home.config_file, dump_config(config))
+    write_text(home.config_file, dump_config(config, home))
     home.make_private()  # the folder may have existed before
 
 

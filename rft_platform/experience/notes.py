@@ -20,6 +20,11 @@ class RoundNotes:
         self.root = Path(rounds)
         self._root = str(rounds)
 
+    @property
+    def home(self) -> Path:
+        """The project's folder, ``RFT_HOME``: paths in notes are relative to it."""
+        return self.root.parent
+
     def rounds(self) -> list[int]:
         """Numbers of the rounds that have a folder, ascending."""
         try:

@@ -3,6 +3,7 @@
 MLflow holds one experiment per project and one registered model per policy. ``ModelRegistry`` registers every
 checkpoint as a version; the alias ``champion`` marks the promoted one. Read in this order:
 1. ``mlflow_client`` (``open_client``: an SQLite file or a server; MLflow errors become a ``RegistryError``);
+   ``moved_database`` (the SQLite file of a copied or moved home);
 2. ``models`` (``ModelRegistry``, ``RegisteredModel``), ``sqlite_reader`` (reads versions without importing MLflow);
 3. ``tracking`` (``TrainingRun``: parameters and metrics in MLflow), ``tensorboard`` (``TensorBoardRun``);
 4. ``manifests`` (checkpoints and their parents), ``traces`` (result types);

@@ -50,7 +50,7 @@ def trace_checkpoint(
             _training(manifest, store if manifest.project == manifests[0].project else None, known, verify)
             for manifest in manifests
         ),
-        base_model=str(oldest.lineage.get("base_model") or oldest.parent),
+        base_model=oldest.base_model,
         complete=oldest.starts_from_base,
     )
 
@@ -128,7 +128,7 @@ def _training(manifest: Manifest, store: "ExperienceStore | None", known: _Versi
     return TrainingTrace(
         result=_ref(manifest, known),
         weights_digest=manifest.weights_digest,
-        parent=manifest.parent,
+        parent=str(manifest.parent_folder),
         parent_version=manifest.parent_version,
         data_digest=lineage.get("data_digest"),
         judge_version=lineage.get("judge_version"),

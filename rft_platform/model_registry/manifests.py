@@ -9,8 +9,7 @@ from typing import Any
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import read_sealed_json
-
-CHECKPOINT_PREFIX = "global_step_"
+from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +19,20 @@ class Manifest:
     folder: Path
     policy_version: int
     parent: str  # folder of the checkpoint or model it was trained from, as passed to the trainer
+    output: str | None  # folder in which the checkpoint was written, as passed to the trainer
     parent_version: int
     weights_digest: str
     lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...
 
     @property
     def parent_folder(self) -> Path:
-        """The parent's current folder: the recorded one, or one near this checkpoint if the whole project was moved."""
-        recorded = Path(self.parent)
-        places = [recorded, *(self.folder.parent.joinpath(*recorded.parts[-depth:]) for depth in (1, 2))]
-        return next((place for place in places if (place / MANIFEST).exists()), recorded)
+        """The parent's current folder: in a copied or moved project, the one in the same project."""
+        return from_manifest(self.parent, self.output, self.folder)
+
+    @property
+    def base_model(self) -> str:
+        """The base model: its current folder or its name, as the configuration gave it; else the parent's folder."""
+        return str(from_manifest(self.lineage.get("base_model") or self.parent, self.output, self.folder))
 
     @property
     def project(self) -> tuple[Any, Any]:
@@ -55,6 +58,7 @@ def read_manifest(folder: Path) -> Manifest:
             folder=folder,
             policy_version=found["policy_version"],
             parent=found["parent"],
+            output=found.get("request", {}).get("output"),
             parent_version=found["parent_version"],
             weights_digest=found["weights_digest"],
             lineage=found["lineage"],

@@ -24,6 +24,7 @@ from rft_platform.common.sqlite_files import (
     is_damage,
     remedy,
 )
+from rft_platform.model_registry.moved_database import follow_home
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -84,11 +85,16 @@ def open_client(tracking_uri: str) -> "MlflowClient":
 def make_database(tracking_uri: str) -> None:
     """Create an SQLite store's file with all its tables, unless it exists. Does nothing for databases and servers.
 
+    An existing file of a home that was copied or moved is made to name the files of its new place.
+
     The file is created atomically: an interrupted MLflow migration would leave tables that break every later one.
     Raises ``UserError`` if its folder cannot be written.
     """
     file = database_file(tracking_uri)
-    if file is None or file.exists():
+    if file is None:
+        return
+    if file.exists():
+        follow_home(file)
         return
     with _locked_folder(file.parent, tracking_uri):
         if file.exists():  # another process created it meanwhile

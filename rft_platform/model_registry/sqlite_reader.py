@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rft_platform.model_registry.models import CHECKPOINT_TAG, MODEL_URI, RegisteredModel
+from rft_platform.model_registry.moved_database import follow_home
 
 _PREFIX = "sqlite:///"
 _DELETED = "Deleted_Internal"  # stage of a deleted version in MLflow
@@ -19,6 +20,7 @@ def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
     path = Path(tracking_uri.removeprefix(_PREFIX))
     if not tracking_uri.startswith(_PREFIX) or not path.is_file():
         return None
+    follow_home(path)
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
             return _versions(connection, name)

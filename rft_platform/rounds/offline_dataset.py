@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import atomic_path, digest_file, digest_json
+from rft_platform.common.recorded_paths import to_record
 from rft_platform.config.offline import OfflineKind
 from rft_platform.config.schema.buffer import ExperienceBuffer
 from rft_platform.experience.file_names import round_key
@@ -86,7 +87,7 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
         source_files=dataset.files,
         report=json.loads(json.dumps(asdict(dataset.report))),  # in the types in which it is read back
     )
-    store.write_note(round_number, DATASET, asdict(written))
+    store.write_note(round_number, DATASET, {**asdict(written), "path": to_record(file, store.home)})
     return written
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
 from rft_platform.common.progress import announce, report
+from rft_platform.common.recorded_paths import to_record
 from rft_platform.config.load import config_digest
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.selections import selection_file
@@ -253,6 +254,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
     result = replace(result, seconds={**result.seconds, "canary": perf_counter() - started})
     events = [asdict(event) for event in steps]
     note = {**asdict(result), "step_events": events, "engine_mismatch": engine_mismatch(steps)}
+    note["checkpoint"] = to_record(result.checkpoint, store.home)
     if (judge_version := training.request.lineage.get("judge_version")) is not None:
         note["judge_version"] = judge_version
     if training.selection is not None:

@@ -137,9 +137,9 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
 
 
 def _tracking_uri(home: Home) -> str:
-    from rft_platform.config.load import load_config
+    from rft_platform.config.load import load_config_of
 
-    configured = load_config(home.config_file).registry.tracking_uri if home.config_file.exists() else None
+    configured = load_config_of(home).registry.tracking_uri if home.config_file.exists() else None
     return os.environ.get("MLFLOW_TRACKING_URI") or configured or f"sqlite:///{home.mlflow / 'mlflow.db'}"
 
 

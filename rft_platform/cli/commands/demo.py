@@ -76,10 +76,10 @@ def demo(
 def demo_config(home: "Home", seed: int | None) -> "RftConfig":
     """The recipe's configuration; creates its model and data in the home on first use, and keeps an existing seed."""
     from rft_platform.common.errors import UserError
-    from rft_platform.config.load import load_config
+    from rft_platform.config.load import load_config, load_config_of
 
     recipe = home.root / "arithmetic"
-    in_force = load_config(home.config_file) if home.config_file.exists() else None
+    in_force = load_config_of(home) if home.config_file.exists() else None
     if in_force is not None and not recipe.exists():
         raise UserError(
             f"{home.root} holds the project {in_force.project}/{in_force.name}: point RFT_HOME at another folder, or "
@@ -118,14 +118,9 @@ def with_engine(config: "RftConfig", kind: str | None) -> "RftConfig":
 
 
 def move_aside(home: "Home") -> Path | None:
-    """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder.
-
-    The moved project keeps working: its own paths are rewritten.
-    """
+    """Rename the project's folder to ``<home>.<time>`` and return the new name; None if there is no folder."""
     from rft_platform.common.errors import UserError
-    from rft_platform.config.home import Home
     from rft_platform.jobs.driver_lock import refuse_second_driver
-    from rft_platform.rounds.maintenance.moved_home import follow_move
     from rft_platform.servers.leases import leases_of, stop
 
     if not home.root.exists():
@@ -135,10 +130,7 @@ def move_aside(home: "Home") -> Path | None:
     refuse_second_driver(home)
     for held in leases_of(home):
         stop(held)
-    target = home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-    moved = Home(home.root.rename(target))
-    follow_move(moved, home.root)
-    return moved.root
+    return home.root.rename(home.root.with_name(f"{home.root.name}.{time.strftime('%Y%m%d-%H%M%S')}"))
 
 
 def _opening(project: "Project") -> str:

@@ -97,14 +97,14 @@ def home_findings(home: Home) -> Iterator[Finding]:
 def config_findings(home: Home) -> Iterator[Finding]:
     """Check that the project's configuration is still valid here."""
     from rft_platform.config.checks.check_config import check_config
-    from rft_platform.config.load import load_config
+    from rft_platform.config.load import load_config_of
     from rft_platform.config.resolve import resolve
 
     if not home.config_file.exists():
         yield Finding("project", "ok", "none yet; `rft demo` or `rft run --config FILE` starts one")
         return
     try:
-        config = load_config(home.config_file)
+        config = load_config_of(home)
         check_config(resolve(config), cpu_count=cpu_count(), gpu_count=gpu_count())
     except UserError as error:
         for line in str(error).splitlines():

@@ -8,10 +8,10 @@ from typing import Any
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage
 from rft_platform.common.errors import NAMED, DamagedError, StorageError
 from rft_platform.common.files import digest_file, is_sealed
+from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_record
 from rft_platform.experience.file_ledger import RetiredFile
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.model_registry.manifests import CHECKPOINT_PREFIX
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
@@ -51,7 +51,8 @@ def verify(project: Project, *, digest: bool = True) -> Verification:
         contents = store.ledger(number).read()
         found.files += len(contents.files)
         found.bytes += sum(entry.bytes for entry in contents.files.values())
-        found.damaged += [fault for retired in contents.retired.values() if (fault := _archive_fault(retired, digest))]
+        retired = contents.retired.values()
+        found.damaged += [fault for one in retired if (fault := _archive_fault(one, store.home, digest))]
         found.damaged += judgement_faults(store, number)
     _verify_checkpoints(project, found, digest)
     return found
@@ -132,10 +133,10 @@ def _policies(project: Project) -> Iterator[Policy]:
                 yield policy
 
 
-def _archive_fault(retired: RetiredFile, digest: bool) -> DamagedFile | None:
+def _archive_fault(retired: RetiredFile, home: Path, digest: bool) -> DamagedFile | None:
     if retired.archived_to is None:
         return None
-    path, entry = Path(retired.archived_to), retired.entry
+    path, entry = from_record(retired.archived_to, home), retired.entry
     if not path.is_file():
         return DamagedFile(path, "was archived there, but is missing")
     same = path.stat().st_size == entry.bytes and (not digest or digest_file(path) == entry.sha256)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_platform.common.errors import DamagedError, StorageError
+from rft_platform.common.recorded_paths import from_record, to_record
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.canary import Canary, update_checked
@@ -26,21 +27,25 @@ class Policy:
     name: str | None = None  # in section ``policies``; None: the first policy
 
     @classmethod
-    def from_note(cls, note: dict[str, Any]) -> "Policy":
-        """Read back a note written by ``publish``."""
-        canary = note.get("canary")
-        return cls(**{**note, "canary": Canary(**canary) if canary else None})
+    def from_note(cls, note: dict[str, Any], home: Path) -> "Policy":
+        """Read back what ``to_note`` made, in the project's folder of today."""
+        canary, folder = note.get("canary"), from_record(note["folder"], home)
+        return cls(**{**note, "folder": str(folder), "canary": Canary(**canary) if canary else None})
+
+    def to_note(self, home: Path) -> dict[str, Any]:
+        """The note of this policy; its folder is relative to ``home`` if it is there."""
+        return {**asdict(self), "folder": to_record(self.folder, home)}
 
 
 def publish(store: ExperienceStore, policy: Policy) -> None:
     """Record the policy that a round ended with; from now on later rounds may explore with it."""
-    store.write_note(policy.round, note_of(POLICY, policy.name), asdict(policy))
+    store.write_note(policy.round, note_of(POLICY, policy.name), policy.to_note(store.home))
 
 
 def published(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy | None:
     """The policy that a round published, or None. ``name`` selects a further policy; None is the first."""
     note = store.read_note(round_number, note_of(POLICY, name))
-    return None if note is None else Policy.from_note(note)
+    return None if note is None else Policy.from_note(note, store.home)
 
 
 def required(store: ExperienceStore, round_number: int, name: str | None = None) -> Policy:
@@ -84,7 +89,7 @@ def take_snapshot(
         if is_published(store, settled) or published(store, round_number) is not None:
             return settled
     policy = going_on or explorer_of(store, round_number, offset_rounds, name)
-    store.write_note(round_number, note_of(SNAPSHOT, name), asdict(policy))
+    store.write_note(round_number, note_of(SNAPSHOT, name), policy.to_note(store.home))
     return policy
 
 
@@ -101,7 +106,7 @@ def snapshot_of(store: ExperienceStore, round_number: int, name: str | None = No
         raise StorageError(
             f"{round_key(round_number)} has no policy snapshot: materialise policy_snapshot for it first"
         )
-    return Policy.from_note(note)
+    return Policy.from_note(note, store.home)
 
 
 def deploy(engine: PolicyEngine, policy: Policy) -> float | None:

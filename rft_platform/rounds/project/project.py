@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
 from rft_platform.config.home import Home
-from rft_platform.config.load import load_config
+from rft_platform.config.load import load_config_of
 from rft_platform.config.resolve import Batches, RunLength, RunSettings, resolve
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
@@ -32,7 +32,7 @@ class Project:
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
                 "or point RFT_HOME at the folder of one"
             )
-        return cls(home, _load_config_once(home.config_file, home.config_file.stat().st_mtime_ns))
+        return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
 
     @cached_property
     def store(self) -> ExperienceStore:
@@ -101,8 +101,8 @@ class Project:
 
 
 @lru_cache(maxsize=4)
-def _load_config_once(file: Path, _changed_ns: int) -> RftConfig:
-    return load_config(file)
+def _load_config_once(home: Home, _changed_ns: int) -> RftConfig:
+    return load_config_of(home)
 
 
 def load_taskset(taskset: Taskset) -> "TaskDataset":

@@ -10,11 +10,12 @@ from pathlib import Path
 from rft_platform.common.digests import MANIFEST, THINNED, checkpoint_damage, digest_weights
 from rft_platform.common.errors import DamagedError, DamageRepairedError, StorageError, UserError, WeightMismatchError
 from rft_platform.common.files import write_json
+from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX
 from rft_platform.experience.file_ledger import ROLLOUTS
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.integrity import DamagedFile
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.model_registry.manifests import CHECKPOINT_PREFIX, Manifest, read_manifest
+from rft_platform.model_registry.manifests import Manifest, read_manifest
 from rft_platform.rounds.project.notes import EVALUATION, POLICY, note_of
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
@@ -169,7 +170,7 @@ def damage_of(policy: Policy) -> str | None:
 
 def _is_checkpoint(folder: Path) -> bool:
     """Whether the folder is a checkpoint of the platform, which may have lost its manifest, and not a base model."""
-    return folder.name.startswith("global_step_") or (folder / MANIFEST).exists()
+    return folder.name.startswith(CHECKPOINT_PREFIX) or (folder / MANIFEST).exists()
 
 
 def _rounds_of(store: ExperienceStore, policy: Policy) -> _Rounds:

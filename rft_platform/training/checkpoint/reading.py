@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 from rft_platform.algorithms.kl import KlControl
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import read_json
+from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_manifest
 from rft_platform.training.checkpoint.manifest import Manifest, identify, read_manifest, verified_weights, verify
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.critic import Critic, load_critic
@@ -115,24 +116,32 @@ def _inspect(folder: Path) -> dict[str, Any]:
             "base_digest": None,
         }
     verify(folder, manifest)
+    base_model = _base_model(folder, manifest)
     return {
         "digest": manifest.state_digest,
         "weights_digest": manifest.weights_digest,
         "trained": True,
         "lora": manifest.lora,
-        "base_model": manifest.base_model,
-        "base_digest": _check_base(folder, manifest),
+        "base_model": base_model,
+        "base_digest": None if base_model is None else _check_base(folder, manifest, base_model),
     }
 
 
-def _check_base(folder: Path, manifest: Manifest) -> str | None:
-    """Return the digest of the full weights below an adapter. Raises DamagedError if the manifest names another."""
+def _base_model(folder: Path, manifest: Manifest) -> str | None:
+    """The current folder of the full weights below an adapter, which may have been moved with it; None without one."""
     if manifest.base_model is None:
         return None
-    found = verified_weights(Path(manifest.base_model))
+    published = folder.name.startswith(CHECKPOINT_PREFIX)  # otherwise it is in a folder below the output
+    placed = folder if published else folder.parent
+    return str(from_manifest(manifest.base_model, manifest.request.get("output"), placed))
+
+
+def _check_base(folder: Path, manifest: Manifest, base_model: str) -> str:
+    """Return the digest of the full weights below an adapter. Raises DamagedError if the manifest names another."""
+    found = verified_weights(Path(base_model))
     if manifest.base_digest not in (None, found):
         raise DamagedError(
-            f"base model {manifest.base_model}: holds other weights (sha256 {found}) than the adapter in {folder} was "
+            f"base model {base_model}: holds other weights (sha256 {found}) than the adapter in {folder} was "
             f"trained on (sha256 {manifest.base_digest}); restore them, or train from a model whose weights are whole"
         )
     return found
