@@ -11,6 +11,9 @@ from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import read_sealed_json
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_manifest
 
+#: Entries of a lineage that may be folders.
+_FOLDERS = ("base_model", "teacher")
+
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -22,7 +25,7 @@ class Manifest:
     output: str | None  # folder in which the checkpoint was written, as passed to the trainer
     parent_version: int
     weights_digest: str
-    lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...
+    lineage: Mapping[str, Any]  # round, data_digest, judge_version, config_digest, ...; folders are current ones
 
     @property
     def parent_folder(self) -> Path:
@@ -32,7 +35,7 @@ class Manifest:
     @property
     def base_model(self) -> str:
         """The base model: its current folder or its name, as the configuration gave it; else the parent's folder."""
-        return str(from_manifest(self.lineage.get("base_model") or self.parent, self.output, self.folder))
+        return str(self.lineage.get("base_model") or self.parent_folder)
 
     @property
     def project(self) -> tuple[Any, Any]:
@@ -54,14 +57,16 @@ def read_manifest(folder: Path) -> Manifest:
         )
     try:
         found = read_sealed_json(path)
+        output, lineage = found.get("request", {}).get("output"), found["lineage"]
+        moved = {name: str(from_manifest(lineage[name], output, folder)) for name in _FOLDERS if lineage.get(name)}
         return Manifest(
             folder=folder,
             policy_version=found["policy_version"],
             parent=found["parent"],
-            output=found.get("request", {}).get("output"),
+            output=output,
             parent_version=found["parent_version"],
             weights_digest=found["weights_digest"],
-            lineage=found["lineage"],
+            lineage={**lineage, **moved},
         )
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is damaged ({error!r})") from error

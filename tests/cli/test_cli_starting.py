@@ -33,6 +33,21 @@ def test_what_is_put_in_force_reads_back_equal(home: Home, write_config: Callabl
     check_may_start(home, config)
 
 
+def test_the_file_in_a_home_names_its_own_files_by_relative_paths(
+    home: Home, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    config = load_config(write_config())
+    home.root.mkdir()
+    model = Path(config.model.model_path).rename(home.root / "model")
+    config = config.model_copy(update={"model": config.model.model_copy(update={"model_path": str(model)})})
+
+    start.write_config(home, config)
+
+    assert load_config(home.config_file) == config
+    moved = Home(home.root.rename(tmp_path / "moved"))
+    assert load_config(moved.config_file).model.model_path == str(moved.root / "model")
+
+
 def test_another_project_is_refused(home: Home, write_config: Callable[..., Path]) -> None:
     begin(home, load_config(write_config()))
 

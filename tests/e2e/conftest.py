@@ -52,8 +52,9 @@ class ProjectFolder:
         return json.loads(self.rft(*arguments, "--json").stdout)
 
     def note(self, round_number: int, name: str) -> Any:
-        """One of the notes a round left."""
-        return json.loads((self.home / "rounds" / f"r{round_number:04d}" / f"{name}.json").read_text())
+        """One of the notes a round left; the folder of a policy is absolute."""
+        found = json.loads((self.home / "rounds" / f"r{round_number:04d}" / f"{name}.json").read_text())
+        return found | {"folder": str(self.home / found["folder"])} if "folder" in found else found
 
 
 def small_config(folder: Path, base_model: Path, **changes: Any) -> dict[str, Any]:

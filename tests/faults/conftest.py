@@ -96,7 +96,9 @@ def make_checkpoint(project: Project) -> Callable[..., Path]:
             file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": digest_file(file)}
             for file in folder.rglob("*.safetensors")
         }
-        write_json(folder / MANIFEST, {"files": files, "parent": str(folder.with_name(f"global_step_{step - 2}"))})
+        parent, request = folder.with_name(f"global_step_{step - 2}"), {"output": str(folder.parent)}
+        described = {"policy_version": step, "parent_version": step - 2, "weights_digest": f"d{step}", "lineage": {}}
+        write_json(folder / MANIFEST, {**described, "files": files, "parent": str(parent), "request": request})
         return folder
 
     return make

@@ -1,27 +1,28 @@
-"""A project that is moved as a whole points into its new place, in its notes, its manifests and MLflow."""
+"""A project that is moved or copied as a whole finds its files in its new place: notes, checkpoints, MLflow."""
 
 import shutil
 from pathlib import Path
 
 from rft_platform.cli.commands.demo import move_aside
-from rft_platform.common.digests import MANIFEST
-from rft_platform.common.files import read_json
+from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
+from rft_platform.model_registry.manifests import read_manifest
+from rft_platform.model_registry.sqlite_reader import read_versions
 from rft_platform.rounds.project.policy import Policy, publish, required, snapshot_of, take_snapshot
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import connect_registry
+from rft_platform.rounds.setup.noted_versions import local_uri
 
 
-def test_nothing_in_a_moved_home_names_the_old_place(project: Project, make_checkpoint):
+def test_a_moved_home_finds_its_files(project: Project, make_checkpoint):
     home = project.home
-    folder, outside = make_checkpoint(2), project.config.model.model_path
+    start, folder, outside = make_checkpoint(0), make_checkpoint(2), project.config.model.model_path
     registry = connect_registry(project)
     run = registry.training_run("faults")
     registry.register_checkpoint(folder, 2, {"weights_digest": "d2"}, run.run_id)
     publish(project.store, Policy(str(folder), 2, "d2", 1))
     take_snapshot(project.store, 2, 0)
-    before = read_json(folder / MANIFEST)
 
     moved = Home(move_aside(home))
 
@@ -29,9 +30,9 @@ def test_nothing_in_a_moved_home_names_the_old_place(project: Project, make_chec
     opened = Project.open(moved)
     here = moved.root / folder.relative_to(home.root)
     assert required(opened.store, 1).folder == snapshot_of(opened.store, 2).folder == str(here)
-    assert read_json(here / MANIFEST)["files"] == before["files"]
-    assert read_json(here / MANIFEST)["parent"] == str(here.with_name("global_step_0"))
+    assert read_manifest(here).parent_folder == moved.root / start.relative_to(home.root)
     assert load_config(moved.config_file).model.model_path == outside  # what lies elsewhere stays where it is
+    assert [version.folder for version in read_versions(local_uri(moved), project.model_name) or []] == [here]
     again = connect_registry(opened)
     assert again.resolve("models:/paper-faults/1", verify=True).folder == here
     found = again.training_run("faults")
@@ -40,15 +41,39 @@ def test_nothing_in_a_moved_home_names_the_old_place(project: Project, make_chec
     found.log_artifact(report)
     assert found.run_id == run.run_id
     assert list((moved.mlflow / "artifacts").rglob("report.md"))
-    assert not _mentions(moved.root, str(home.root) + "/")
+    assert not _mentions(moved.rounds, f"{home.root}/")
 
 
-def test_a_new_project_in_the_old_place_does_not_touch_the_moved_one(project: Project, make_checkpoint):
-    folder = make_checkpoint(2)
+def test_a_copy_does_not_touch_the_original(project: Project, make_checkpoint):
+    start, folder = make_checkpoint(0), make_checkpoint(2)
+    registry = connect_registry(project)
+    registry.register_checkpoint(folder, 2, {"weights_digest": "d2"}, registry.training_run("faults").run_id)
     publish(project.store, Policy(str(folder), 2, "d2", 1))
+    copy = Home(project.home.root.with_name("a copy"))
+    shutil.copytree(project.home.root, copy.root)
+
+    here = copy.root / folder.relative_to(project.home.root)
+    assert required(Project.open(copy).store, 1).folder == str(here)
+    assert read_manifest(here).parent_folder == copy.root / start.relative_to(project.home.root)
+    assert connect_registry(Project.open(copy)).resolve("models:/paper-faults/1").folder == here
+    assert [version.folder for version in read_versions(local_uri(copy), project.model_name) or []] == [here]
+    assert [version.folder for version in read_versions(local_uri(project.home), project.model_name) or []] == [folder]
+
+
+def test_a_note_with_an_absolute_folder_is_of_its_own_home(project: Project, make_checkpoint):
+    """Earlier versions wrote absolute folders; a new project may be where the home was."""
+    folder = make_checkpoint(2)
+    policy = Policy(str(folder), 2, "d2", 1)
+    publish(project.store, policy)
+    note = project.store.round_folder(1) / "policy.json"
+    write_sealed_json(note, policy.to_note(project.store.home) | {"folder": str(folder)})
+    assert required(project.store, 1) == policy
     moved = Home(move_aside(project.home))
-    shutil.copytree(moved.root, project.home.root)  # the place is taken again
-    assert required(Project.open(moved).store, 1).folder.startswith(str(moved.root))
+    for _ in range(2):
+        found = required(Project.open(moved).store, 1)
+        assert found.folder == str(moved.root / folder.relative_to(project.home.root))
+        if not project.home.root.exists():
+            shutil.copytree(moved.root, project.home.root)  # the place is taken again
 
 
 def _mentions(root: Path, text: str) -> list[Path]:

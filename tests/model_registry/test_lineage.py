@@ -76,6 +76,7 @@ def publish(folder: Path, step: int, parent: Path, parent_version: int, lineage:
         "policy_version": step,
         "parent": str(parent),
         "parent_version": parent_version,
+        "request": {"output": str(folder.parent)},
         "weights_digest": f"weights{step}",
         "lineage": {**common, **lineage},
     }

@@ -104,6 +104,22 @@ def test_an_adapter_goes_on_only_over_the_weights_it_was_trained_on(session, ran
     assert identify(Path(first.checkpoint)) != before  # the same adapter over other weights is another policy
 
 
+def test_an_adapter_in_a_copied_project_goes_on_over_the_copied_weights(
+    session, ranks, round_request, tiny_model, tmp_path
+) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    model = Path(shutil.copytree(tiny_model, original / "model"))
+    settings = {"lora": LORA, "groups": 2, "max_steps": 1}
+    first = train(session, round_request(parent=str(model), output=str(original / "checkpoints"), **settings))
+    shutil.copytree(original, copy)
+    change_weights(model)  # the copy does not read the original
+    settings |= {"parent": str(copy / "checkpoints" / Path(first.checkpoint).name), "parent_version": 1}
+    second = train(
+        TrainingSession(ranks, "float32"), round_request(seed=2, output=str(copy / "checkpoints"), **settings)
+    )
+    assert read_json(Path(second.checkpoint, "manifest.json"))["base_model"] == str(copy / "model")
+
+
 def test_an_adapter_over_a_damaged_checkpoint_is_refused(session, ranks, round_request, tmp_path) -> None:
     base = Path(train(session, round_request(groups=2, max_steps=1)).checkpoint)
     lora = {"lora": LORA, "max_steps": 1, "parent_version": 1, "output": str(tmp_path / "adapter")}
