@@ -45,7 +45,7 @@ def outcomes(scratch: Scratch) -> list[Outcome]:
 
 @pytest.fixture
 def reference(outcomes, scratch: Scratch, tmp_path: Path) -> Context:
-    """A copy of the undisturbed project, to be broken. Its checkpoints stay where they were."""
+    """A copy of the undisturbed project with its checkpoints, to be broken."""
     home = Home(tmp_path / "home")
     shutil.copytree(scratch.home("reference").root, home.root)
     project = Project.open(home)

@@ -305,7 +305,7 @@ def test_weights_that_the_canary_refuses_stop_the_round_and_the_old_ones_stay(fa
     note = faulty.home / "rounds" / "r0003" / "policy.json"
     policy, served = read_json(note), faulty.engine().status()
     assert served.policy_version == policy["policy_version"]
-    other = perturbed(Path(policy["folder"]))
+    other = perturbed(faulty.home / policy["folder"])
     write_sealed_json(note, policy | {"folder": str(other), "weights_digest": digest_file(other / "model.safetensors")})
 
     refused = faulty.run()
