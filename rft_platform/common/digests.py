@@ -50,9 +50,9 @@ def first_damage(
             return f"{name} is missing"
         size = path.stat().st_size
         if size != entry["size"]:
-            return f"{name} is {size:,} bytes long, expected {entry['size']:,}"
+            return f"{name} is {size:,} bytes long, {entry['size']:,} were written"
         if digest is not None and digest(path) != entry["sha256"]:
-            return f"{name} was changed after it was written (sha256 differs from {MANIFEST})"
+            return f"{name} holds other bytes than were written (sha256 differs from {MANIFEST})"
     return None
 
 
