@@ -152,7 +152,7 @@ def _assert_rows(home: Home) -> None:
             ["main.py:solve", "--model", "model", "--max-model-len", "0"],
             "--max-model-len 0: Input should be greater",
         ),
-        (["main.py:solve", "--dataset", "data", "--model", "model"], "also give --max-model-len"),
+        (["main.py:solve", "--dataset", "data", "--model", "model"], "--max-model-len is missing: give it too"),
         (
             ["main.py:solve", "--dataset", "data", "--model", "rft-has-none/modell", "--max-model-len", "64"],
             "model.model_path 'rft-has-none/modell' is neither a folder nor a model of the Hugging Face hub",
