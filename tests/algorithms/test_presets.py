@@ -117,7 +117,7 @@ def test_arguments_belong_to_the_function_in_force() -> None:
         ("grpo", {"advantage_args": {"eps": "small"}}, "argument 'eps' .* is 'small': input should be a valid number"),
         ("grpo", {"advantage_args": {"normalize_std": 1}}, "'normalize_std' .* is 1: input should be a valid boolean"),
         ("opmd", {"advantage_args": {"baseline": "median"}}, "input should be 'mean' or 'logavgexp'"),
-        ("sft", {"advantage_args": {"eps": 1.0}}, "computes no advantage"),
+        ("sft", {"advantage_args": {"eps": 1.0}}, "uses no advantage"),
         ("dpo", {"advantage": "grpo"}, "trains on preferences"),
         ("grpo", {"loss_agg_mode": "token_mean"}, "did you mean 'token-mean'"),
     ],

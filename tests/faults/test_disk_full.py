@@ -21,7 +21,7 @@ def test_a_write_that_finds_no_room_names_path_and_bytes_and_leaves_the_old_file
     message = str(told.value)
     assert str(target) in message
     assert "bytes written so far are needed" in message
-    assert "make room" in message
+    assert "free disk space" in message
     assert [file.name for file in disk.iterdir()] == ["state.json"]
     assert "round" in target.read_text()
 

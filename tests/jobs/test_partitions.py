@@ -79,7 +79,7 @@ def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_a
     assert not result.success
     assert run is not None
     assert (run.tags[FAULT_TAG], run.tags[RETRYABLE_TAG]) == ("user_input", "false")
-    assert "'foo' names no round" in run.tags[CAUSE_TAG]
+    assert "partition 'foo' is not a round" in run.tags[CAUSE_TAG]
     assert "r9999 to r10000" in run.tags[CAUSE_TAG]
 
 
