@@ -242,7 +242,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
         result = trainer.train(training.request, on_step)
     started, steps = perf_counter(), [replace(event, told_again=False) for event in steps]
     if too_long := int(result.metrics.get("rows_too_long", 0)):
-        LOG.warning("%s: %d rows longer than max_model_len left out of the training", key, too_long)
+        LOG.warning("%s: %d rows longer than max_model_len are left out of the training", key, too_long)
     policy = Policy(
         folder=result.checkpoint,
         policy_version=result.policy_version,

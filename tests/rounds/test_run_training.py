@@ -32,6 +32,6 @@ def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogC
     assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
         "r0001 training: going on after step 2"
     ]
-    assert "r0001: 3 rows longer than max_model_len are dropped" in caplog.text
+    assert "r0001: 3 rows longer than max_model_len are left out" in caplog.text
     assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)
     assert [event["step"] for event in (project.store.read_note(1, TRAIN) or {})["step_events"]] == [1, 2, 3, 4]
