@@ -22,5 +22,7 @@ def test_with_openai_2() -> None:
     )
     assert version.stdout.startswith("2."), f"{python} has openai {version.stdout}"
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
-    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=280)
+    paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # tests use the tools beside them
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
