@@ -131,6 +131,7 @@ def test_presets_and_advantages_load_without_torch() -> None:
     code = (
         "import sys; from rft_platform.algorithms.presets import choose; choose('grpo'); choose('ppo'); "
         "import rft_platform.rounds.setup.algorithm, rft_platform.judging.execution.judge_rollouts; "
-        "assert 'torch' not in sys.modules, 'torch was imported'"
+        "print('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"

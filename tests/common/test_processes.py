@@ -191,4 +191,6 @@ def test_free_port_can_be_bound() -> None:
     import socket
 
     with socket.socket() as server:
-        server.bind(("127.0.0.1", free_port()))
+        port = free_port()
+        server.bind(("127.0.0.1", port))
+        assert server.getsockname() == ("127.0.0.1", port)

@@ -30,7 +30,8 @@ def test_every_yaml_file_passes_yamllint() -> None:
 def test_compose_files_fit_the_compose_specification(file: Path) -> None:
     schemas = Path(check_jsonschema.__file__).parent / "builtin_schemas" / "vendor"
     schema = json.loads((schemas / "compose-spec.json").read_text())
-    jsonschema.validators.validator_for(schema)(schema).validate(yaml.safe_load(file.read_text()))
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    assert [error.message for error in validator.iter_errors(yaml.safe_load(file.read_text()))] == []
 
 
 def test_compose_names_fit_together() -> None:

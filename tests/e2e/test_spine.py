@@ -8,9 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.driver.start import write_config
 from rft_platform.jobs.instance import open_instance
+from rft_platform.rounds.evaluate import evaluate_round
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.setup.connections import connect_registry
+from rft_platform.rounds.round import Round
+from rft_platform.rounds.setup.connections import connect_engine, connect_registry, connect_trainer
+from rft_platform.rounds.warm_start import make_starting_policy
 
 pytestmark = pytest.mark.slow
 
@@ -103,3 +108,26 @@ def test_every_step_and_evaluation_is_in_tensorboard(finished):
     for name in ("loss", "mfu", "mismatch_k3", "zero_variance_groups", "flops_share"):
         assert [event.step for event in events.Scalars(f"train/{name}")] == trained
     assert [event.step for event in events.Scalars("eval/greedy_pass")][-2:] == [1, 2]
+
+
+def test_a_round_run_as_one_call_ends_with_the_weights_of_its_assets(make_project, finished):
+    """``Round.run`` is the reading path of a round: its stages in order are what the assets do one by one."""
+    project = make_project("one-call")
+    home = Home(project.home)
+    write_config(home, load_config(project.config))
+    opened = Project.open(home)
+    make_starting_policy(opened, lambda: connect_engine(opened), lambda: connect_trainer(opened), "by hand")
+    evaluate_round(opened, connect_engine(opened), connect_registry(opened), 0)
+
+    evaluation = Round(opened, 1, "by hand").run(
+        connect_engine(opened), connect_trainer(opened), connect_registry(opened)
+    )
+
+    assert project.note(1, "policy")["weights_digest"] == finished.note(1, "policy")["weights_digest"]
+    assert evaluation.results
+    one_call, assets = (each.note(1, "evaluation")["metrics"] for each in (project, finished))
+    assert one_call.keys() == assets.keys()
+    alike = [name for name in assets if not name.endswith("_s")]  # seconds are left out
+    assert len(alike) > 5
+    assert {name: one_call[name] for name in alike} == pytest.approx({name: assets[name] for name in alike}, abs=1e-4)
+    assert [version.tags["dagster_run_id"] for version in connect_registry(opened).versions()] == ["by hand"]

@@ -178,7 +178,8 @@ def configurations() -> list[Any]:
 
 @pytest.mark.parametrize("block", configurations())
 def test_configurations_are_valid(block: str) -> None:
-    RftConfig.model_validate(yaml.safe_load(block))
+    given = yaml.safe_load(block)
+    assert RftConfig.model_validate(given).project == given["project"]
 
 
 def test_the_readme_takes_two_minutes_and_agents_is_one_page() -> None:
