@@ -4,7 +4,17 @@ import multiprocessing
 
 import dagster as dg
 
-from rft_platform.assets import checkpoints, evaluation, experiences, offline, offline_data, policy, rollouts, tasks
+from rft_platform.assets import (
+    checkpoints,
+    evaluation,
+    experiences,
+    offline,
+    offline_data,
+    online,
+    policy,
+    rollouts,
+    tasks,
+)
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import drop_safe_path
 from rft_platform.jobs.alerts import alert_on_run_failure
@@ -26,6 +36,7 @@ defs = dg.Definitions(
         policy.warm_start_checkpoint,
         policy.policy_snapshot,
         rollouts.rollout_batches,
+        online.online_experiences,
         experiences.judged_experiences,
         checkpoints.policy_checkpoint,
         offline_data.sft_dataset,

@@ -35,7 +35,7 @@ class JudgeConfig(dg.Config):
     group_name="experiences",
     owners=OWNERS,
     kinds={"parquet", "duckdb"},
-    deps=["rollout_batches"],
+    deps=["rollout_batches", "online_experiences"],
     check_specs=EXPERIENCE_CHECKS,
 )
 @reports_faults

@@ -13,6 +13,7 @@ from rft_platform.cli.commands.metrics import metrics
 from rft_platform.cli.commands.models import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
+from rft_platform.cli.commands.serve import serve
 from rft_platform.cli.commands.stop import stop
 from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
@@ -80,6 +81,7 @@ app.command()(demo)
 app.command()(run)
 app.command()(tune)
 app.command()(ui)
+app.command()(serve)
 app.command()(doctor)
 app.command("eval")(evaluate)
 app.command()(rounds)

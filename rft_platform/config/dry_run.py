@@ -45,7 +45,7 @@ def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None)
     return RunPlan(
         title=f"{config.project}/{config.name}: mode {config.mode}, {algorithm} on {model}",
         processes=tuple(_processes(config, gpu_count, serves)),
-        batches=run.batches if exploring else None,
+        batches=run.batches if exploring and not config.online else None,
         length=length,
         waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
         notices=(*config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
@@ -136,9 +136,9 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
             )
     if config.mode in ("both", "train", "colocate"):
         processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc))
-    if config.mode == "serve":
+    if config.online and config.mode != "train":
         address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
-        processes.append(ProcessPlan("service", f"explorer service at {address}", "cpu", 1))
+        processes.append(ProcessPlan("service", f"online service at {address}", "cpu", 1))
     return processes
 
 
@@ -185,8 +185,8 @@ def _saves(config: RftConfig) -> list[str]:
 
 def _waits(config: RftConfig) -> list[str]:
     sync = config.synchronizer
-    if config.mode == "serve":
-        return [f"the service looks for a new checkpoint every {config.explorer.service_status_check_interval:g} s"]
+    if config.online:
+        return _online_waits(config)
     if config.mode == "train":
         return [f"a step waits for {config.buffer.train_batch_size} experiences", *_saves(config)]
     if config.mode == "bench":
@@ -204,6 +204,24 @@ def _waits(config: RftConfig) -> list[str]:
         waits.append("round k trains when its exploration has ended and round k-1 has trained")
         waits.append(f"every {config.evaluation.every} round(s), and after the last, the new policy is evaluated")
     return waits
+
+
+def _online_waits(config: RftConfig) -> list[str]:
+    waits = []
+    if config.mode != "train":
+        every = config.service.commit_interval_s
+        waits.append("clients send chat requests, and POST /feedback with the reward of their answers")
+        waits.append(
+            "rated rows are for training once a client sends POST /commit"
+            + ("" if every is None else f", or after at most {every:g} s")
+        )
+    if config.mode == "serve":
+        interval = config.explorer.service_status_check_interval
+        return [*waits, f"every {interval:g} s the service looks for new weights, which another process trains"]
+    rows = config.buffer.train_batch_size
+    count = rows if isinstance(rows, int) else config.buffer.batch_size
+    waits.append(f"round k collects rows when {count} are committed and round k-1 has trained, then trains on them")
+    return [*waits, "then the engine takes the new weights; requests wait meanwhile", *_saves(config)]
 
 
 def _dynamic_waits(config: RftConfig) -> list[str]:
@@ -224,12 +242,13 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
     return waits
 
 
+_STORAGE_TYPE = "buffer.trainer_input.experience_buffer.storage_type"
 _NO_EFFECT = {
     "trainer.trainer_config": "it configures another framework's trainer",
     "evaluation.schedule": "the schedule nightly_evaluation has its own time, which the Automation tab changes",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
     "synchronizer.sync_timeout": "a launch starts when its inputs exist, without a time limit",
-    "buffer.trainer_input.experience_buffer.storage_type": "experiences are stored as files",
+    _STORAGE_TYPE: "experiences are stored as files",
 }
 
 _VLLM_ONLY = ("tensor_parallel_size", "gpu_memory_utilization", "enforce_eager", "enable_prefix_caching")
@@ -240,7 +259,7 @@ def config_notices(config: RftConfig, gpu_count: int | None = None) -> list[str]
     lines = [
         f"{key} has no effect here: {reason}"
         for key, reason in _NO_EFFECT.items()
-        if _value(config, key) != _value(_DEFAULT, key)
+        if _value(config, key) != _value(_DEFAULT, key) and not (config.online and key == _STORAGE_TYPE)
     ]
     if config.engine.kind == "transformers" or (config.engine.kind == "auto" and gpu_count == 0):
         lines += [

@@ -13,6 +13,8 @@ from rft_platform.config.offline import OfflineKind, offline_kind
 from rft_platform.config.rollout_limits import Patience, RolloutLimits
 from rft_platform.config.schema.rft_config import RftConfig
 
+#: Rounds of an online run without a limit.
+UNLIMITED_ROUNDS = 10**6
 #: Value of ``train_batch_size`` if an optimiser step takes a whole round: more experiences than a round can have.
 WHOLE_ROUND = 2**31 - 1
 
@@ -88,10 +90,12 @@ class RunSettings:
         """Rounds and optimiser steps of a run that explores; None if they depend on an unknown number of tasks.
 
         The run ends after ``buffer.total_steps`` explore batches (or ``buffer.total_epochs`` passes over the tasks), or
-        earlier with the round that reaches ``trainer.total_steps``.
+        earlier with the round that reaches ``trainer.total_steps``. An online run has no other end.
         """
         buffer, end = self.config.buffer, self.config.trainer.total_steps
         explored = buffer.total_steps
+        if explored is None and self.config.online:
+            explored = UNLIMITED_ROUNDS
         if explored is None:
             if task_count is None:
                 return None
@@ -129,6 +133,8 @@ def _algorithm(config: RftConfig) -> Preset:
 
 
 def _batches(config: RftConfig, algorithm: Preset) -> Batches:
+    if config.online:
+        return _online_batches(config)
     buffer, taskset = config.buffer, config.buffer.explorer_input.taskset
     repeat_times = config.algorithm.repeat_times or algorithm.repeat_times
     if buffer.train_batch_size == "round":
@@ -145,6 +151,21 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
         exact=taskset is None or taskset.workflow == "single_turn",
         dynamic=config.synchronizer.dynamic,
         max_batches=_max_batches(config, algorithm),
+    )
+
+
+def _online_batches(config: RftConfig) -> Batches:
+    """A round takes the rows of one optimiser step; a task has as many runs as production gives, one by default."""
+    repeat_times, given = config.algorithm.repeat_times or 1, config.buffer.train_batch_size
+    rows = given * config.trainer.gradient_accumulation_steps if isinstance(given, int) else config.buffer.batch_size
+    return Batches(
+        batch_size=math.ceil(rows / repeat_times),
+        repeat_times=repeat_times,
+        batches_a_round=1,
+        train_batch_size=WHOLE_ROUND if given == "round" else rows,
+        exact=False,
+        dynamic=False,
+        max_batches=1,
     )
 
 

@@ -26,23 +26,23 @@ _LEAST_FREE = 256 * 2**20  # bytes: databases, logs and rows of a small run
 _COPIES = 6  # a checkpoint is weights and two moments; a round writes the next beside the last
 _DRIVEN_MODES = ("both", "explore", "train", "bench")
 _NOT_BUILT = {
-    "serve": "the explorer service of online training is not built yet",
     "colocate": "engine and trainer run in separate processes, also on one GPU, so mode both does the same",
 }
 
 
-def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
+def check_run(home: Home, config: RftConfig, dry: bool = False, service: bool = False) -> RunPlan:
     """The plan of a run that may start. Raises UserError with a line for each problem; writes nothing.
 
-    With ``dry`` it also returns the plan of a mode that cannot be run yet, with a notice about that.
+    With ``dry`` it also returns the plan of a run that would be refused because of its mode, with a notice about that.
+    ``service``: the run is one of ``rft serve``.
     """
     from rft_platform.rounds.maintenance.verification import check_judgements
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.setup.noted_versions import check_registry
 
-    if config.mode in _NOT_BUILT and not dry:
-        driven = ", ".join(_DRIVEN_MODES)
-        raise UserError(f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}")
+    refusal = _wrong_command(config, service)
+    if refusal is not None and not dry:
+        raise UserError(refusal)
     project = Project(home, config)
     check_config(project.settings, cpu_count=cpu_count(), gpu_count=gpu_count())
     with model_check(config) as models:
@@ -56,9 +56,28 @@ def check_run(home: Home, config: RftConfig, dry: bool = False) -> RunPlan:
         check_judgements(project.store)
     task_count = len(project.tasks.tasks) if config.buffer.explorer_input.taskset is not None else None
     plan = run_plan(project.settings, gpu_count=gpu_count(), task_count=task_count)
-    unbuilt = [f"the file requires this mode; {why}"] if (why := _NOT_BUILT.get(config.mode)) else []
-    notices = (*unbuilt, *(_unfetched_models(config) if dry else ()), *plan.notices, *_data_notices(project))
+    refusals = () if refusal is None else (refusal,)
+    unfetched = _unfetched_models(config) if dry else ()
+    notices = (*refusals, *unfetched, *plan.notices, *_data_notices(project))
     return replace(plan, home=str(home.root), tasksets=(*plan.tasksets, *task_lines(project)), notices=notices)
+
+
+def _wrong_command(config: RftConfig, service: bool) -> str | None:
+    """Why this command cannot run the configuration; None if it can."""
+    if config.mode in _NOT_BUILT:
+        driven = ", ".join(_DRIVEN_MODES)
+        return f"mode {config.mode}: {_NOT_BUILT[config.mode]}; `rft run` drives the modes {driven}"
+    if config.online and not service:
+        return (
+            f"mode {config.mode} without a taskset and with storage_type sql trains on production traffic: start it "
+            "with `rft serve --config FILE`"
+        )
+    if service and not config.online:
+        return (
+            "this project explores tasks: an online project has no buffer.explorer_input.taskset and "
+            "buffer.trainer_input.experience_buffer.storage_type: sql; `rft run` starts this one"
+        )
+    return None
 
 
 def check_writable(home: Home) -> None:

@@ -30,12 +30,12 @@ def write_config(home: Home, config: RftConfig) -> None:
     home.make_private()  # the folder may have existed before
 
 
-def begin(home: Home, config: RftConfig) -> RunPlan:
-    """Check a configuration and write it to the project's folder; returns its plan.
+def begin(home: Home, config: RftConfig, service: bool = False) -> RunPlan:
+    """Check a configuration and write it to the project's folder; returns its plan. ``service``: for ``rft serve``.
 
     Raises UserError, with nothing written, if it cannot be run.
     """
-    plan = check_run(home, config)
+    plan = check_run(home, config, service=service)
     for notice in plan.notices:
         notes().print(f"note: {notice}", markup=False, soft_wrap=True)
     write_config(home, config)

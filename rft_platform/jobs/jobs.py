@@ -13,6 +13,7 @@ from rft_platform.rounds.project.project import Project
 JOB_OF_KIND = {
     "warm_start": "warm_start_job",
     "explore": "explore_job",
+    "collect": "collect_job",
     "sync": "sync_round_job",
     "evaluate": "evaluate_job",
     "sft": "sft_job",
@@ -38,6 +39,13 @@ explore_job = dg.define_asset_job(
     selection=["policy_snapshot", "rollout_batches", "judged_experiences"],
     description="First half of a round: roll the policy out on the round's tasks and judge what it did.",
     tags={"rft/phase": "explore"},
+)
+
+collect_job = dg.define_asset_job(
+    "collect_job",
+    selection=["online_experiences", "judged_experiences"],
+    description="Online, first half of a round: take the committed rows of production traffic and compute advantages.",
+    tags={"rft/phase": "collect"},
 )
 
 sync_round_job = dg.define_asset_job(
@@ -83,7 +91,7 @@ distill_job = dg.define_asset_job(
 )
 
 OFFLINE_JOBS = [sft_job, dpo_job, distill_job]
-ALL_JOBS = [warm_start_job, explore_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job]
+ALL_JOBS = [warm_start_job, explore_job, collect_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job]
 
 
 def run_tags(round_number: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rft_platform.jobs.jobs import (
     JOB_OF_KIND,
     OFFLINE_JOBS,
     add_next_round,
+    collect_job,
     evaluate_job,
     explore_job,
     run_tags,
@@ -47,13 +48,13 @@ def experience_threshold_sensor(
 
 
 @dg.sensor(
-    jobs=[warm_start_job, explore_job, evaluate_job, *OFFLINE_JOBS],
+    jobs=[warm_start_job, explore_job, collect_job, evaluate_job, *OFFLINE_JOBS],
     minimum_interval_seconds=_TICK_S,
     description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; an "
     "offline training, where the project is one; in mode bench one evaluation after another.",
 )
 def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
-    return _launch(context, project, kinds=("warm_start", "explore", "evaluate", *get_args(OfflineKind)))
+    return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
 
 
 @dg.schedule(

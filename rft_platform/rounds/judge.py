@@ -26,6 +26,7 @@ from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_
 from rft_platform.rounds.project.notes import JUDGE
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows
+from rft_platform.rounds.selection.production_rows import tasks_of_traffic
 from rft_platform.rounds.setup.algorithm import pipeline_of
 from rft_platform.rounds.setup.side_engines import auxiliaries_for_judge
 from rft_platform.rounds.setup.taskset_binding import OtherJudge, judge_of
@@ -65,7 +66,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     with auxiliaries_for_judge(project, spec if spec and spec.asks_models else None) as auxiliaries:
         judged = judge_rollouts(
             rows,
-            {task.task_id: task for task in project.tasks.tasks},
+            tasks_of_traffic(rows) if project.config.online else {task.task_id: task for task in project.tasks.tasks},
             spec,
             advantage_fn=chosen.advantage,
             advantage_args=chosen.advantage_args,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rft_platform.inference.interface import PolicyEngine
+from rft_platform.rounds.collect import collect
 from rft_platform.rounds.evaluate import RoundEvaluation, evaluate_round
 from rft_platform.rounds.explore import explore, snapshot_for
 from rft_platform.rounds.judge import judge
@@ -57,6 +58,10 @@ class Round:
     def explore(self, engine: PolicyEngine) -> dict[str, Any]:
         """Roll out the round's tasks with the weights of ``snapshot``; store one row per model call."""
         return explore(self.project, engine, snapshot_of(self.project.store, self.number), self.number)
+
+    def collect(self) -> dict[str, Any]:
+        """Online projects, in place of ``snapshot`` and ``explore``: store committed rows of production traffic."""
+        return collect(self.project, self.number)
 
     def judge(self, other: OtherJudge | None = None) -> dict[str, Any]:
         """Give every run a reward, filter the rows, and compute advantages.

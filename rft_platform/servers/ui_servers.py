@@ -24,6 +24,8 @@ from rft_platform.web_guard.token import access_token
 if TYPE_CHECKING:
     import dagster as dg
 
+    from rft_platform.rounds.project.project import Project
+
 _HOST = "127.0.0.1"
 _RESTARTS = 3
 _BEAT_AGE_S = 120.0
@@ -86,6 +88,21 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
     if metrics_port is not None:
         servers.append(_metrics(metrics_port, python, env))
     return servers
+
+
+def online_server(home: Home, project: "Project", port: int) -> Server:
+    """The online service of a project; ``port`` is that of the Dagster interface."""
+    explorer = project.config.explorer
+    url = f"http://{explorer.listen_address}:{explorer.proxy_port}"
+    return Server(
+        name="service",
+        command=[sys.executable, "-P", "-m", "rft_platform.servers.online_service"],
+        env=_environment(home, port),
+        port=explorer.proxy_port,
+        url=f"{url}/v1",
+        is_ready=answers(f"{url}/health"),
+        restarts=_RESTARTS,
+    )
 
 
 def _workspace(home: Home) -> Path:

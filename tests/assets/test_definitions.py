@@ -78,7 +78,7 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
     jobs = {job.name: job for job in repository.get_all_jobs() if not job.name.startswith("__")}
     upkeep = {"compact_job", "retention_job"}
     offline = {"sft_job", "dpo_job", "distill_job"}
-    rounds = {"warm_start_job", "explore_job", "sync_round_job", "evaluate_job", "judge_job"}
+    rounds = {"warm_start_job", "explore_job", "collect_job", "sync_round_job", "evaluate_job", "judge_job"}
     assert set(jobs) == rounds | offline | upkeep
     assert all(job.description for job in jobs.values())
     assert all(sensor.description for sensor in repository.sensor_defs)

@@ -67,19 +67,21 @@ def test_placeholders_are_named_one_by_one(name: str, tmp_path: Path) -> None:
     assert model.startswith("model.model_path /path/to/your/model: is a placeholder; give a model folder")
 
 
-def test_the_plan_of_a_service_says_that_it_is_not_built(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_plan_of_a_service_says_what_it_does_and_which_command_starts_it(tmp_path: Path, tiny_model: Path) -> None:
     config = completed("explorer_service.yaml", tmp_path, tiny_model)
     plan = render_plan(check_run(Home(tmp_path / "home"), config, dry=True))
-    assert "service    explorer service at 127.0.0.1:8010" in plan
-    assert "the service looks for a new checkpoint every 10 s" in plan
-    assert "the explorer service of online training is not built yet" in plan
-    with pytest.raises(UserError, match="mode serve: the explorer service of online training is not built yet"):
+    assert "service    online service at 127.0.0.1:8010" in plan
+    assert "every 10 s the service looks for new weights" in plan
+    assert "start it with `rft serve --config FILE`" in plan
+    with pytest.raises(UserError, match=r"mode serve .* start it with `rft serve --config FILE`"):
         check_run(Home(tmp_path / "home"), config)
+    assert "rft serve" not in render_plan(check_run(Home(tmp_path / "home"), config, service=True))
 
 
 def test_the_plan_says_what_the_file_says_not_what_its_comments_do(tmp_path: Path, tiny_model: Path) -> None:
-    plan = render_plan(check_run(Home(tmp_path / "home"), completed("trainer_service.yaml", tmp_path, tiny_model)))
-    assert "a step waits for 32 experiences" in plan  # the comment beside it says 16
+    config = completed("trainer_service.yaml", tmp_path, tiny_model)
+    plan = render_plan(check_run(Home(tmp_path / "home"), config, service=True))
+    assert "round k collects rows when 32 are committed" in plan  # the comment beside it says 16
     assert "a checkpoint every 16 steps" in plan  # "every step"
     assert "trainer.trainer_config has no effect here" in plan
 

@@ -55,7 +55,7 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
 
 def _input_problems(config: RftConfig, preset: Preset) -> Iterator[str]:
     inputs = config.buffer.explorer_input
-    if config.mode in _EXPLORING and inputs.taskset is None:
+    if config.mode in _EXPLORING and inputs.taskset is None and not config.online:
         yield f"buffer.explorer_input.taskset is not set: mode {config.mode} needs tasks; give it a path"
     if config.mode == "bench" and not inputs.eval_tasksets:
         yield "buffer.explorer_input.eval_tasksets is empty: mode bench needs at least one"

@@ -192,10 +192,12 @@ class ExperienceBuffer(Section):
     name: str = "experience_buffer"
     """Accepted for compatibility: the experiences of a project have one store."""
     storage_type: Literal["sql", "file", "queue"] = "file"
-    """Accepted for compatibility, without effect: experiences are Parquet files."""
+    """``sql`` without a taskset: online training, whose rows are production traffic. Otherwise without effect:
+    experiences are Parquet files."""
     path: str | None = None
     """Dataset of an offline training (sft, dpo, gkd): a JSONL, JSON, CSV or Parquet file, a folder of split files, or
-    the name of a Hugging Face dataset. No other training reads it."""
+    the name of a Hugging Face dataset. Online training: the database's URL (``sqlite:///FILE``,
+    ``postgresql+psycopg2://...``); null: an SQLite file below ``RFT_HOME``. No other training reads it."""
     split: str = "train"
     """Split of an offline dataset."""
     subset_name: str | None = None

@@ -147,9 +147,9 @@ class Explorer(Section):
     service_status_check_interval: PositiveFloat = 60.0
     """Seconds between two checks of the service for a new checkpoint."""
     proxy_port: int = Field(default=8010, ge=1, le=65535)
-    """Port of the explorer service (mode serve, which is not built yet)."""
+    """Port of the explorer service (``rft serve``)."""
     listen_address: str = "127.0.0.1"
-    """Address of the explorer service (mode serve, which is not built yet)."""
+    """Address of the explorer service (``rft serve``)."""
     eval_interval: PositiveInt = 100
     """Explore batches between evaluations; used if it is set and ``evaluation.every`` is not."""
     eval_on_startup: bool = True

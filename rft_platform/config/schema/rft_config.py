@@ -21,6 +21,7 @@ from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
 from rft_platform.config.schema.policies import FurtherPolicy
 from rft_platform.config.schema.section import Section
+from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
 
 Mode = Literal["both", "explore", "train", "serve", "bench", "colocate"]
@@ -156,6 +157,7 @@ class RftConfig(Section):
     warm_start: WarmStart | None = None
     evaluation: Evaluation = Evaluation()
     registry: Registry = Registry()
+    service: Service = Service()
 
     @model_validator(mode="before")
     @classmethod
@@ -168,6 +170,14 @@ class RftConfig(Section):
         """Optimiser steps of an offline training; None: ``buffer.total_epochs`` passes over its dataset."""
         given = [steps for steps in (self.buffer.total_steps, self.trainer.total_steps) if steps is not None]
         return min(given, default=None)
+
+    @property
+    def online(self) -> bool:
+        """Whether the rows come from production traffic (``rft serve``) and not from tasks that the platform runs."""
+        buffer = self.buffer
+        sql = buffer.trainer_input.experience_buffer.storage_type == "sql"
+        without_tasks = sql and buffer.explorer_input.taskset is None
+        return self.mode == "serve" or (self.mode in ("both", "train") and without_tasks)
 
     @property
     def selects_rows(self) -> bool:

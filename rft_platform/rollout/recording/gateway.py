@@ -11,7 +11,7 @@ import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ class RunRecord:
 
     def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
         self.key = key
-        self._history = history
+        self.history = history
         self._make_transport = make_transport
         self._transport: Transport | None = None
         self.requests: set[asyncio.Task[None]] = set()
@@ -61,7 +61,7 @@ class RunRecord:
     def transport(self) -> Transport:
         """The transport, created at the first request: only the gateway's event loop may use it."""
         if self._transport is None:
-            self._transport = self._make_transport(self._history)
+            self._transport = self._make_transport(self.history)
         return self._transport
 
     async def close(self) -> None:
@@ -158,18 +158,34 @@ class _Server(uvicorn.Server):
         await super().serve(sockets)
 
 
-class GatewayApp:
-    """ASGI application: finds the run of a key and sends the request through the run's recording transport."""
+class RecordingApp:
+    """ASGI application that sends OpenAI calls to the engine through the recording transport of their run.
 
-    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: dict[str, str]) -> None:
-        """``runs``: running runs by name; ``ended``: keys of ended runs by name. Both may change at any time."""
+    A subclass says which run a request belongs to.
+    """
+
+    def __init__(self, engine_url: str, timeout_s: float) -> None:
+        """``engine_url``: root of the engine's OpenAI API; ``timeout_s``: of each step of a request to it."""
+        self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
+        self._hosts = configured_hosts()
+        self.set_engine(engine_url)
+
+    def set_engine(self, engine_url: str) -> None:
+        """Send requests to this engine from now on."""
         root = engine_url.rstrip("/")
         served = [("GET", "/models"), *(("POST", endpoint) for endpoint in ENDPOINTS)]
         self._urls = {(method, _PREFIX + path): wire.URL(root + path) for method, path in served}
-        self._extensions = {"timeout": dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)}
-        self._runs = runs
-        self._ended = ended
-        self._hosts = configured_hosts()
+
+    def find_run(self, headers: Mapping[str, str]) -> RunRecord:
+        """The run that a request with these headers (names in lower case) belongs to; raises ApiError for none."""
+        raise NotImplementedError
+
+    async def send(self, record: RunRecord, request: Any) -> Any:
+        """Send a request to the engine and return its response."""
+        return await record.transport.handle_async_request(request)
+
+    def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
+        """Called before each part of an answer to the request ``body`` is sent. Does nothing here."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; cancel it if its client disconnects or its run ends."""
@@ -179,7 +195,7 @@ class GatewayApp:
         try:
             headers = headers_of(scope)
             check_caller(scope["method"], headers, self._hosts)
-            record = self._record(bearer_token(headers) or "")
+            record = self.find_run(headers)
             if (scope["method"], scope["path"]) == ("GET", _DOCUMENT):
                 await answer.whole(json_codec.dump(document()))
                 return
@@ -187,10 +203,12 @@ class GatewayApp:
             await refuse_stranger(error, receive, send)
             return
         try:
-            request = self._request(scope["method"], scope["path"], headers, await read_body(receive))
+            body = await read_body(receive)
+            request = self._request(scope["method"], scope["path"], headers, body)
         except ApiError as error:
             await answer.refuse(error)
             return
+        answer.before_sending = partial(self.before_sending, record, headers, body)
         work = asyncio.ensure_future(self._answer(record, request, answer))
         disconnected = asyncio.ensure_future(_disconnected(receive))
         record.requests.add(work)
@@ -206,18 +224,6 @@ class GatewayApp:
             if not disconnected.done() or disconnected.cancelled():
                 await answer.refuse(_ended())
 
-    def _record(self, key: str) -> RunRecord:
-        name = key.rpartition(".")[0]
-        record = self._runs.get(name)
-        if record is not None and tokens_match(key, record.key):
-            return record
-        if tokens_match(key, self._ended.get(name, "")):
-            raise _ended()
-        given = "the key of this request is of no run" if key else "this request has none"
-        raise ApiError(
-            401, f"a bearer key, the model's `api_key`, says which run a call is for; {given}", "unknown_run"
-        )
-
     def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
         url = self._urls.get((method, path))
         if url is None:
@@ -227,11 +233,13 @@ class GatewayApp:
 
     async def _answer(self, record: RunRecord, request: Any, answer: "_Answer") -> None:
         try:
-            response = await record.transport.handle_async_request(request)
-            await answer.begin(response)
+            response = await self.send(record, request)
             if "content-length" in response.headers:
-                await answer.body(await response.aread())
+                content = await response.aread()
+                await answer.begin(response)
+                await answer.body(content)
                 return
+            await answer.begin(response)
             try:
                 async for data in response.stream:
                     await answer.body(data, more=True)
@@ -247,12 +255,37 @@ class GatewayApp:
             await answer.refuse(error)
 
 
+class GatewayApp(RecordingApp):
+    """Serves the runs of an explore batch: the key of a request names its run."""
+
+    def __init__(self, engine_url: str, timeout_s: float, runs: dict[str, RunRecord], ended: dict[str, str]) -> None:
+        """``runs``: running runs by name; ``ended``: keys of ended runs by name. Both may change at any time."""
+        super().__init__(engine_url, timeout_s)
+        self._runs = runs
+        self._ended = ended
+
+    def find_run(self, headers: Mapping[str, str]) -> RunRecord:
+        """The running run that the bearer key names; raises ApiError (401) for any other key."""
+        key = bearer_token(headers) or ""
+        name = key.rpartition(".")[0]
+        record = self._runs.get(name)
+        if record is not None and tokens_match(key, record.key):
+            return record
+        if tokens_match(key, self._ended.get(name, "")):
+            raise _ended()
+        given = "the key of this request is of no run" if key else "this request has none"
+        raise ApiError(
+            401, f"a bearer key, the model's `api_key`, says which run a call is for; {given}", "unknown_run"
+        )
+
+
 class _Answer:
     """Writes one HTTP response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._begun = False
+        self.before_sending: Callable[[], None] | None = None
 
     async def begin(self, response: Any) -> None:
         headers = [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _NOT_RETURNED]
@@ -260,6 +293,8 @@ class _Answer:
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
 
     async def body(self, data: bytes, more: bool = False) -> None:
+        if self.before_sending is not None:
+            self.before_sending()
         if data or not more:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 

@@ -65,16 +65,22 @@ def _next_evaluation(state: ProjectState) -> Plan:
 
 def _last_round(state: ProjectState) -> int:
     """The last round to process. Mode train uses the rounds explored elsewhere; other modes use the budget."""
-    return len(state.rounds) if state.mode == "train" and state.sync_style == "fixed" else state.rounds_budget
+    return (
+        len(state.rounds)
+        if state.mode == "train" and state.sync_style == "fixed" and state.committed_rows is None
+        else state.rounds_budget
+    )
 
 
 def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
-    if state.mode == "train":
+    if state.mode == "train" and state.committed_rows is None:
         return None
     number = 1 + sum(1 for r in _leading(state, "explore"))
     if number > wanted:
         return None
     launch = _round(state, number).explore
+    if state.committed_rows is not None:
+        return _next_collection(state, number, launch)
     if state.sync_style != "fixed":
         held = None if launch.running else held_back(state, number)
         return held or _launch_step("explore", number, launch, state)
@@ -82,6 +88,19 @@ def _next_exploration(state: ProjectState, wanted: int) -> Step | None:
     if state.mode == "both" and needs >= 1 and not _round(state, needs).sync.done and not launch.running:
         return f"{round_key(number)} explores after {round_key(needs)} is trained"
     return _launch_step("explore", number, launch, state)
+
+
+def _next_collection(state: ProjectState, number: int, launch: LaunchState) -> Step:
+    """Online: collect the committed rows of production traffic for a round once they are enough."""
+    previous = number - 1 - state.offset_rounds
+    if previous >= 1 and not _round(state, previous).sync.done and not launch.running:
+        return f"{round_key(number)} collects rows after {round_key(previous)} is trained"
+    if launch.running or launch.failures or (state.committed_rows or 0) >= state.experiences_needed:
+        return _launch_step("collect", number, launch, state)
+    return (
+        f"{round_key(number)} collects rows when {state.experiences_needed:,} are committed, "
+        f"{state.committed_rows or 0:,} so far"
+    )
 
 
 def _next_sync(state: ProjectState, wanted: int) -> Step | None:

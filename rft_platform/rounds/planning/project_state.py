@@ -12,6 +12,7 @@ from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.bench import unmeasured
 from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
+from rft_platform.rounds.selection.production_rows import committed_rows
 from rft_platform.rounds.selection.training_groups import replayable_rows
 
 _DONE, _NOT_BEGUN = LaunchState(done=True), LaunchState()
@@ -80,6 +81,7 @@ def observe(project: Project, launches: Launches, now: float | None = None) -> P
         landed=_landed(project, through) if sync.dynamic and project.settings.offline is None else PendingRows(),
         warm_start=launches.state_of("warm_start", 0, done=project.store.has_note(0, EVALUATION)),
         offline=project.settings.offline,
+        committed_rows=committed_rows(project) if project.config.online else None,
         mode=mode if mode in ("explore", "train", "bench") else "both",
         unmeasured=_unmeasured(project, launches) if mode == "bench" else (),
         now=time.time() if now is None else now,
@@ -173,7 +175,7 @@ def _observe_round(project: Project, launches: Launches, number: int, through: i
     sound = not trained and is_sound(store, number)
     return RoundState(
         number,
-        explore=launches.state_of("explore", number, done=sound or trained),
+        explore=launches.state_of("collect" if project.config.online else "explore", number, done=sound or trained),
         sync=launches.state_of(project.settings.offline or "sync", number, done=evaluated),
         experiences=store.count_judged(number) if sound else 0,
     )

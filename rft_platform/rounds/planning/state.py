@@ -7,7 +7,7 @@ from rft_platform.config.offline import OfflineKind
 from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.selection.pending_rows import PendingRows
 
-ActionKind = Literal["warm_start", "explore", "sync", "evaluate"] | OfflineKind
+ActionKind = Literal["warm_start", "explore", "collect", "sync", "evaluate"] | OfflineKind
 SyncStyle = Literal["fixed", "dynamic_by_explorer", "dynamic_by_trainer"]
 
 RETRY_GROWTH = 4.0
@@ -58,6 +58,7 @@ class ProjectState:
     mode: Literal["both", "explore", "train", "bench"] = "both"
     unmeasured: tuple[tuple[int, LaunchState], ...] = ()  # mode bench: rounds whose policy is not evaluated yet
     offline: OfflineKind | None = None  # a training on a dataset: the only round, without exploration
+    committed_rows: int | None = None  # online: rows of production traffic for the next round; None: rows are explored
     max_failures: int = 4  # the first launch and three retries
     first_retry_s: float = 3.0  # wait before the first retry; each further one waits RETRY_GROWTH times as long
     now: float = 0.0  # seconds on the clock of the failed launches' end times

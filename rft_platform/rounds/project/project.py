@@ -63,13 +63,17 @@ class Project:
     def taskset(self) -> Taskset:
         """The taskset to explore. Raises UserError if the configuration names none."""
         taskset = self.config.buffer.explorer_input.taskset
+        if taskset is None and self.config.online:
+            return Taskset(path="", name="online", judge=None)  # production traffic; feedback gives the rewards
         if taskset is None:
             raise UserError("buffer.explorer_input.taskset is not set: name the dataset to explore")
         return taskset
 
     @cached_property
     def tasks(self) -> "TaskDataset":
-        """The tasks to explore."""
+        """The tasks to explore; none in an online project."""
+        if self.config.online:
+            return _no_tasks()
         return load_taskset(self.taskset)
 
     @cached_property
@@ -98,6 +102,12 @@ class Project:
     def rounds_budget(self) -> int:
         """Rounds of the whole run; 1 for an offline training."""
         return 1 if self.settings.offline is not None else self.length.rounds
+
+
+def _no_tasks() -> "TaskDataset":
+    from rft_platform.tasks.dataset import DatasetReport, TaskDataset
+
+    return TaskDataset((), "online", DatasetReport("production traffic", (), 0, 0, (), 0, ()))
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,27 @@
+"""Asset of online projects: committed production traffic as the rows of a round."""
+
+import dagster as dg
+
+from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
+from rft_platform.assets.run_failure import reports_faults
+from rft_platform.resources.project import ProjectResource
+
+
+@dg.asset(partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"})
+@reports_faults
+def online_experiences(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
+    """Model calls of production clients that their feedback labelled and that were committed. Written once."""
+    from rft_platform.experience.schema import ROLLOUT_SCHEMA
+    from rft_platform.rounds.round import Round
+
+    opened, number = project.open(), round_of(context)
+    summary = Round(opened, number).collect()
+    return dg.MaterializeResult(
+        metadata={
+            "dagster/row_count": summary["rows"],
+            "dagster/column_schema": columns_of(ROLLOUT_SCHEMA),
+            "folder": path(opened.store.rollout_files(number)[0].parent),
+            **numbers(summary),
+        },
+        data_version=dg.DataVersion(opened.store.digest(number)),
+    )

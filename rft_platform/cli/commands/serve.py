@@ -1,0 +1,48 @@
+"""``rft serve``: serve the policy to production clients, collect their feedback, and train on it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Start or continue the project of this YAML file.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Dagster interface.")] = 3000,
+    mlflow_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the MLflow interface.")] = 5000,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="Run the sensors that train on committed rows.")
+    ] = True,
+) -> None:
+    """Serve the policy's OpenAI API with feedback and commit, and train on what was committed, until Ctrl-C.
+
+    Mode serve starts the service alone; mode train starts the training alone, on rows that a service elsewhere commits.
+    """
+    from rft_platform.cli.commands.ui import serve_until_interrupted
+    from rft_platform.config.home import Home
+    from rft_platform.config.load import load_config
+    from rft_platform.driver.preflight import check_run, check_writable
+    from rft_platform.driver.run import use_home
+    from rft_platform.driver.start import begin
+    from rft_platform.jobs.singleton_lock import singleton_lock
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.servers.supervise import check_ports
+    from rft_platform.servers.ui_servers import online_server, ui_servers
+
+    home = Home.from_environment()
+    check_writable(home)
+    use_home(home)
+    if config is not None:
+        begin(home, load_config(config), service=True)
+    project = Project.open(home)
+    if config is None:
+        check_run(home, project.config, service=True)
+    mode = project.config.mode
+    trains = train and mode != "serve"
+    with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
+        servers = ui_servers(home, port, mlflow_port, daemon=trains) if mode != "serve" else []
+        servers += [online_server(home, project, port)] if mode != "train" else []
+        check_ports(servers)
+        serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)

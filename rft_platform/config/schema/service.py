@@ -1,0 +1,23 @@
+"""Section ``service``: the online service, which serves the policy to production clients."""
+
+from pydantic import Field, NonNegativeInt, PositiveFloat
+
+from rft_platform.config.schema.section import Section
+
+
+class Service(Section):
+    """The online service (``rft serve``). Its address is ``explorer.listen_address`` and ``explorer.proxy_port``."""
+
+    record_rate: float = Field(default=1.0, ge=0, le=1)
+    """Share of runs and conversations whose calls are recorded; all of them are served."""
+    selection: list[str] = Field(default_factory=list)
+    """Own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``), asked before the rate."""
+    group_deadline_s: PositiveFloat = 3600.0
+    """Group algorithms: seconds after a task's first label until it is committed with fewer than
+    ``algorithm.repeat_times`` runs."""
+    commit_interval_s: PositiveFloat | None = None
+    """Seconds between commits that the service makes itself. null: only clients commit."""
+    retention_days: PositiveFloat = 7.0
+    """Days until the text of a call without feedback is erased."""
+    most_waiting: NonNegativeInt = 10_000
+    """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""

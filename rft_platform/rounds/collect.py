@@ -1,0 +1,43 @@
+"""Collect stage of an online round: the committed rows of production traffic become the round's rows in the store."""
+
+from time import perf_counter
+from typing import Any
+
+from rft_platform.common.errors import StorageError
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.notes import EXPLORE
+from rft_platform.rounds.project.policy import parent_of
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
+
+
+def collect(project: Project, round_number: int) -> dict[str, Any]:
+    """Write the round's rows of production traffic to the store, then mark them as consumed; returns the report.
+
+    The rows are settled in the database first, so a repeated call after a crash writes the same rows: none is lost, and
+    none is used by two rounds. Raises StorageError if no row is committed.
+    """
+    started, traffic = perf_counter(), traffic_store(project)
+    calls = traffic.settle(round_number, project.batches.experiences_a_round)
+    if not calls:
+        raise StorageError(
+            f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
+        )
+    rows = rows_of_traffic(calls, round_number)
+    project.store.write_rollouts(round_number, 0, rows)
+    versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
+    parent = parent_of(project.store, round_number)
+    summary = {
+        "rows": len(rows),
+        "runs": len({row.run_id for row in rows}),
+        "tasks": len({row.task_id for row in rows}),
+        "tokens": sum(len(row.call.response_ids) for row in rows),
+        "policy_version": max(versions, default=parent.policy_version),
+        "oldest_policy_version": min(versions, default=parent.policy_version),
+        "policy_round": parent.round,
+        "weights_digest": parent.weights_digest,
+        "seconds": perf_counter() - started,
+    }
+    project.store.write_note(round_number, EXPLORE, summary)
+    traffic.consume(round_number)
+    return summary

@@ -1,0 +1,92 @@
+"""Online projects: the database of production traffic, and the rows of it that a round collects."""
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
+from rft_platform.rounds.project.project import Project
+from rft_platform.serving.database import Call, open_database
+from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, TrafficStore
+from rft_platform.tasks.task import Task
+
+
+def traffic_store(project: Project) -> TrafficStore:
+    """The production traffic of an online project; the database is opened once per process."""
+    return _open(database_url(project))
+
+
+def database_url(project: Project) -> str:
+    """The database's URL: ``experience_buffer.path``, or an SQLite file below the project's folder."""
+    given = project.config.buffer.trainer_input.experience_buffer.path
+    if given is not None:
+        return given
+    folder = project.home.root / "online"
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'traffic.db'}"
+
+
+def committed_rows(project: Project) -> int:
+    """Committed rows that no round has consumed."""
+    return traffic_store(project).waiting_rows()
+
+
+def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
+    """Rollout rows of a round's calls: the calls of one task are a group, those of one run its steps.
+
+    The last row of a run has the run's reward: that of its last labelled call.
+    """
+    steps: Counter[str] = Counter()
+    last: dict[str, RolloutRow] = {}
+    rows = []
+    for call in calls:
+        run = f"online/{call.task_id}/{call.run_id}"
+        row = _row(call, run, steps[run], round_number)
+        steps[run] += 1
+        last[run] = row
+        rows.append(row)
+    rewards = {f"online/{call.task_id}/{call.run_id}": call.reward for call in calls}
+    for run, row in last.items():
+        row.run_reward = rewards[run]
+        row.run_output = row.call.response.get("content")
+    return rows
+
+
+def tasks_of_traffic(rows: Sequence[RolloutRow]) -> dict[str, Task]:
+    """The tasks that the rows of an online round belong to, made from the first request of each.
+
+    No dataset holds them. A judge gets the request's messages as the task.
+    """
+    tasks: dict[str, Task] = {}
+    for row in rows:
+        messages = row.call.messages
+        prompt = next((str(each.get("content")) for each in reversed(messages) if each.get("role") == "user"), "")
+        tasks.setdefault(row.task_id, Task(row.task_id, row.taskset, prompt, None, {"messages": messages}))
+    return tasks
+
+
+def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
+    recorded: dict[str, Any] = dict(call.model_call)
+    engine, template_hash = recorded.pop(ENGINE), recorded.pop(TEMPLATE_HASH)
+    model_call = ModelCall(**recorded)
+    model_call.top_k = min(model_call.top_k, LARGEST_TOP_K)
+    return RolloutRow(
+        row_id=row_id(call.msg_id, 0, call.choice),
+        task_id=str(call.task_id),
+        taskset="online",
+        group_id=f"online/{call.task_id}",
+        run_id=run,
+        step=step,
+        round=round_number,
+        engine=engine,
+        template_hash=template_hash,
+        call=model_call,
+        loss_mask=[not model_call.constrained] * len(model_call.response_ids),
+        truncated=model_call.finish_reason == "length",
+    )
+
+
+@lru_cache(maxsize=4)
+def _open(url: str) -> TrafficStore:
+    return TrafficStore(open_database(url))

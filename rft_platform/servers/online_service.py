@@ -1,0 +1,134 @@
+"""``python -m rft_platform.servers.online_service``: the online service of the project in ``RFT_HOME``, until SIGTERM.
+
+``rft serve`` starts it beside Dagster and MLflow.
+"""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.processes.gc_control import keep_imports
+from rft_platform.common.user_code import load_object
+from rft_platform.config.home import Home
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.observability.logs import configure
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.rounds.project.policy import Policy, deploy, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.rounds.setup.connections import connect_engine
+from rft_platform.serving.app import CommitRule, build_app
+from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
+from rft_platform.serving.traffic import TrafficStore
+from rft_platform.serving.writer import TrafficWriter
+
+LOG = logging.getLogger(__name__)
+
+API_KEYS = "RFT_API_KEYS"  #: ``tenant:key,tenant:key``; without it the service needs no key and serves loopback only
+_GRACE_S = 30
+_UPKEEP_S = 60.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def tenants_from_environment() -> dict[str, str]:
+    """Tenant by API key, from ``RFT_API_KEYS``. Raises UserError for a value that is no list of tenant:key."""
+    tenants: dict[str, str] = {}
+    for entry in filter(None, os.environ.get(API_KEYS, "").split(",")):
+        tenant, colon, key = entry.strip().partition(":")
+        if not (tenant and colon and len(key) >= 16):
+            raise UserError(f"{API_KEYS}: expected tenant:key, tenant:key, ... with keys of at least 16 characters")
+        tenants[key] = tenant
+    return tenants
+
+
+def serve(project: Project) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises UserError for an address beyond loopback without API keys."""
+    config, tenants = project.config, tenants_from_environment()
+    host = config.explorer.listen_address
+    if not tenants and host not in _LOOPBACK:
+        raise UserError(f"explorer.listen_address {host}: set {API_KEYS}, or listen on 127.0.0.1 only")
+    store = traffic_store(project)
+    writer = TrafficWriter(store, config.service.most_waiting)
+    sampling = SamplingParams(
+        max_tokens=config.model.response_limit,
+        temperature=config.model.temperature,
+        top_p=config.model.top_p,
+        top_k=config.model.top_k,
+    )
+    gateway = TrafficApp(
+        lambda: served_engine(project), writer, selection_of(project), sampling,
+        tenants=tenants, timeout_s=config.explorer.max_timeout,
+    )  # fmt: skip
+    rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
+    app = build_app(gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"})
+    stop = threading.Event()
+    upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
+    upkeep.start()
+    server = uvicorn.Server(
+        server_config(app, _GRACE_S, host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False)
+    )
+    try:
+        server.run()
+    finally:
+        stop.set()
+
+
+def served_engine(project: Project) -> ServedEngine:
+    """The project's engine with the newest promoted policy, found or started."""
+    engine: PolicyEngine = connect_engine(project)
+    policy = newest_policy(project)
+    if policy is not None and engine.status().policy_version != policy.policy_version:
+        deploy(engine, policy)
+    replicas = engine.replicas if isinstance(engine, EnginePool) else None
+    clients = RecordingClients(engine.base_url, project.config.explorer.max_timeout, replicas, engine.api_key)
+    return ServedEngine(engine.status(), clients, engine.base_url)
+
+
+def newest_policy(project: Project) -> Policy | None:
+    """The policy of the newest trained round; None before the warm start, when the engine serves the base model."""
+    found = (published(project.store, number) for number in range(max(project.store.rounds(), default=0), -1, -1))
+    return next((policy for policy in found if policy is not None), None)
+
+
+def selection_of(project: Project) -> Selection:
+    """The configured strategies, then the sampling rate."""
+    own: Sequence[SelectionStrategy] = [
+        load_object(reference, "service.selection")() for reference in project.config.service.selection
+    ]
+    return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
+
+
+def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:
+    """Erase old calls without feedback, and commit where the configuration asks for it, until ``stop`` is set."""
+    service = project.config.service
+    while not stop.wait(service.commit_interval_s or _UPKEEP_S):
+        steps: list[Callable[[], object]] = [lambda: store.expire(service.retention_days * 86_400)]
+        if service.commit_interval_s is not None:
+            steps.append(lambda: store.commit(group_size=rule.group_size, group_deadline_s=rule.group_deadline_s))
+        for step in steps:
+            try:
+                step()
+            except Exception as error:
+                LOG.warning("upkeep of the traffic database failed, repeated later: %s", error)
+
+
+def main() -> None:
+    """Serve the project of ``RFT_HOME``; exit status 2 for a user's mistake."""
+    keep_imports()
+    configure("service")
+    try:
+        serve(Project.open(Home.from_environment()))
+    except RftError as error:
+        LOG.error("%s", error)
+        raise SystemExit(2 if isinstance(error, UserError) else 1) from None
+
+
+if __name__ == "__main__":
+    main()

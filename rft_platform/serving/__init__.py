@@ -1,0 +1,13 @@
+"""Online service: serves the policy to production clients and keeps their calls and feedback for training.
+
+Read in this order:
+
+- ``database``, ``migrations``: the tables, and how the database is opened and upgraded.
+- ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.
+- ``writer``: the one thread that uses the database, and what happens when it is slow.
+- ``selection``: strategies that decide which calls are recorded.
+- ``gateway``: the OpenAI API in front of the engine, which records what it answers.
+- ``app``: the HTTP API with feedback, commit, health and metrics.
+
+``rounds.collect`` takes the committed rows into a round; ``servers.online_service`` starts the process.
+"""

@@ -1,0 +1,163 @@
+"""Tables of the online service, and how its database is opened: SQLite by default, PostgreSQL by URL.
+
+A row of ``calls`` is one choice of one model call. Its ``state`` only moves forward: recorded -> labelled -> committed
+-> consumed. ``expired`` and ``forgotten`` are ends as well. Alembic brings a database of an older version up to date.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import JSON, BigInteger, Engine, ForeignKey, Index, Integer, String, create_engine, event, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from rft_platform.common.errors import UserError
+
+RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "consumed"
+EXPIRED, FORGOTTEN = "expired", "forgotten"
+STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, EXPIRED, FORGOTTEN)
+
+_MIGRATIONS = Path(__file__).with_name("migrations")
+_BUSY_TIMEOUT_MS = 30_000
+_UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
+
+
+_NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts in INTEGER columns only
+
+
+class Base(DeclarativeBase):
+    """Base class of the tables."""
+
+    type_annotation_map: ClassVar[Any] = {dict[str, Any]: JSON, list[str]: JSON}
+
+
+class Call(Base):
+    """One choice of a model call: what was sampled, who may be named with it, and how far it is on its way."""
+
+    __tablename__ = "calls"
+    __table_args__ = (
+        Index("calls_msg_id_choice", "msg_id", "choice", unique=True),
+        Index("calls_state", "state", "number"),
+        Index("calls_task", "task_id", "state"),
+        Index("calls_batch", "batch"),
+        Index("calls_subject", "subject"),
+    )
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True, autoincrement=True)
+    msg_id: Mapped[str] = mapped_column(String(200))
+    choice: Mapped[int]
+    state: Mapped[str] = mapped_column(String(16))
+    tenant: Mapped[str] = mapped_column(String(200), default="")
+    subject: Mapped[str | None] = mapped_column(String(200))  # whose data it is; `rft forget` erases by it
+    conversation: Mapped[str | None] = mapped_column(String(200))
+    task_id: Mapped[str | None] = mapped_column(String(200))
+    run_id: Mapped[str | None] = mapped_column(String(200))
+    variant: Mapped[str | None] = mapped_column(String(100))  # which arm of a canary or an A/B test answered
+    policy_version: Mapped[int | None]
+    reward: Mapped[float | None]
+    tokens: Mapped[int] = mapped_column(default=0)  # prompt and response
+    recorded_at: Mapped[float]  # seconds since the epoch, as are the times below
+    labelled_at: Mapped[float | None]
+    committed_at: Mapped[float | None]
+    consumed_at: Mapped[float | None]
+    batch: Mapped[int | None]  # the round whose rollouts hold the row
+    model_call: Mapped[dict[str, Any]]  # the recorded call as JSON; {} once it is erased or has expired
+
+
+class Feedback(Base):
+    """One report of how well a run or a call did. Kept for ever, also when a later one replaces it."""
+
+    __tablename__ = "feedback"
+
+    feedback_id: Mapped[str] = mapped_column(String(200), primary_key=True)
+    received_at: Mapped[float]
+    tenant: Mapped[str] = mapped_column(String(200), default="")
+    metric: Mapped[str] = mapped_column(String(100))  # "reward" unless another declared metric is named
+    value: Mapped[float | None]
+    comment: Mapped[str | None]
+    correction: Mapped[str | None]  # the answer that the user would have wanted
+    tags: Mapped[dict[str, Any]]
+    request: Mapped[dict[str, Any]]  # as it was received
+
+
+class FeedbackCall(Base):
+    """Which calls a feedback is about."""
+
+    __tablename__ = "feedback_calls"
+
+    feedback_id: Mapped[str] = mapped_column(ForeignKey("feedback.feedback_id"), primary_key=True)
+    number: Mapped[int] = mapped_column(_NUMBER, ForeignKey("calls.number"), primary_key=True)
+
+
+class Batch(Base):
+    """The committed rows that one round trains on: settled once, so that a killed export repeats the same rows."""
+
+    __tablename__ = "batches"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)  # the round
+    rows: Mapped[int]
+    settled_at: Mapped[float]
+    consumed_at: Mapped[float | None]
+
+
+class Event(Base):
+    """A decision or an access, with its reason: promotions, roll-backs, erasures, refused keys."""
+
+    __tablename__ = "events"
+
+    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True, autoincrement=True)
+    at: Mapped[float]
+    kind: Mapped[str] = mapped_column(String(50))
+    reason: Mapped[str]
+    details: Mapped[dict[str, Any]]
+
+
+def open_database(url: str) -> Engine:
+    """Connect to the database and bring its tables up to date. Any number of processes may do so at once.
+
+    ``url`` is SQLAlchemy's. Raises UserError for a URL that SQLAlchemy does not understand.
+    """
+    try:
+        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+    except Exception as error:
+        raise UserError(
+            f"the database {url.partition('://')[0]}://... cannot be used: {error}; expected sqlite:///FILE or "
+            "postgresql+psycopg2://USER@HOST/NAME"
+        ) from error
+    if engine.dialect.name == "sqlite":
+        _prepare_sqlite(engine)
+    with _one_at_a_time(engine) as connection:
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+    return engine
+
+
+def _prepare_sqlite(engine: Engine) -> None:
+    """Write-ahead logging, durable commits, and transactions that take the write lock when they begin.
+
+    A transaction that reads first and writes later would fail at once if another one wrote in between.
+    """
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # this module begins transactions, not the driver
+        for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _one_at_a_time(engine: Engine) -> Iterator[Any]:
+    """A transaction in which only this process upgrades the tables."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
+        yield connection

@@ -1,0 +1,131 @@
+"""Which production calls are recorded for training: by rate, by an explicit mark, or by a user's own strategy.
+
+A strategy decides when a call has been answered. Several strategies are asked in the order of their priority, the
+highest first; the first that accepts the call decides.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rft_platform.common.errors import UserError
+
+MARK_HEADER = "x-rft-mark"  #: any value marks the call; the value becomes its label
+MARK_KEY = "rft_mark"  #: the same in a request body's ``metadata``
+_DRAWS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionContext:
+    """What is known of a call beside its request and answer. ``unit`` names what is sampled as a whole."""
+
+    unit: str  # the run or conversation if the caller named one, else the message
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    tenant: str = ""
+    now: float = 0.0  # seconds since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionDecision:
+    """Whether a call is recorded, and why. ``labels`` and ``metadata`` are kept with the call."""
+
+    accept: bool
+    reason: str = ""
+    labels: tuple[str, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SelectionStrategy(Protocol):
+    """Decides on one answered call."""
+
+    @property
+    def priority(self) -> int:
+        """Strategies with a larger number are asked first."""
+        ...
+
+    def should_select(
+        self, request: Mapping[str, Any], response: Mapping[str, Any], context: SelectionContext
+    ) -> SelectionDecision:
+        """Decide on a call by the request's body, the answer's body and its context."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRateStrategy:
+    """Accepts a share of all runs. All calls of a run or conversation share one decision."""
+
+    rate: float = 0.1
+    priority: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate <= 1.0:
+            raise UserError(f"sampling rate {self.rate!r}: expected a number from 0 to 1")
+
+    @classmethod
+    def of(cls, rate: float) -> "SamplingRateStrategy":
+        """The strategy with this rate, from 0 to 1."""
+        return cls(rate)
+
+    def should_select(
+        self, request: Mapping[str, Any], response: Mapping[str, Any], context: SelectionContext
+    ) -> SelectionDecision:
+        """Accept the call if the hash of its unit falls into the share."""
+        draw = int.from_bytes(hashlib.sha256(f"{self.seed}/{context.unit}".encode()).digest()[:8]) / _DRAWS
+        return SelectionDecision(draw < self.rate, f"sampled at rate {self.rate:g}")
+
+
+class ExplicitMarkingStrategy:
+    """Accepts calls that a header or their metadata marks, and later calls of the same unit for ``ttl_s`` seconds."""
+
+    def __init__(self, ttl_s: float = 60.0, priority: int = 100) -> None:
+        self.priority = priority
+        self._ttl_s = ttl_s
+        self._marked: dict[str, tuple[float, str]] = {}  # unit -> (time of the mark, label)
+
+    @classmethod
+    def create(cls, ttl_s: float = 60.0) -> "ExplicitMarkingStrategy":
+        """The strategy with this time to live of a mark, in seconds."""
+        return cls(ttl_s)
+
+    def should_select(
+        self, request: Mapping[str, Any], response: Mapping[str, Any], context: SelectionContext
+    ) -> SelectionDecision:
+        """Accept a marked call, and calls of a unit that was marked recently."""
+        self._marked = {unit: mark for unit, mark in self._marked.items() if context.now - mark[0] < self._ttl_s}
+        metadata = request.get("metadata")
+        label = context.headers.get(MARK_HEADER) or (metadata.get(MARK_KEY) if isinstance(metadata, Mapping) else None)
+        if label:
+            self._marked[context.unit] = (context.now, str(label))
+        mark = self._marked.get(context.unit)
+        if mark is None:
+            return SelectionDecision(False, "not marked")
+        return SelectionDecision(True, "marked", labels=(mark[1],))
+
+
+class Selection:
+    """Several strategies as one."""
+
+    def __init__(self, strategies: Sequence[SelectionStrategy], clock: Callable[[], float] = time.time) -> None:
+        """Without any strategy every call is accepted."""
+        self._strategies = sorted(strategies, key=lambda strategy: -strategy.priority)
+        self._clock = clock
+
+    def decide(
+        self,
+        request: Mapping[str, Any],
+        response: Mapping[str, Any],
+        unit: str,
+        headers: Mapping[str, str],
+        tenant: str,
+    ) -> SelectionDecision:
+        """The decision of the first strategy that accepts the call, else that of the last one."""
+        decision = SelectionDecision(not self._strategies, "every call is recorded")
+        context = SelectionContext(unit, headers, tenant, self._clock())
+        for strategy in self._strategies:
+            decision = strategy.should_select(request, response, context)
+            if decision.accept:
+                break
+        return decision

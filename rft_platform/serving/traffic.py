@@ -1,0 +1,306 @@
+"""The life of production traffic in the database: recorded -> labelled -> committed -> consumed.
+
+Every method is one transaction, so a call that returned is on disk, and a killed process leaves no half step. Rows are
+settled for a round before they are exported (``settle``), so a repeated export writes the same rows.
+"""
+
+import hashlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Engine, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session, sessionmaker
+
+from rft_platform.common.errors import UserError
+from rft_platform.serving.database import (
+    COMMITTED,
+    CONSUMED,
+    EXPIRED,
+    LABELLED,
+    RECORDED,
+    STATES,
+    Batch,
+    Call,
+    Event,
+    Feedback,
+    FeedbackCall,
+)
+
+ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
+REWARD = "reward"  #: the metric that trains
+MOST_IDS = 10_000  #: messages that one feedback may name
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call that has just been answered."""
+
+    msg_id: str
+    choice: int
+    model_call: dict[str, Any]  # JSON of the recorded call
+    policy_version: int | None
+    tokens: int  # prompt and response
+    recorded_at: float
+    tenant: str = ""
+    subject: str | None = None
+    conversation: str | None = None
+    task_id: str | None = None
+    run_id: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewFeedback:
+    """A report about the calls of ``msg_ids``, or without them about a run (``task_id``, ``run_id``) or conversation.
+
+    ``value`` is the metric's value; None for a comment or a correction alone.
+    """
+
+    feedback_id: str
+    msg_ids: Sequence[str]
+    value: float | None
+    metric: str = REWARD
+    task_id: str | None = None
+    run_id: str | None = None
+    conversation: str | None = None
+    comment: str | None = None
+    correction: str | None = None
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    request: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackResult:
+    """What became of a feedback, in numbers of message ids."""
+
+    matched: int = 0  # ids that the feedback labelled, or whose reward it replaced
+    duplicate: int = 0  # ids that had this feedback, or this reward, already
+    late: int = 0  # ids whose rows were committed or consumed before; kept in the history
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did, in rows and in tasks that are held back."""
+
+    committed: int = 0
+    pending_groups: int = 0
+
+
+class TrafficStore:
+    """Production traffic and its feedback, in one database that several processes may share."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+        self._engine = engine
+        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+        self._clock = clock
+
+    # --- recorded
+
+    def record(self, calls: Iterable[NewCall]) -> int:
+        """Store answered calls and return how many are new; a call that is stored already is left alone."""
+        values = [
+            {name: getattr(call, name) for name in NewCall.__dataclass_fields__} | {"state": RECORDED} for call in calls
+        ]
+        if not values:
+            return 0
+        with self._transaction() as session:
+            return int(session.connection().execute(self._insert_new(Call).values(values)).rowcount)
+
+    # --- labelled
+
+    def give_feedback(self, feedback: NewFeedback) -> FeedbackResult:
+        """Store a feedback and label the calls it is about; a repeated ``feedback_id`` changes nothing.
+
+        The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
+        earlier one until the row is committed; both stay in the history. A feedback without a known id is not stored.
+        """
+        now = self._clock()
+        with self._transaction() as session:
+            calls = self._calls_of(session, feedback)
+            known = {call.msg_id for call in calls}
+            unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
+            if not calls:
+                return FeedbackResult(unknown=unknown)
+            if not session.connection().execute(self._insert_new(Feedback).values(_row_of(feedback, now))).rowcount:
+                return FeedbackResult(duplicate=len(known), unknown=unknown)
+            session.add_all(FeedbackCall(feedback_id=feedback.feedback_id, number=call.number) for call in calls)
+            open_calls = [call for call in calls if call.state in (RECORDED, LABELLED)]
+            same = {call.msg_id for call in open_calls if _is_repeated(call, feedback)}
+            if feedback.metric == REWARD and feedback.value is not None:
+                run = feedback.run_id if feedback.run_id is not None else _run_of(known)
+                for call in open_calls:
+                    call.state, call.reward, call.labelled_at = LABELLED, feedback.value, now
+                    call.task_id = call.task_id or feedback.task_id or run
+                    call.run_id = call.run_id or run
+            changed = {call.msg_id for call in open_calls}
+            return FeedbackResult(
+                matched=len(changed - same), duplicate=len(same), late=len(known - changed), unknown=unknown
+            )
+
+    # --- committed
+
+    def commit(
+        self,
+        *,
+        task_id: str | None = None,
+        run_id: str | None = None,
+        max_age_s: float | None = None,
+        group_size: int = 1,
+        group_deadline_s: float = 3600.0,
+    ) -> CommitResult:
+        """Commit labelled rows for training and return how many.
+
+        ``task_id`` and ``run_id`` restrict the commit; ``max_age_s`` leaves out rows that were labelled earlier. A task
+        is held back until it has ``group_size`` labelled runs, or until its first label is ``group_deadline_s`` old.
+        """
+        now = self._clock()
+        with self._transaction() as session:
+            query = select(Call).where(Call.state == LABELLED).with_for_update()
+            if task_id is not None:
+                query = query.where(Call.task_id == task_id)
+            if run_id is not None:
+                query = query.where(Call.run_id == run_id)
+            if max_age_s is not None:
+                query = query.where(Call.labelled_at >= now - max_age_s)
+            tasks: defaultdict[str, list[Call]] = defaultdict(list)
+            for call in session.scalars(query):
+                tasks[call.task_id or call.msg_id].append(call)
+            committed = pending = 0
+            for calls in tasks.values():
+                runs = {call.run_id for call in calls}
+                waited = now - min(call.labelled_at or now for call in calls)
+                if len(runs) < group_size and waited < group_deadline_s:
+                    pending += 1
+                    continue
+                for call in calls:
+                    call.state, call.committed_at = COMMITTED, now
+                committed += len(calls)
+            return CommitResult(committed, pending)
+
+    def waiting_rows(self) -> int:
+        """Number of committed rows that no round has taken."""
+        with self._transaction() as session:
+            query = select(func.count()).where(Call.state == COMMITTED, Call.batch.is_(None))
+            return int(session.scalar(query) or 0)
+
+    # --- consumed
+
+    def settle(self, batch: int, most_rows: int | None = None) -> list[Call]:
+        """Assign committed rows to a round, whole tasks in the order of their commit; return the round's rows.
+
+        A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly.
+        """
+        with self._transaction() as session:
+            if session.get(Batch, batch) is None:
+                chosen = self._next_rows(session, most_rows)
+                for call in chosen:
+                    call.batch = batch
+                session.add(Batch(number=batch, rows=len(chosen), settled_at=self._clock()))
+                session.flush()
+            rows = list(session.scalars(select(Call).where(Call.batch == batch).order_by(Call.number)))
+            session.expunge_all()
+            return rows
+
+    def consume(self, batch: int) -> int:
+        """Mark a round's rows as consumed, once they are in Parquet; returns their number. May be repeated."""
+        now = self._clock()
+        with self._transaction() as session:
+            done = session.execute(
+                update(Call).where(Call.batch == batch, Call.state == COMMITTED).values(state=CONSUMED, consumed_at=now)
+            )
+            session.execute(
+                update(Batch).where(Batch.number == batch, Batch.consumed_at.is_(None)).values(consumed_at=now)
+            )
+            return int(done.rowcount)  # type: ignore[attr-defined]
+
+    # --- everything else
+
+    def counts(self) -> dict[str, int]:
+        """Number of rows in each state."""
+        with self._transaction() as session:
+            found: Counter[str] = Counter(
+                dict(session.execute(select(Call.state, func.count()).group_by(Call.state)).all())
+            )
+            return {state: found[state] for state in STATES}
+
+    def expire(self, older_than_s: float) -> int:
+        """Erase unlabelled calls that were recorded longer ago than this; returns their number."""
+        with self._transaction() as session:
+            done = session.execute(
+                update(Call)
+                .where(Call.state == RECORDED, Call.recorded_at < self._clock() - older_than_s)
+                .values(state=EXPIRED, model_call={})
+            )
+            return int(done.rowcount)  # type: ignore[attr-defined]
+
+    def log(self, kind: str, reason: str, **details: Any) -> None:
+        """Append an event to the audit log."""
+        with self._transaction() as session:
+            session.add(Event(at=self._clock(), kind=kind, reason=reason, details=details))
+
+    def events(self, newest: int = 100) -> list[Event]:
+        """The newest events, newest first."""
+        with self._transaction() as session:
+            found = list(session.scalars(select(Event).order_by(Event.number.desc()).limit(newest)))
+            session.expunge_all()
+            return found
+
+    # --- helpers
+
+    def _insert_new(self, table: type[Any]) -> Any:
+        """An INSERT that leaves existing rows alone."""
+        dialect = postgresql if self._engine.dialect.name == "postgresql" else sqlite
+        return dialect.insert(table).on_conflict_do_nothing()
+
+    def _calls_of(self, session: Session, feedback: NewFeedback) -> list[Call]:
+        """The calls that a feedback is about, of its tenant only."""
+        if len(feedback.msg_ids) > MOST_IDS:
+            raise UserError(f"a feedback names {len(feedback.msg_ids):,} messages: expected at most {MOST_IDS:,}")
+        query = select(Call).order_by(Call.number).with_for_update()
+        if feedback.msg_ids:
+            query = query.where(Call.msg_id.in_(feedback.msg_ids))
+        elif feedback.conversation is not None:
+            query = query.where(Call.conversation == feedback.conversation)
+        else:
+            query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
+        return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
+
+    def _next_rows(self, session: Session, most_rows: int | None) -> list[Call]:
+        query = (
+            select(Call)
+            .where(Call.state == COMMITTED, Call.batch.is_(None))
+            .order_by(Call.committed_at, Call.task_id, Call.number)
+            .with_for_update()
+        )
+        tasks: defaultdict[str, list[Call]] = defaultdict(list)
+        for call in session.scalars(query):
+            tasks[call.task_id or call.msg_id].append(call)
+        chosen: list[Call] = []
+        for calls in tasks.values():
+            if most_rows is not None and chosen and len(chosen) + len(calls) > most_rows:
+                break
+            chosen += calls
+        return chosen
+
+
+def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:
+    kept = ("feedback_id", "tenant", "metric", "value", "comment", "correction")
+    row = {name: getattr(feedback, name) for name in kept}
+    return row | {"received_at": now, "tags": dict(feedback.tags), "request": dict(feedback.request)}
+
+
+def _is_repeated(call: Call, feedback: NewFeedback) -> bool:
+    """Whether a call has the reward of ``feedback`` already, which says nothing else."""
+    says_more = feedback.comment or feedback.correction
+    return call.state == LABELLED and feedback.metric == REWARD and call.reward == feedback.value and not says_more
+
+
+def _run_of(msg_ids: Iterable[str]) -> str:
+    """Name of the run that a feedback without a run id is about: the same messages give the same name."""
+    return hashlib.sha256("\n".join(sorted(msg_ids)).encode()).hexdigest()[:16]

@@ -1,0 +1,161 @@
+"""The one thread of the service that uses the database, so that a slow database never delays a chat request.
+
+Recorded calls are queued and written in groups, one transaction for all that wait. Feedback and commits wait their turn
+in the same queue: a feedback that arrives right after an answer finds the call in the database.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rft_platform.common.errors import StorageError
+from rft_platform.serving.traffic import NewCall, TrafficStore
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_GROUP = 256  # calls in one transaction
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
+
+
+@dataclass(slots=True)
+class WriterCounts:
+    """What the writer did since it started."""
+
+    recorded: int = 0
+    dropped: int = 0  # calls that were not recorded because the queue was full
+    failures: int = 0  # transactions that failed and were repeated
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    work: Callable[[TrafficStore], Any]
+    done: Future[Any]
+
+
+class TrafficWriter:
+    """Writes to the traffic store in the order of its calls; any thread may call it."""
+
+    def __init__(self, store: TrafficStore, most_waiting: int = 10_000) -> None:
+        """At most ``most_waiting`` calls wait to be written; further ones are dropped and counted."""
+        self.counts = WriterCounts()
+        self._store = store
+        self._most_waiting = most_waiting
+        self._queue: deque[NewCall | _Request] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="traffic-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Number of calls and requests that wait."""
+        return len(self._queue)
+
+    def record(self, call: NewCall) -> bool:
+        """Queue a call; False if the queue is full and the call is dropped."""
+        with self._changed:
+            if self._closing or len(self._queue) >= self._most_waiting:
+                self.counts.dropped += 1
+                if self.counts.dropped == 1 or self.counts.dropped % 1000 == 0:
+                    LOG.warning(
+                        "%d calls were not recorded: %d wait for the database, which is the limit",
+                        self.counts.dropped, len(self._queue),
+                    )  # fmt: skip
+                return False
+            self._queue.append(call)
+            self._changed.notify()
+            return True
+
+    async def run(self, work: Callable[[TrafficStore], T], timeout_s: float = 30.0) -> T:
+        """Call ``work`` after everything that was queued before it; returns its result or raises its error.
+
+        Raises StorageError if the database does not get to it in time; it is not called then.
+        """
+        done: Future[T] = Future()
+        with self._changed:
+            if self._closing:
+                raise StorageError("the service is stopping: send the request again to the next one")
+            self._queue.append(_Request(work, done))
+            self._changed.notify()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), timeout_s)
+        except TimeoutError:
+            raise StorageError(f"the database did not answer within {timeout_s:g} s: send the request again") from None
+
+    def close(self, timeout_s: float = 30.0) -> int:
+        """Write what waits, then stop; returns the number of calls that could not be written in time."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        return sum(isinstance(each, NewCall) for each in self._queue) if self._thread.is_alive() else 0
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                calls = self._next_calls()
+                request = None if calls else self._queue.popleft()
+            if calls:
+                self._write(calls)
+            elif isinstance(request, _Request):
+                self._answer(request)
+
+    def _next_calls(self) -> list[NewCall]:
+        """The calls at the head of the queue; they leave it only once they are written."""
+        calls: list[NewCall] = []
+        for each in self._queue:
+            if not isinstance(each, NewCall) or len(calls) == _GROUP:
+                break
+            calls.append(each)
+        return calls
+
+    def _write(self, calls: list[NewCall]) -> None:
+        wait = _FIRST_RETRY_S
+        while True:
+            try:
+                self._store.record(calls)
+                break
+            except Exception as error:
+                self.counts.failures += 1
+                LOG.warning(
+                    "%d calls cannot be written to the database, repeated in %.1f s: %s", len(calls), wait, error
+                )
+                if self._closing:
+                    return self._give_up()
+                time.sleep(wait)
+                wait = min(2 * wait, _LONGEST_RETRY_S)
+        self.counts.recorded += len(calls)
+        with self._changed:
+            for _ in calls:
+                self._queue.popleft()
+        return None
+
+    def _give_up(self) -> None:
+        """Drop what waits: the service ends and the database does not work."""
+        with self._changed:
+            lost = sum(isinstance(each, NewCall) for each in self._queue)
+            requests = [each for each in self._queue if isinstance(each, _Request)]
+            self._queue.clear()
+        self.counts.dropped += lost
+        LOG.error("%d calls are lost: the service stops and its database cannot be written", lost)
+        for request in requests:
+            request.done.set_exception(StorageError("the service stops and its database cannot be written"))
+
+    def _answer(self, request: _Request) -> None:
+        if not request.done.set_running_or_notify_cancel():
+            return
+        try:
+            request.done.set_result(request.work(self._store))
+        except BaseException as error:
+            request.done.set_exception(error)

@@ -1,0 +1,161 @@
+"""The service over HTTP, before a real engine: OpenAI clients, feedback, commits, and what existing clients send."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+import uvicorn
+
+from rft_platform.inference.interface import PolicyEngine, SamplingParams
+from rft_platform.inference.serving.http_server import server_config
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.serving.app import CommitRule, build_app
+from rft_platform.serving.database import open_database
+from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.selection import SamplingRateStrategy, Selection
+from rft_platform.serving.traffic import TrafficStore
+from rft_platform.serving.writer import TrafficWriter
+
+QUESTION = [{"role": "user", "content": "What is 12*7?"}]
+
+
+class Service:
+    """A running service and its store."""
+
+    def __init__(self, engine: PolicyEngine, folder: Path, *, rate: float = 1.0, keys: dict[str, str] | None = None):
+        self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
+        writer = TrafficWriter(self.store)
+        status = engine.status()
+
+        def find() -> ServedEngine:
+            clients = RecordingClients(engine.base_url, 60.0, api_key=engine.api_key)
+            return ServedEngine(status, clients, engine.base_url)
+
+        self.gateway = TrafficApp(
+            find, writer, Selection([SamplingRateStrategy.of(rate)]), SamplingParams(max_tokens=8), tenants=keys
+        )
+        app = build_app(self.gateway, writer, CommitRule(), dict)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._server = uvicorn.Server(server_config(app, 1, log_config=None))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
+        self._thread.start()
+
+    def client(self, key: str = "dummy") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+
+    def post(self, path: str, content: bytes | str, **headers: str) -> httpx.Response:
+        given = {"content-type": "application/json", **headers}
+        return httpx.post(self.url + path, content=content, headers=given, trust_env=False, timeout=60)
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(20)
+
+
+@pytest.fixture
+def service(policy_engine: PolicyEngine, tmp_path: Path) -> Iterator[Service]:
+    service = Service(policy_engine, tmp_path)
+    yield service
+    service.close()
+
+
+def test_a_chat_is_served_recorded_rated_and_committed(service) -> None:
+    answer = service.client().chat.completions.create(model="any", messages=QUESTION, max_tokens=5, temperature=0.5)
+    assert answer.id
+    assert answer.choices[0].message.role == "assistant"
+    rated = service.post("/feedback", json.dumps({"msg_ids": [answer.id], "reward": 0.8}))
+    assert (rated.status_code, rated.json()) == (
+        200, {"status": "success", "matched": 1, "duplicate": 0, "late": 0, "unknown": []},
+    )  # fmt: skip
+    again = service.post("/feedback", json.dumps({"msg_ids": [answer.id], "reward": 0.8})).json()
+    assert (again["matched"], again["duplicate"]) == (0, 1)
+    assert service.post("/commit", "").json() == {"status": "success", "committed": 1, "pending_groups": 0}
+    (row,) = service.store.settle(1)
+    assert row.reward == 0.8
+    assert row.model_call["temperature"] == 0.5
+    assert len(row.model_call["response_ids"]) == len(row.model_call["rollout_logprobs"]) > 0
+    assert row.model_call["messages"] == QUESTION
+
+
+def test_streams_and_choices_are_recorded(service) -> None:
+    events = list(
+        service.client().chat.completions.create(model="any", messages=QUESTION, max_tokens=5, stream=True, n=2)
+    )
+    (msg_id,) = {event.id for event in events}
+    assert service.post("/feedback", json.dumps({"msg_ids": [msg_id], "reward": 1})).json()["matched"] == 1
+    service.post("/commit", "")
+    assert [row.choice for row in service.store.settle(1)] == [0, 1]
+
+
+def test_the_bodies_of_the_java_client_are_accepted(service) -> None:
+    body = {"model": "m", "messages": QUESTION, "stream": False, "max_tokens": 4}
+    answer = service.post("/v1/chat/completions", json.dumps(body), authorization="Bearer dummy").json()
+    feedback = f'{{"msg_ids":["{answer["id"]}"],"reward":0.8,"task_id":"task-5d8e","run_id":"0"}}'
+    assert service.post("/feedback", feedback).json()["status"] == "success"
+    commit = '{"task_id":null,"run_id":null,"time_threshold":null}'
+    assert service.post("/commit", commit).json()["committed"] == 1
+    assert service.post("/commit", commit).json()["committed"] == 0
+    (row,) = service.store.settle(1)
+    assert (row.task_id, row.run_id) == ("task-5d8e", "0")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "", "[]", "{}", '{"msg_ids": "a", "reward": 1}', '{"msg_ids": [], "reward": 1}', '{"msg_ids": ["a"]}',
+        '{"msg_ids": ["a"], "reward": "x"}', '{"msg_ids": ["a"], "reward": NaN}', '{"msg_ids": ["a"], "reward": 1e999}',
+        '{"msg_ids": [1], "reward": 1}', '{"msg_ids": ["a"], "reward": true, "tags": []}', '{"reward": 1}',
+        '{"msg_ids": ["\\ud800"], "reward": []}',
+    ],
+)  # fmt: skip
+def test_a_feedback_that_is_none_is_refused(service, body) -> None:
+    answer = service.post("/feedback", body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"]
+
+
+def test_feedback_on_unknown_messages_is_not_found(service) -> None:
+    answer = service.post("/feedback", '{"msg_ids": ["nothing"], "reward": 1}')
+    assert (answer.status_code, answer.json()["status"], answer.json()["unknown"]) == (404, "unknown", ["nothing"])
+
+
+def test_headers_name_run_and_subject_and_opt_out(service) -> None:
+    chat = service.client().chat.completions
+    for _ in range(2):
+        chat.create(
+            model="m", messages=QUESTION, max_tokens=3, user="ann", extra_headers={"x-rft-task": "t", "x-rft-run": "7"}
+        )
+    chat.create(model="m", messages=QUESTION, max_tokens=3, extra_headers={"x-rft-opt-out": "1"})
+    rated = service.post("/feedback", '{"task_id": "t", "run_id": 7, "reward": 1, "comment": "good"}').json()
+    assert rated["matched"] == 2
+    service.post("/commit", "")
+    rows = service.store.settle(1)
+    assert {(row.task_id, row.run_id, row.subject) for row in rows} == {("t", "7", "ann")}
+    metrics = httpx.get(service.url + "/metrics?format=json", trust_env=False).json()
+    assert (metrics["requests_opted_out"], metrics["rows_committed"]) == (1, 2)
+
+
+def test_keys_belong_to_tenants(policy_engine, tmp_path) -> None:
+    service = Service(policy_engine, tmp_path, keys={"secret-a": "a", "secret-b": "b"})
+    try:
+        with pytest.raises(openai.AuthenticationError):
+            service.client("wrong").chat.completions.create(model="m", messages=QUESTION)
+        answer = service.client("secret-a").chat.completions.create(model="m", messages=QUESTION, max_tokens=3)
+        body = json.dumps({"msg_ids": [answer.id], "reward": 1})
+        assert service.post("/feedback", body).status_code == 401
+        assert service.post("/feedback", body, authorization="Bearer secret-b").status_code == 404
+        assert service.post("/feedback", body, authorization="Bearer secret-a").status_code == 200
+    finally:
+        service.close()
+
+
+def test_a_foreign_page_is_refused(service) -> None:
+    answer = service.post("/commit", "{}", origin="http://evil.example")
+    assert answer.status_code == 403
+    assert service.post("/v1/chat/completions", "{}", host="evil.example").status_code in (403, 421)

@@ -1,0 +1,172 @@
+"""Production traffic in the database: every step is kept, repeated steps change nothing, groups stay whole."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from rft_platform.common.errors import UserError
+from rft_platform.serving.database import open_database
+from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'traffic.db'}"
+
+
+@pytest.fixture
+def store(url, clock) -> TrafficStore:
+    return TrafficStore(open_database(url), clock)
+
+
+def call(msg_id: str, **changes) -> NewCall:
+    given = {"choice": 0, "model_call": {"text": msg_id}, "policy_version": 3, "tokens": 7, "recorded_at": 1_000_000.0}
+    return NewCall(msg_id=msg_id, **(given | changes))
+
+
+def feedback(name: str, *msg_ids: str, value: float | None = 1.0, **changes) -> NewFeedback:
+    return NewFeedback(feedback_id=name, msg_ids=msg_ids, value=value, **changes)
+
+
+def test_rows_go_from_recorded_to_consumed(store) -> None:
+    assert store.record([call("a"), call("b"), call("c")]) == 3
+    assert store.give_feedback(feedback("f1", "a", "b", value=0.5)) == FeedbackResult(matched=2)
+    assert store.commit() == CommitResult(committed=2)
+    assert store.waiting_rows() == 2
+    rows = store.settle(1)
+    assert [(row.msg_id, row.reward, row.model_call) for row in rows] == [
+        ("a", 0.5, {"text": "a"}), ("b", 0.5, {"text": "b"}),
+    ]  # fmt: skip
+    assert len({row.run_id for row in rows}) == 1
+    assert store.waiting_rows() == 0
+    assert store.consume(1) == 2
+    assert store.counts() == {
+        "recorded": 1, "labelled": 0, "committed": 0, "consumed": 2, "expired": 0, "forgotten": 0,
+    }  # fmt: skip
+
+
+def test_repeated_steps_change_nothing(store) -> None:
+    assert store.record([call("a")]) == 1
+    assert store.record([call("a")]) == 0
+    assert store.give_feedback(feedback("f1", "a")) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("f1", "a", value=0.0)) == FeedbackResult(duplicate=1)
+    store.commit()
+    assert [row.reward for row in store.settle(1)] == [1.0]
+    store.record([call("b")])
+    store.give_feedback(feedback("f2", "b"))
+    store.commit()
+    assert [row.msg_id for row in store.settle(1)] == ["a"]  # settled before b was committed
+    assert store.consume(1) == 1
+    assert store.consume(1) == 0
+    assert [row.msg_id for row in store.settle(2)] == ["b"]
+
+
+def test_a_later_reward_replaces_an_earlier_one_until_the_row_is_committed(store) -> None:
+    store.record([call("a")])
+    store.give_feedback(feedback("f1", "a", value=1.0))
+    assert store.give_feedback(feedback("f2", "a", value=0.0)) == FeedbackResult(matched=1)
+    store.commit()
+    assert store.give_feedback(feedback("f3", "a", value=1.0)) == FeedbackResult(late=1)
+    assert [row.reward for row in store.settle(1)] == [0.0]
+
+
+def test_unknown_messages_are_reported_and_a_feedback_on_nothing_is_not_kept(store) -> None:
+    store.record([call("a")])
+    assert store.give_feedback(feedback("f1", "a", "lost")) == FeedbackResult(matched=1, unknown=("lost",))
+    assert store.give_feedback(feedback("f2", "lost")) == FeedbackResult(unknown=("lost",))
+    store.record([call("lost")])
+    assert store.give_feedback(feedback("f2", "lost")) == FeedbackResult(matched=1)
+
+
+def test_a_comment_labels_nothing(store) -> None:
+    store.record([call("a")])
+    assert store.give_feedback(feedback("f1", "a", value=None, comment="too long")) == FeedbackResult(matched=1)
+    assert store.commit() == CommitResult()
+
+
+def test_a_tenant_cannot_label_the_calls_of_another(store) -> None:
+    store.record([call("a", tenant="one")])
+    assert store.give_feedback(feedback("f1", "a", tenant="two")) == FeedbackResult(unknown=("a",))
+
+
+def test_a_group_waits_for_its_runs_or_its_deadline(store, clock) -> None:
+    for number in range(3):
+        store.record([call(f"a{number}"), call(f"b{number}")])
+    for number in range(2):
+        store.give_feedback(feedback(f"fa{number}", f"a{number}", task_id="a", run_id=str(number)))
+    store.give_feedback(feedback("fb", "b0", task_id="b", run_id="0"))
+    assert store.commit(group_size=3) == CommitResult(committed=0, pending_groups=2)
+    store.give_feedback(feedback("fa2", "a2", task_id="a", run_id="2"))
+    assert store.commit(group_size=3) == CommitResult(committed=3, pending_groups=1)
+    clock.now += 3601
+    assert store.commit(group_size=3) == CommitResult(committed=1)
+
+
+def test_a_commit_is_restricted_to_its_scope(store, clock) -> None:
+    store.record([call("a"), call("b"), call("c")])
+    store.give_feedback(feedback("fa", "a", task_id="t", run_id="0"))
+    store.give_feedback(feedback("fb", "b", task_id="t", run_id="1"))
+    assert store.commit(task_id="other") == CommitResult()
+    assert store.commit(task_id="t", run_id="1") == CommitResult(committed=1)
+    clock.now += 60
+    assert store.commit(max_age_s=30) == CommitResult()
+    assert store.commit(max_age_s=90) == CommitResult(committed=1)
+
+
+def test_a_round_takes_whole_tasks(store) -> None:
+    store.record([call(f"{task}{number}") for task in "abc" for number in range(3)])
+    for task in "abc":
+        for number in range(3):
+            store.give_feedback(feedback(f"{task}{number}", f"{task}{number}", task_id=task, run_id=str(number)))
+    store.commit()
+    assert {row.task_id for row in store.settle(1, most_rows=7)} == {"a", "b"}
+    assert {row.task_id for row in store.settle(2, most_rows=2)} == {"c"}  # a task is never split
+
+
+def test_unlabelled_calls_expire(store, clock) -> None:
+    store.record([call("a"), call("b")])
+    store.give_feedback(feedback("f", "a"))
+    clock.now += 100
+    assert store.expire(older_than_s=50) == 1
+    assert store.counts()["expired"] == 1
+
+
+def test_processes_that_record_and_label_at_once_lose_nothing(url) -> None:
+    stores, failures = [TrafficStore(open_database(url)) for _ in range(4)], []
+
+    def work(store: TrafficStore, name: str) -> None:
+        try:
+            for number in range(25):
+                store.record([call(f"{name}-{number}")])
+                assert store.give_feedback(feedback(f"{name}-{number}", f"{name}-{number}")).matched == 1
+                store.commit()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(store, str(number))) for number, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(stores[0].settle(1)) == 100
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    with pytest.raises(UserError, match="expected sqlite:///FILE"):
+        open_database("no-url")

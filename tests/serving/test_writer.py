@@ -1,0 +1,71 @@
+"""The writer: in order, in groups, with bounded memory, through failures of the database."""
+
+import asyncio
+import threading
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from rft_platform.common.errors import StorageError
+from rft_platform.serving.database import open_database
+from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.serving.writer import TrafficWriter
+
+
+def call(number: int) -> NewCall:
+    return NewCall(f"m{number}", 0, {"n": number}, 1, 5, 0.0)
+
+
+@pytest.fixture
+def store(tmp_path) -> TrafficStore:
+    return TrafficStore(open_database(f"sqlite:///{tmp_path / 'traffic.db'}"))
+
+
+async def test_feedback_finds_the_call_that_was_recorded_just_before(store) -> None:
+    writer = TrafficWriter(store)
+    for number in range(500):
+        assert writer.record(call(number))
+    result = await writer.run(lambda each: each.give_feedback(NewFeedback("f", ["m499"], 1.0)))
+    assert result.matched == 1
+    assert writer.close() == 0
+    assert store.counts()["recorded"] == 499
+
+
+async def test_a_full_queue_drops_and_counts(store) -> None:
+    writer, blocked = TrafficWriter(store, most_waiting=3), threading.Event()
+    store.record = lambda calls: blocked.wait()  # type: ignore[method-assign]
+    taken = [writer.record(call(number)) for number in range(5)]
+    assert taken == [True] * 3 + [False] * 2
+    assert writer.counts.dropped == 2
+    blocked.set()
+    writer.close()
+
+
+async def test_a_database_that_fails_for_a_while_loses_nothing(store) -> None:
+    writer, real, failing = TrafficWriter(store), store.record, threading.Event()
+
+    def record(calls):
+        if not failing.is_set():
+            raise OperationalError("insert", {}, Exception("database or disk is full"))
+        return real(calls)
+
+    store.record = record  # type: ignore[method-assign]
+    for number in range(10):
+        writer.record(call(number))
+    await asyncio.sleep(0.3)
+    assert writer.counts.failures >= 1
+    failing.set()
+    assert (await writer.run(lambda each: each.counts()))["recorded"] == 10
+    assert writer.counts.recorded == 10
+    writer.close()
+
+
+async def test_a_request_that_waits_too_long_is_refused(store) -> None:
+    writer, blocked = TrafficWriter(store), threading.Event()
+    waiting = writer.run(lambda each: blocked.wait(), timeout_s=0.1)
+    with pytest.raises(StorageError, match=r"did not answer within 0\.1 s"):
+        await waiting
+    blocked.set()
+    writer.close()
+    with pytest.raises(StorageError, match="stopping"):
+        await writer.run(lambda each: None)
