@@ -1,0 +1,142 @@
+"""Feedback as a client sends it: declared metrics, request bodies, and the service's answers as dataclasses."""
+
+import math
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+from rft_platform.common.errors import UserError
+
+REWARD = "reward"  #: the metric that trains; it is always declared
+
+
+class HasId(Protocol):
+    """An answer of the OpenAI API, or a part of a streamed one."""
+
+    id: str
+
+
+Answers: TypeAlias = str | HasId | Sequence[str | HasId]
+
+
+class UnknownAnswersError(UserError):
+    """The service knows none of the answers that a feedback names: they were not recorded, or the ids are wrong."""
+
+    hint = "check the ids, and whether the service's selection records these calls"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric that feedback may name, with its valid values. A metric of level ``call`` needs the answer it rates."""
+
+    name: str
+    level: Literal["run", "call"] = "run"
+    type: Literal["float", "boolean"] = "float"
+    min: float | None = None
+    max: float | None = None
+
+    def number(self, value: float) -> float:
+        """The value as the service stores it; raises UserError for a value that the metric does not allow."""
+        low, high = (0.0, 1.0) if self.type == "boolean" else (self.min, self.max)
+        if not math.isfinite(value) or (self.type == "boolean" and value not in (0, 1)):
+            raise UserError(f"metric {self.name}: {value!r} is no {self.type}")
+        if (low is not None and value < low) or (high is not None and value > high):
+            raise UserError(f"metric {self.name}: {value!r} is outside {low} to {high}")
+        return float(value)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackResult:
+    """What became of a feedback, in numbers of answers."""
+
+    matched: int  # labelled now
+    duplicate: int  # had this feedback or this reward already
+    late: int  # committed before; the feedback is kept in the history
+    unknown: tuple[str, ...]  # ids that the service does not know
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "FeedbackResult":
+        """Read the service's JSON answer; raises UnknownAnswersError if nothing was known."""
+        if answer.get("status") == "unknown":
+            raise UnknownAnswersError(f"the service knows none of {', '.join(answer['unknown'][:5]) or 'these calls'}")
+        return cls(answer["matched"], answer["duplicate"], answer.get("late", 0), tuple(answer["unknown"]))
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did."""
+
+    committed: int  # rows
+    pending_groups: int  # tasks that wait for further labelled runs
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "CommitResult":
+        """Read the service's JSON answer."""
+        return cls(answer["committed"], answer["pending_groups"])
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a feedback is about beside single answers: a run of a task, or a conversation."""
+
+    task_id: str | None = None
+    run_id: str | None = None
+    conversation_id: str | None = None
+
+
+class FeedbackForm:
+    """Builds request bodies for the declared metrics."""
+
+    def __init__(self, metrics: Iterable[Metric] = ()) -> None:
+        self._metrics = {REWARD: Metric(REWARD)} | {metric.name: metric for metric in metrics}
+
+    def body(
+        self,
+        answers: Answers | None,
+        place: Place,
+        *,
+        reward: float | None = None,
+        metrics: Mapping[str, float] | None = None,
+        comment: str | None = None,
+        correction: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        feedback_id: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """One request body per metric; a comment or correction goes with the first one.
+
+        Raises UserError for a metric that is not declared, a value that it does not allow, or a feedback about nothing.
+        """
+        ids = None if answers is None else ids_of(answers)
+        values = ({} if reward is None else {REWARD: reward}) | dict(metrics or {})
+        numbers = {name: self._number(name, value, ids) for name, value in values.items()}
+        about: dict[str, Any] = {
+            "msg_ids": ids,
+            "task_id": place.task_id,
+            "run_id": place.run_id,
+            "conversation_id": place.conversation_id,
+            "tags": dict(tags or {}) or None,
+        }
+        if all(about[name] is None for name in ("msg_ids", "conversation_id", "run_id")):
+            raise UserError("a feedback needs the answers, the run or the conversation that it is about")
+        first = feedback_id or secrets.token_hex(16)
+        bodies: list[dict[str, Any]] = [
+            {"metric": name, "value": number, "feedback_id": f"{first}:{name}" if index else first}
+            for index, (name, number) in enumerate(numbers.items())
+        ] or [{"feedback_id": first}]
+        bodies[0] |= {"comment": comment, "correction": correction}
+        return [{key: value for key, value in {**about, **body}.items() if value is not None} for body in bodies]
+
+    def _number(self, name: str, value: float, ids: list[str] | None) -> float:
+        metric = self._metrics.get(name)
+        if metric is None:
+            raise UserError(f"metric {name!r} is not declared: expected one of {', '.join(sorted(self._metrics))}")
+        if metric.level == "call" and ids is None:
+            raise UserError(f"metric {name} is of level call: name the answers that it rates")
+        return metric.number(value)
+
+
+def ids_of(answers: Answers) -> list[str]:
+    """The ids of answers; each may be given as itself or by its id."""
+    several = [answers] if isinstance(answers, str) or hasattr(answers, "id") else answers
+    return [each if isinstance(each, str) else each.id for each in several]

@@ -1,0 +1,76 @@
+"""Tool safety of repeated requests: a shadow run may call only tools whose declared effect allows it.
+
+    @tool(effect="read")
+    def search(query: str) -> list[str]: ...
+
+A tool that changes something would do so again in every shadow run: a second order, payment or message. Therefore a
+tool without a declared effect counts as a writing one.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from rft_platform.common.errors import UserError
+
+Effect = Literal["read", "idempotent", "sandboxed", "write"]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SHADOW: ContextVar[list[str] | None] = ContextVar("shadow", default=None)  # refused tools of the shadow run
+_EFFECT = "__rft_effect__"
+
+
+class ShadowToolError(UserError):
+    """A shadow run called a tool that may change something."""
+
+    hint = "declare the tool's effect as read, idempotent or sandboxed if a repeated call is safe"
+
+
+def tool(effect: Effect) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare what a tool's call does: only ``write`` is refused in shadow runs."""
+    return lambda function: guarded(function, effect)
+
+
+def guarded(function: Callable[P, R], effect: Effect = "write") -> Callable[P, R]:
+    """The tool with the check; a tool that was declared with ``tool`` keeps its effect."""
+    if hasattr(function, _EFFECT):
+        return function
+    name = getattr(function, "__name__", repr(function))
+
+    def check() -> None:
+        refused = _SHADOW.get()
+        if effect == "write" and refused is not None:
+            refused.append(name)
+            raise ShadowToolError(f"tool {name} may change something, so a shadow run does not call it")
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        check()
+        return function(*args, **kwargs)
+
+    @wraps(function)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        check()
+        return await function(*args, **kwargs)  # type: ignore[misc]
+
+    wrapper: Any = call_async if inspect.iscoroutinefunction(function) else call
+    setattr(wrapper, _EFFECT, effect)
+    return wrapper
+
+
+@contextmanager
+def shadow() -> Iterator[list[str]]:
+    """Refuse calls of writing tools within the block, and in the asyncio tasks that it starts.
+
+    Yields the names of refused tools, because agents often catch the errors of their tools.
+    """
+    refused: list[str] = []
+    token = _SHADOW.set(refused)
+    try:
+        yield refused
+    finally:
+        _SHADOW.reset(token)

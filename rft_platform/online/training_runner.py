@@ -1,0 +1,239 @@
+"""``TrainingRunner``: train a policy on the requests of an agent that keeps answering with its production model.
+
+The agent is a function of a model and a message. Users get the production model's answer. Selected requests are
+repeated with the served policy (shadow runs), rewarded, and committed at intervals. Users notice no failed shadow run.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+
+from rft_platform.common.errors import UserError
+from rft_platform.online.client import AsyncOnlineClient, OnlineClient
+from rft_platform.online.marking import take_mark
+from rft_platform.online.tools import ShadowToolError, guarded, shadow
+from rft_platform.serving.selection import MARK_KEY, SamplingRateStrategy, Selection, SelectionStrategy
+
+LOG = logging.getLogger(__name__)
+
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AgentModel:
+    """What an agent gets for one request: an OpenAI client, the model's name, and its tools by name.
+
+    ``client`` is an ``openai.AsyncOpenAI`` for agents that are coroutine functions, else an ``openai.OpenAI``.
+    """
+
+    client: Any
+    name: str
+    tools: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRun:
+    """A request that was repeated with the served policy; a reward function rates it."""
+
+    message: Any
+    response: Any  # what the agent returned with the served policy
+    production_response: Any  # what the agent returned to the user
+    task_id: str
+    run_id: str
+
+
+@dataclass(slots=True)
+class RunnerCounts:
+    """What a runner did since its start."""
+
+    requests: int = 0
+    selected: int = 0
+    dropped: int = 0  # selected requests that were not repeated, because too many waited
+    rewarded: int = 0  # shadow runs whose reward was sent
+    refused_tools: int = 0  # shadow runs that ended at a tool that may change something
+    failed: int = 0  # shadow runs or rewards that raised another error
+    committed: int = 0  # rows
+    failed_commits: int = 0
+
+
+RewardCalculator = Callable[[ShadowRun], float]
+
+
+class TrainingRunner:
+    """Repeats selected requests of agents with a served policy, and sends their rewards to the service."""
+
+    def __init__(
+        self,
+        trinity_endpoint: str,
+        model_name: str,
+        reward_calculator: RewardCalculator,
+        *,
+        selection_strategy: SelectionStrategy | None = None,
+        commit_interval_seconds: float = 300.0,
+        repeat_time: int = 1,
+        api_key: str = "EMPTY",
+        most_waiting: int = 1000,
+    ) -> None:
+        """``trinity_endpoint``: the online service; ``repeat_time``: shadow runs of a request, which form one group.
+
+        Without ``selection_strategy`` a tenth of the requests is selected. A request is not repeated while
+        ``most_waiting`` shadow runs wait.
+        """
+        if repeat_time < 1 or commit_interval_seconds <= 0:
+            raise UserError("repeat_time: expected at least 1; commit_interval_seconds: expected more than 0")
+        self.counts = RunnerCounts()
+        self._model_name = model_name
+        self._reward = reward_calculator
+        self._selection = Selection([selection_strategy or SamplingRateStrategy.of(0.1)])
+        self._interval = commit_interval_seconds
+        self._repeats = repeat_time
+        self._endpoint, self._api_key = trinity_endpoint, api_key
+        self._most_waiting = most_waiting
+        self._client = OnlineClient(trinity_endpoint, api_key, commit_at_exit=False)
+        self._lock = threading.Lock()
+        self._waiting: set[Future[None]] = set()
+        self._pool: ThreadPoolExecutor | None = None
+        self._stopping = threading.Event()
+        self._committer: threading.Thread | None = None
+
+    def start(self) -> "TrainingRunner":
+        """Begin to select requests and to commit at intervals."""
+        if self._pool is not None:
+            raise UserError("this runner has started already")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shadow-run")
+        self._committer = threading.Thread(target=self._commit_at_intervals, name="commits", daemon=True)
+        self._committer.start()
+        return self
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """Wait up to ``timeout_s`` seconds for shadow runs, cancel those that have not begun, then commit."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        wait(tuple(self._waiting), timeout_s)
+        pool.shutdown(wait=False, cancel_futures=True)
+        self._stopping.set()
+        assert self._committer is not None
+        self._committer.join(timeout_s)
+        self._commit()
+        self._client.close()
+
+    def __enter__(self) -> "TrainingRunner":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def observe(
+        self,
+        agent: Callable[[AgentModel, Any], Any],
+        client: Any,
+        model: str,
+        tools: Sequence[Callable[..., Any]] = (),
+    ) -> Callable[[Any], Any]:
+        """The agent as a function of a message that answers with the production ``model`` of ``client``.
+
+        The result is a coroutine function if the agent is one. Tools reach the agent in ``AgentModel.tools``; a shadow
+        run may call only those that are declared safe (``tool``).
+        """
+        guards = {each.__name__: guarded(each) for each in tools}
+        production = AgentModel(client, model, guards)
+        if inspect.iscoroutinefunction(agent):
+
+            async def answer_async(message: Any) -> Any:
+                label = take_mark()
+                response = await agent(production, message)
+                self._consider(agent, guards, message, response, label)
+                return response
+
+            return answer_async
+
+        def answer(message: Any) -> Any:
+            label = take_mark()
+            response = agent(production, message)
+            self._consider(agent, guards, message, response, label)
+            return response
+
+        return answer
+
+    def _consider(
+        self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, response: Any, label: str | None
+    ) -> None:
+        """Queue the shadow runs of a request if it is selected. Raises nothing: the user has been answered."""
+        pool = self._pool
+        if pool is None:
+            return
+        task = f"task-{uuid.uuid4()}"
+        self._count("requests")
+        try:
+            request = {"message": message, "metadata": {MARK_KEY: label} if label else {}}
+            if not self._selection.decide(request, {"response": response}, task, {}, "").accept:
+                return
+            self._count("selected")
+            if len(self._waiting) + self._repeats > self._most_waiting:
+                self._count("dropped")
+                return
+            for run in range(self._repeats):
+                future = pool.submit(self._repeat, agent, tools, message, response, task, str(run))
+                self._waiting.add(future)
+                future.add_done_callback(self._waiting.discard)
+        except Exception:
+            self._count("failed")
+            LOG.exception("a request could not be selected for training")
+
+    def _repeat(
+        self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, answered: Any, task: str, run: str
+    ) -> None:
+        """One shadow run and its reward. A run whose tools were refused gets no reward."""
+        try:
+            with shadow() as refused:
+                response = self._answer(agent, tools, message, task, run)
+            if refused:
+                raise ShadowToolError(f"{', '.join(refused)} may change something")
+            reward = float(self._reward(ShadowRun(message, response, answered, task, run)))
+            self._client.feedback(reward=reward, task_id=task, run_id=run, feedback_id=f"{task}/{run}")
+            self._count("rewarded")
+        except ShadowToolError as error:
+            self._count("refused_tools")
+            LOG.info("shadow run %s/%s ended: %s", task, run, error)
+        except Exception:
+            self._count("failed")
+            LOG.warning("shadow run %s/%s failed", task, run, exc_info=True)
+
+    def _answer(self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, task: str, run: str) -> Any:
+        """Call the agent with the served policy."""
+        if inspect.iscoroutinefunction(agent):
+            return asyncio.run(self._answer_async(agent, tools, message, task, run))
+        return agent(AgentModel(self._client.run(task, run).openai, self._model_name, tools), message)
+
+    async def _answer_async(
+        self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, task: str, run: str
+    ) -> Any:
+        client = AsyncOnlineClient(self._endpoint, self._api_key, commit_at_exit=False)
+        try:
+            return await agent(AgentModel(client.run(task, run).openai, self._model_name, tools), message)
+        finally:
+            await client.close()
+
+    def _commit_at_intervals(self) -> None:
+        while not self._stopping.wait(self._interval):
+            self._commit()
+
+    def _commit(self) -> None:
+        try:
+            self._count("committed", self._client.commit().committed)
+        except openai.OpenAIError as error:
+            self._count("failed_commits")
+            LOG.warning("a commit failed, the next one includes its rows: %s", error)
+
+    def _count(self, name: str, number: int = 1) -> None:
+        with self._lock:
+            setattr(self.counts, name, getattr(self.counts, name) + number)
