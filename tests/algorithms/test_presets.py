@@ -127,6 +127,7 @@ def test_what_does_not_exist_or_fit_is_refused(name: str, changes: dict[str, Any
         choose(name, **changes)
 
 
+@pytest.mark.slow
 def test_presets_and_advantages_load_without_torch() -> None:
     code = (
         "import sys; from rft_platform.algorithms.presets import choose; choose('grpo'); choose('ppo'); "

@@ -13,6 +13,7 @@ HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckd
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
 
 
+@pytest.mark.slow
 def test_definitions_load_light_and_fast(tmp_path):
     code = (
         "import json, sys, time, rft_platform.definitions;"

@@ -58,6 +58,7 @@ def test_run_refuses(
     assert not home.root.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -108,6 +109,7 @@ def test_every_problem_is_told_at_once(
     assert "questoin" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_real_command_says_one_line_and_exits_with_2(tmp_path: Path) -> None:
     program = "from rft_platform.cli.main import main; main()"
     command = [sys.executable, "-c", program, "run", "--config", "missing.yaml"]

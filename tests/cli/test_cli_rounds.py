@@ -192,6 +192,7 @@ def test_filters_are_named_as_the_reason(metrics: dict[str, float], said: str) -
     assert nothing_trained({}) is nothing_trained({"steps": 2, "metrics": metrics}) is None
 
 
+@pytest.mark.slow
 def test_a_launch_whose_driver_died_is_called_interrupted(
     home: Home, write_config: Callable[..., Path], rft: Callable[..., Result]
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_server_that_dies_is_named_with_the_end_of_its_log_and_the_rest_is_sto
     assert not any(psutil.pid_exists(child.process.pid) for child in children)
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     port = free_port()
     web = server(_WITH_A_WORKER, answers(f"http://127.0.0.1:{port}"), port)
@@ -105,6 +106,7 @@ def test_ports_are_checked_before_anything_starts() -> None:
         check_ports([server("", port=port), server("", port=port)])
 
 
+@pytest.mark.slow
 def test_a_server_that_may_be_is_started_again_up_to_its_bound(tmp_path: Path) -> None:
     dying = server("import sys, time; time.sleep(0.7); sys.exit(3)", restarts=2)
     told: list[str] = []

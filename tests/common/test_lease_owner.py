@@ -172,6 +172,7 @@ def test_a_stopped_process_ends_in_order(home, tmp_path):
     assert (tmp_path / "said").read_text() == "ended in order"
 
 
+@pytest.mark.slow
 def test_a_lock_that_a_stopped_process_holds_is_waited_for_with_a_limit(tmp_path):
     path = tmp_path / "trainer.json"
     code = (

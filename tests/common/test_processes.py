@@ -145,6 +145,7 @@ def test_what_a_process_started_in_a_session_of_its_own_is_told_after_it(tmp_pat
     assert (tmp_path / "said").read_text() == "bye"
 
 
+@pytest.mark.slow
 def test_a_deaf_process_does_not_wait_for_a_deaf_one_in_a_session_of_its_own(tmp_path: Path) -> None:
     both = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nif os.fork() == 0: os.setsid()"
     process = start(tmp_path, READY.format(before=both))

@@ -164,6 +164,7 @@ def test_a_dump_loads_back_equal(tmp_path: Path, name: str) -> None:
     assert config_digest(again) == config_digest(config)
 
 
+@pytest.mark.slow
 @given(
     lr=st.floats(1e-12, 1.0),
     batch=st.integers(1, 10**6),

@@ -78,6 +78,7 @@ def test_a_stranger_s_body_is_not_read(engine: EngineClient) -> None:
     assert sent < 32 << 20
 
 
+@pytest.mark.slow
 def test_half_open_requests_are_dropped() -> None:
     """In this process, with short limits: the engines' are longer."""
     import asyncio

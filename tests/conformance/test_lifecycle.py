@@ -115,6 +115,7 @@ def test_the_control_plane_needs_the_token(engine: EngineClient) -> None:
 
 @pytest.mark.timeout(2 * START_S)
 @pytest.mark.parametrize("kind", DRIVERS)
+@pytest.mark.slow
 def test_a_lease_is_found_again_a_killed_engine_replaced_and_an_idle_one_ends(
     request: pytest.FixtureRequest, kind: str, tiny_model: Path, tmp_path: Path
 ) -> None:

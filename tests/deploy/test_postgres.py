@@ -22,6 +22,7 @@ from tests.e2e.conftest import ProjectFolder, small_config
 VARIABLE = "RFT_DAGSTER_POSTGRES_URL"
 
 
+@pytest.mark.slow
 def test_without_the_variable_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     prepare(Home(tmp_path))
@@ -40,6 +41,7 @@ def test_a_url_that_cannot_be_one_is_refused_and_not_repeated(
     assert "verysecret" not in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_a_storage_that_was_settled_by_hand_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dagster_postgres", reason="needs dagster-postgres")
     monkeypatch.setenv(VARIABLE, "postgresql+psycopg2://rft:secret@127.0.0.1:1/none")

@@ -1,12 +1,20 @@
-"""The spine on real processes: what a finished project leaves on disk, in Dagster and in MLflow."""
+"""The spine on real processes: what a finished project leaves on disk, in Dagster and in MLflow.
+
+Tests marked ``spine`` are the end-to-end part of ``make test``: two rounds of a driver, and one of the daemon whose
+trainer is killed.
+"""
 
 import json
 from pathlib import Path
 
 import dagster as dg
+import psutil
 import pyarrow.parquet as pq
 import pytest
+from interface import running_ui, wait_for
+from safetensors.numpy import load_file
 
+from rft_platform.common.processes.lease import read_lease
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver.start import write_config
@@ -22,6 +30,7 @@ pytestmark = pytest.mark.slow
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
 
 
+@pytest.mark.spine
 def test_rows_are_whole_and_of_one_version_a_round(finished):
     for number, version in ((1, 0), (2, 2)):
         folder = finished.home / "rounds" / f"r{number:04d}"
@@ -33,12 +42,14 @@ def test_rows_are_whole_and_of_one_version_a_round(finished):
         assert set(judged["row_id"].to_pylist()) == set(table["row_id"].to_pylist())
 
 
+@pytest.mark.spine
 def test_engine_and_trainer_agree_on_every_update(finished):
     for number in (1, 2):
         assert finished.note(number, "evaluation")["metrics"]["canary_delta"] <= 1e-4
         assert finished.note(number, "train")["engine_mismatch"] <= 1e-4
 
 
+@pytest.mark.spine
 def test_dagster_knows_every_asset_of_every_round(finished):
     with open_instance(Home(finished.home)) as instance:
         assert instance.get_dynamic_partitions("rft_round") == ["r0001", "r0002", "r0003"]  # the next one can be chosen
@@ -53,6 +64,7 @@ def test_dagster_knows_every_asset_of_every_round(finished):
         assert [column.name for column in metadata["dagster/column_schema"].value.columns][:2] == ["row_id", "task_id"]
 
 
+@pytest.mark.spine
 def test_every_checkpoint_is_a_tagged_model_version(finished):
     project = Project.open(Home(finished.home))
     versions = connect_registry(project).versions()
@@ -67,6 +79,7 @@ def test_every_checkpoint_is_a_tagged_model_version(finished):
     assert any("champion" in version.aliases for version in versions)
 
 
+@pytest.mark.spine
 def test_checkpoint_loads_in_plain_transformers(finished):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +96,7 @@ def test_rounds_command_tells_the_story(finished):
     assert "r0001" in finished.rft("rounds").stdout
 
 
+@pytest.mark.spine
 def test_trace_goes_back_to_the_rows_and_forward_to_the_versions(finished):
     back = finished.json("trace", finished.note(2, "policy")["folder"])
     text = json.dumps(back)
@@ -108,6 +122,23 @@ def test_every_step_and_evaluation_is_in_tensorboard(finished):
     for name in ("loss", "mfu", "mismatch_k3", "zero_variance_groups", "flops_share"):
         assert [event.step for event in events.Scalars(f"train/{name}")] == trained
     assert [event.step for event in events.Scalars("eval/greedy_pass")][-2:] == [1, 2]
+
+
+@pytest.mark.spine
+@pytest.mark.timeout(600)
+def test_a_round_under_the_daemon_whose_trainer_is_killed_ends_in_the_same_weights(make_project, finished):
+    project = make_project("daemon")
+    judged, evaluated = (project.home / "rounds" / "r0001" / f"{name}.json" for name in ("judge", "evaluation"))
+    with running_ui(project, "--auto"):
+        wait_for(judged.exists, "round 1 is judged", 200)
+        lease = wait_for(lambda: read_lease(project.home / "leases" / "trainer.json"), "the trainer has started")
+        psutil.Process(lease.pid).kill()
+        wait_for(evaluated.exists, "round 1 is evaluated", 200)
+    weights, expected = (
+        load_file(f"{each.note(1, 'policy')['folder']}/model.safetensors") for each in (project, finished)
+    )
+    assert weights.keys() == expected.keys()
+    assert all(abs(tensor - expected[name]).max() <= 1e-6 for name, tensor in weights.items())
 
 
 def test_a_round_run_as_one_call_ends_with_the_weights_of_its_assets(make_project, finished):

@@ -80,6 +80,7 @@ def test_the_written_report_shows_the_picture_beside_it(tmp_path: Path) -> None:
     assert base64.b64decode(data_uri(png).partition(",")[2]) == png
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "points", [CURVE, CURVE[1:2], [CurvePoint(0, 0)], [], [CurvePoint(1, 8, 0.5), CurvePoint(9, 72, 0.5)]]
 )

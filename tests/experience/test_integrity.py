@@ -209,6 +209,7 @@ def write_batches(root: Path, batches: range) -> None:
         store.write_judged(1, f"judge-{batch}", judged(rollouts(), f"judge-{batch}"))
 
 
+@pytest.mark.slow
 def test_writers_of_one_round_do_not_lose_each_others_files(store: ExperienceStore) -> None:
     spawn = multiprocessing.get_context("spawn")
     writers = [

@@ -43,6 +43,7 @@ def drive_with(project: Project, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return run
 
 
+@pytest.mark.slow
 def test_a_retryable_failure_is_repeated_after_a_wait_that_is_told(drive_with, caplog):
     started = time.monotonic()
     with caplog.at_level(logging.WARNING, logger="rft_platform.jobs.driver"):
@@ -57,12 +58,14 @@ def test_a_retryable_failure_is_repeated_after_a_wait_that_is_told(drive_with, c
     ]
 
 
+@pytest.mark.slow
 def test_four_failures_in_a_row_end_the_drive(drive_with):
     result = drive_with(*[EngineError(f"gone {attempt}") for attempt in range(4)], None)
     assert len(result.launched) == 4
     assert "r0001 explore failed 4 times, at last with: gone 3" in str(result.failed)
 
 
+@pytest.mark.slow
 def test_a_failure_that_no_retry_helps_ends_the_drive_and_the_next_drive_goes_on(drive_with):
     result = drive_with(UserError("no column 'question'"), None)
     assert len(result.launched) == 1

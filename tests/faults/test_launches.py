@@ -69,6 +69,7 @@ def test_a_phase_whose_result_was_withdrawn_is_launched_under_a_new_key(instance
     assert [action.run_key for action in plan.actions] == ["explore:r0001:1"]
 
 
+@pytest.mark.slow
 def test_far_ahead_explorations_do_not_hide_that_a_run_key_was_used(instance):
     for number in range(1, 22):
         add_run(instance, "explore_job", SUCCESS, number)

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from rft_platform.cli.commands.demo import move_aside
 from rft_platform.common.files import write_sealed_json
 from rft_platform.config.home import Home
@@ -15,6 +17,7 @@ from rft_platform.rounds.setup.connections import connect_registry
 from rft_platform.rounds.setup.noted_versions import local_uri
 
 
+@pytest.mark.slow
 def test_a_moved_home_finds_its_files(project: Project, make_checkpoint):
     home = project.home
     start, folder, outside = make_checkpoint(0), make_checkpoint(2), project.config.model.model_path
@@ -44,6 +47,7 @@ def test_a_moved_home_finds_its_files(project: Project, make_checkpoint):
     assert not _mentions(moved.rounds, f"{home.root}/")
 
 
+@pytest.mark.slow
 def test_a_copy_does_not_touch_the_original(project: Project, make_checkpoint):
     start, folder = make_checkpoint(0), make_checkpoint(2)
     registry = connect_registry(project)

@@ -37,6 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"sqlite:///{tmp_path_factory.mktemp('shared')}/mlflow.db"
 
 
+@pytest.mark.slow
 def test_the_champion_is_looked_up_by_its_weights(project: Project, tmp_path: Path, store: str):
     twin_home = Home(tmp_path / "twin")
     twin_home.root.mkdir()

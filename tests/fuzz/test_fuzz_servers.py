@@ -33,11 +33,13 @@ def check(found: Findings) -> None:
     assert found.statuses[200] and found.statuses[400]
 
 
+@pytest.mark.slow
 def test_the_engine_never_fails_on_a_body(policy_engine: PolicyEngine) -> None:
     root, model = policy_engine.base_url.removesuffix("/v1"), policy_engine.status().model_path
     check(asyncio.run(attack(root, lambda: policy_engine.api_key, model, range(COUNT))))
 
 
+@pytest.mark.slow
 def test_the_gateway_never_fails_on_a_body(policy_engine: PolicyEngine, clients: RecordingClients) -> None:
     model, numbers = policy_engine.status().model_path, itertools.count()
 

@@ -63,6 +63,7 @@ def requirements(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_known_vulnerability_is_named_with_the_release_that_fixes_it(
     requirements: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,12 +75,14 @@ def test_a_known_vulnerability_is_named_with_the_release_that_fixes_it(
     assert "attrs 26.1.0: PYSEC-2099-1, fixed in 99.0" in said
 
 
+@pytest.mark.slow
 def test_nothing_known_is_success(requirements: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with osv("another") as url:
         monkeypatch.setenv("OSV_URL", url)
         assert audit.main([requirements]) == 0
 
 
+@pytest.mark.slow
 def test_a_database_that_does_not_answer_is_no_success(
     requirements: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,6 +72,7 @@ def test_the_two_lock_files_share_no_package() -> None:
     assert not pins_of(RUNTIME).keys() & pins_of(DEVELOPMENT).keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("locks", [(RUNTIME,), (RUNTIME, DEVELOPMENT)], ids=["runtime", "development"])
 def test_what_a_locked_package_needs_is_locked(locks: tuple[Path, ...]) -> None:
     """Nothing is left to the resolver, for the set-up installs without dependencies."""

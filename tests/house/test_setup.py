@@ -25,6 +25,7 @@ def interpreter(folder: Path, version: str) -> Path:
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["2.7", "3.9", "3.10", "3.14"])
 def test_another_python_is_refused_with_its_version_and_what_to_do(tmp_path: Path, version: str) -> None:
     done = set_up(tmp_path / "venv", interpreter(tmp_path, version))

@@ -38,6 +38,7 @@ def test_arguments_become_an_object_where_they_are_json() -> None:
     assert calls[0]["function"]["arguments"] == '{"a": 1}'  # the caller's own is not touched
 
 
+@pytest.mark.slow
 def test_own_template_options_and_digest(tokenizer: PolicyTokenizer) -> None:
     own, default = ChatTemplate(tokenizer, TEMPLATE), ChatTemplate(tokenizer)
     assert own.text([{"role": "user", "content": "x"}], options={"mood": "!"}) == "[user]x!"

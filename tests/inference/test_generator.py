@@ -61,6 +61,7 @@ def test_rows_of_any_length_decode_as_if_alone(generator: Generator, model: Poli
             assert torch.allclose(torch.tensor(done.logprobs), torch.tensor(scores), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_joining_a_batch_under_way_changes_nothing(generator: Generator) -> None:
     alone = [run(generator, request([prompt], 20, n=2, seed=i))[0] for i, prompt in enumerate(PROMPTS)]
     staggered = [request([prompt], 20, n=2, seed=i) for i, prompt in enumerate(PROMPTS)]
@@ -96,6 +97,7 @@ def test_equal_prompts_are_forwarded_once(generator: Generator, model: PolicyMod
     assert seen == [2]
 
 
+@pytest.mark.slow
 def test_long_answers_outgrow_the_first_buffers(generator: Generator, model: PolicyModel) -> None:
     long = request([PROMPTS[2]], 300, n=2, seed=4)
     generator.end_ids = torch.tensor([], dtype=torch.int64)
@@ -149,6 +151,7 @@ def scheduler(generator: Generator) -> Iterator[Scheduler]:
     scheduler.close()
 
 
+@pytest.mark.slow
 def test_a_large_request_runs_within_the_bounds(scheduler: Scheduler, generator: Generator, monkeypatch: Any) -> None:
     sizes: list[tuple[int, int]] = []
     step = generator.step
@@ -223,6 +226,7 @@ def cache_size(generator: Generator) -> int:
     return rows * tokens
 
 
+@pytest.mark.slow
 def test_a_large_batch_does_not_keep_its_cache_under_load(generator: Generator, monkeypatch: Any) -> None:
     monkeypatch.setattr(generator_module, "REVIEW_STEPS", 20)
     (alone,) = run(generator, request(PROMPTS[:2], 60, seed=3))
@@ -237,6 +241,7 @@ def test_a_large_batch_does_not_keep_its_cache_under_load(generator: Generator, 
     assert [c.token_ids for g in small.future.result() for c in g.completions] == alone  # the rows kept their contents
 
 
+@pytest.mark.slow
 def test_rows_that_may_still_grow_keep_their_cache(generator: Generator, monkeypatch: Any) -> None:
     monkeypatch.setattr(generator_module, "REVIEW_STEPS", 2)
     generator.end_ids = torch.tensor([], dtype=torch.int64)

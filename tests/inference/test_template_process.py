@@ -27,6 +27,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_template_ends_within_its_limits_and_the_next_one_works(source: str) -> None:
     begun, before = time.monotonic(), psutil.Process().memory_info().rss
@@ -75,6 +76,7 @@ def test_rendering_stays_fast(tiny_model: Path) -> None:
     assert (time.perf_counter() - begun) / 200 < 0.02
 
 
+@pytest.mark.slow
 def test_threads_share_it_and_it_ends_with_its_owner() -> None:
     owner = TemplateProcess()
     with ThreadPoolExecutor(8) as pool:

@@ -125,6 +125,7 @@ print([sensor.is_under_min_interval(state(ago), due) for ago in (1, 60, -3600)])
 """
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_does_not_hold_the_sensors_up():
     """A last tick an hour ahead: Dagster alone would wait for that hour."""
     done = subprocess.run([sys.executable, "-c", _SET_BACK], capture_output=True, text=True, check=True)

@@ -83,6 +83,7 @@ def test_a_run_of_a_mistyped_partition_is_the_users_and_names_the_rounds_there_a
     assert "r9999 to r10000" in run.tags[CAUSE_TAG]
 
 
+@pytest.mark.slow
 def test_doctor_names_mistyped_partitions(project: Project) -> None:
     assert list(partition_findings(project.home)) == []
     with open_instance(project.home) as instance:

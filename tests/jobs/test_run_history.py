@@ -40,6 +40,7 @@ def launch(instance: dg.DagsterInstance, number: int, **tags: str) -> str:
     return done.run_id
 
 
+@pytest.mark.slow
 def test_old_rounds_lose_their_logs_and_keep_what_the_interface_and_the_plan_need(instance):
     failed = launch(instance, 1, fail="yes")
     runs = {number: launch(instance, number) for number in range(1, ROUNDS + 1)}

@@ -208,6 +208,7 @@ def test_a_worker_in_another_container_is_left_alone(instance, started, tmp_path
     assert not instance.get_run_by_id(run.run_id).is_finished
 
 
+@pytest.mark.slow
 def test_claims_of_ended_runs_are_forgotten(instance, started, tmp_path, monkeypatch):
     monkeypatch.setattr("rft_platform.jobs.dagster_internals.run_launcher._MAX_CLAIMS", 3)
     runs = [new_run(instance, partition=f"r{number:04d}") for number in range(1, 7)]
@@ -228,6 +229,7 @@ def test_the_newest_pid_counts(instance):
     assert pid_in(None) is None
 
 
+@pytest.mark.slow
 def test_a_driven_run_that_is_executed_again_does_not_share_its_dead_drivers_fate(instance, started):
     gone = f"{psutil.Process().pid}@{psutil.Process().create_time() - 3600}@{DRIVEN}"
     first = new_run(instance, run_id=DRIVEN, **{DRIVER_TAG: gone})

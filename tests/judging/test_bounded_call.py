@@ -52,6 +52,7 @@ def test_errors_and_limits_of_a_worker() -> None:
     assert call(pow, 7, 2) == 49
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_ends_its_worker() -> None:
     async def cancelled() -> list[psutil.Process]:
         before = set(psutil.Process().children())
@@ -67,6 +68,7 @@ def test_a_cancelled_call_ends_its_worker() -> None:
     assert not any(process.is_running() for process in asyncio.run(cancelled()))
 
 
+@pytest.mark.slow
 def test_no_worker_outlives_its_parent() -> None:
     code = (
         "import asyncio, os, signal, psutil\n"
@@ -91,6 +93,7 @@ def test_a_worker_that_cannot_start_is_an_error_of_the_machine() -> None:
         call(local)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["main thread", "running loop", "thread"])
 def test_math_is_bounded_wherever_it_is_asked(where: str) -> None:
     tasks = {"t": Task("t", "sums", "?", "5", {"question": "?", "answer": "5"})}
@@ -122,6 +125,7 @@ def test_the_time_limit_of_the_taskset_bounds_a_rule() -> None:
     assert [run.reward for run in judge_runs(run_rows([BOMB, "$5$"]), tasks, spec)] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_a_reference_that_takes_too_long_is_an_error_of_the_task() -> None:
     tasks = {"t": Task("t", "sums", "?", "5", {"question": "?", "answer": "(" * 3000 + "5" + ")" * 3000})}
     spec = build_judge("math", {"timeout_s": 0.5})
@@ -129,6 +133,7 @@ def test_a_reference_that_takes_too_long_is_an_error_of_the_task() -> None:
         judge_runs(run_rows(["$5$"]), tasks, spec)
 
 
+@pytest.mark.slow
 def test_any_text_crosses_the_pipe() -> None:
     for text in ("\ud83d", "\x00", "a\nb", "x" * 300_000, json.dumps({"a": "\u2028"})):
         assert call(are_equal, "5", text) is False

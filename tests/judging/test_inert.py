@@ -93,6 +93,7 @@ def test_no_tag_is_left(text: str) -> None:
     assert make_inert(said, {"answer"}, ["[IN", "a>"]) == said
 
 
+@pytest.mark.slow
 def test_it_is_linear() -> None:
     began = time.process_time()
     for bomb in (

@@ -270,6 +270,7 @@ def test_no_rows() -> None:
     assert (judged.rows, judged.runs) == ([], [])
 
 
+@pytest.mark.slow
 def test_ten_thousand_rows_are_judged_in_seconds() -> None:
     rows = [row(run % 3, run, f"Let us think.\n#### {run % 7}") for run in range(10_000)]
     spec = build_judge("numeric")

@@ -56,6 +56,7 @@ def test_the_program_is_the_last_block_of_python(response: str) -> None:
     assert run.reward == 1.0
 
 
+@pytest.mark.slow
 def test_tests_stop_at_the_first_failure_or_time_out() -> None:
     started = time.monotonic()
     wrong, endless = judged(["print(0)", "while True:\n    pass"], SUMS * 20, timeout_s=1.0)
@@ -66,6 +67,7 @@ def test_tests_stop_at_the_first_failure_or_time_out() -> None:
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_run_have_a_time_limit_in_all() -> None:
     tasks = {"t": Task("t", "tasks", "?", "", {"question": "?", "tests": [{"output": "1"}] * 50})}
     spec = replace(build_judge("code"), timeout_s=1.5)
@@ -108,6 +110,7 @@ CHEATS = {
 CLOSE = "assert abs(add(1, 2) - 3) < 1e-6 and math.isclose(add(1, 2), 3)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", [ASSERTS, CLOSE, "assert 3 in [add(1, 2)]"])
 def test_no_program_passes_for_another_reason_than_what_it_does(tests: str) -> None:
     runs = judged([*CHEATS.values(), "import math\ndef add(a, b):\n    return a + b"], tests)
@@ -166,6 +169,7 @@ async def outcome(source: str, stdin: str = "", **limits: Any) -> Any:
     return await run_program(source, stdin, Limits(**limits))
 
 
+@pytest.mark.slow
 async def test_time_memory_files_output_and_processes_are_limited(tmp_path: Path) -> None:
     slow, busy, big, disk, loud, children = await asyncio.gather(
         outcome("import time; time.sleep(60)", wall_s=1.0),
@@ -211,6 +215,7 @@ async def test_there_is_no_network() -> None:
     assert "Network is unreachable" in tried.stderr
 
 
+@pytest.mark.slow
 async def test_what_a_program_starts_ends_with_it() -> None:
     mark = f"sandbox-mark-{os.getpid()}"
     source = (
@@ -251,6 +256,7 @@ time.sleep(0.3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["", "os._exit(3)", "os.kill(os.getpid(), 9)", "time.sleep(60)"])
 async def test_what_leaves_its_session_ends_too_without_namespaces(no_namespaces: None, then: str) -> None:
     mark = f"sandbox-escape-{os.getpid()}-{len(then)}"

@@ -52,6 +52,7 @@ def test_the_reward_is_the_weighted_mean_of_scores_between_0_and_1(endpoint: Jud
     assert "<task>\nSay a.\n</task>\n<answer>\nabcd\n</answer>" in prompt and "- tone: how it sounds" in prompt
 
 
+@pytest.mark.slow
 def test_a_thousand_answers_judged_twice_cost_no_second_call(endpoint: JudgeServer, state: JudgeState) -> None:
     answers = [f"{number:04d}" + "x" * (number % 2) for number in range(1000)]
     first = judged(answers, state, {"model": endpoint.model, "concurrency": 5})
@@ -65,6 +66,7 @@ def test_a_thousand_answers_judged_twice_cost_no_second_call(endpoint: JudgeServ
     assert endpoint.calls == 1003  # another question
 
 
+@pytest.mark.slow
 def test_calls_are_made_at_once_up_to_the_limit(endpoint: JudgeServer, state: JudgeState) -> None:
     endpoint.delay_s = 0.05
     judged([str(number) for number in range(60)], state, {"model": endpoint.model, "concurrency": 20})
@@ -238,6 +240,7 @@ def test_an_auxiliary_model_by_its_name(endpoint: JudgeServer, state: JudgeState
         judged(["abcd"], state, {"model": "critik"}, auxiliary_models=models)
 
 
+@pytest.mark.slow
 def test_kept_answers_and_versions_tell_models_of_one_name_apart(endpoint: JudgeServer, state: JudgeState) -> None:
     url = endpoint.model["base_url"]
     thinks = {"chat_template_kwargs": {"enable_thinking": True}}

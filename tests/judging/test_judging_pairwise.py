@@ -121,6 +121,7 @@ def test_a_comparison_that_is_not_answered_ends_the_judging(endpoint: JudgeServe
         judge_runs(run_rows(["a", "aa", "aaa"]), TASKS, spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pairs.jsonl", "pairs.parquet"])
 def test_judged_groups_become_a_dataset_for_dpo(
     endpoint: JudgeServer, state: JudgeState, tmp_path: Path, name: str

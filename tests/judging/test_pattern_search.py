@@ -36,6 +36,7 @@ print(json.dumps([run.error for run in judge_runs(rows, {"t": task}, build_judge
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("judge", "arguments", "answer"),
     [

@@ -82,6 +82,7 @@ def mean_rewards(project: Project, number: int) -> dict[str, float]:
     return {version: sum(row.reward for row in rows) / len(rows) for version, rows in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
 def test_a_backfill_judges_rounds_anew_and_old_judgements_stay(project: Project) -> None:
     from rft_platform.definitions import defs
@@ -115,6 +116,7 @@ def test_a_backfill_judges_rounds_anew_and_old_judgements_stay(project: Project)
     assert [record.data["in_force"] for record in told.records].count(True) == 1 and len(told.records) == 2
 
 
+@pytest.mark.slow
 def test_the_command_judges_with_a_model_and_keeps_what_it_said(project: Project, endpoint: JudgeServer) -> None:
     args = json.dumps({"model": endpoint.model, "criteria": {"quality": "length"}, "backoff_s": 0.01, "retries": 1})
     said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "llm", "--args", args, "--json"])
@@ -216,6 +218,7 @@ def test_a_judges_key_is_looked_for_before_anything_starts(project: Project, mon
     check_judge(project, taskset)
 
 
+@pytest.mark.slow
 def test_the_command_compares_with_the_judgement_before_and_goes_back(project: Project) -> None:
     before = project.store.judge_version(1)
     said = RUN(app, ["judge", "--rounds", "1-2", "--judge", "numeric", "--args", '{"tolerance": 0.5}'])
@@ -246,6 +249,7 @@ def test_the_command_compares_with_the_judgement_before_and_goes_back(project: P
         assert message in " ".join(refused.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -118,6 +118,7 @@ def test_another_database_is_refused(project: Project, empty_store: Path) -> Non
         new_registry(project).prepare()
 
 
+@pytest.mark.slow
 def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     before, notes = content(project), {number: published(project.store, number) for number in range(ROUNDS + 1)}
     lose_database(project, monkeypatch)
@@ -162,6 +163,7 @@ def test_a_rollback_that_was_killed_goes_back_one_version_when_repeated(
     assert roll_back(project, new_registry(project)).version == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "call"), [("register_checkpoint", 3), ("training_run", 2), ("set_champion", 1)])
 def test_a_killed_rebuilding_is_completed(
     project: Project, monkeypatch: pytest.MonkeyPatch, method: str, call: int

@@ -113,6 +113,7 @@ def test_names_mlflow_would_choke_on_are_refused(tmp_path: Path) -> None:
         ModelRegistry("sqlite:///x.db", None, "a/b", "model")
 
 
+@pytest.mark.slow
 def test_a_fresh_store_is_made_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     registry = ModelRegistry(f"sqlite:///{tmp_path}/new/mlflow.db", tmp_path / "artifacts", "demo", "demo-model")
     with warnings.catch_warnings(record=True) as heard, caplog.at_level(logging.INFO):

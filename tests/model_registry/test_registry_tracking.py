@@ -80,6 +80,7 @@ def test_a_repeated_phase_logs_nothing_twice(connect) -> None:
     assert ("round/reward", 1, 0.5) in once, "the first value stays"
 
 
+@pytest.mark.slow
 def test_a_killed_process_logs_nothing_twice(connect, tmp_path: Path, fault_library: Path) -> None:
     """The process is killed at its n-th write to the database, for several n; a last one ends the work."""
     registry = connect()
@@ -169,6 +170,7 @@ def test_names_are_mapped_to_what_mlflow_takes() -> None:
     assert metric_name("loss(é%)") == "loss_é__"
 
 
+@pytest.mark.slow
 def test_a_store_whose_making_was_killed_is_made_again(tmp_path: Path) -> None:
     file = tmp_path / "mlflow.db"
     code = f"from rft_platform.model_registry.mlflow_client import make_database; make_database('sqlite:///{file}')"

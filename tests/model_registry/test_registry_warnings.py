@@ -11,6 +11,7 @@ OPENINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_the_first_opening_of_a_process_warns_of_nothing(opening, tmp_path):
     code = (

@@ -135,6 +135,7 @@ job.execute_in_process()
 """
 
 
+@pytest.mark.slow
 def test_in_a_run_worker_logging_is_set_up_and_dagsters_own_lines_stay() -> None:
     done = subprocess.run([sys.executable, "-c", _RUN_WORKER], capture_output=True, text=True, timeout=120, check=True)
     (begin,) = [line for line in done.stderr.splitlines() if line.endswith("rft_platform.phase: begins")]

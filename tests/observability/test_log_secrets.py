@@ -82,6 +82,7 @@ def test_a_secret_is_masked_as_part_of_a_url_too(written: str) -> None:
     assert redact(f"GET http://h/?q={written}", environment={"DB_PASSWORD": "p@ss/w&rd"}) == "GET http://h/?q=***"
 
 
+@pytest.mark.slow
 def test_masking_a_long_text_takes_time_in_proportion() -> None:
     started = time.process_time()
     redact("a-" * 100_000 + "key " + "://" * 50_000, environment={})

@@ -91,6 +91,7 @@ def test_rows_are_counted_again_where_a_round_has_changed(project: Project) -> N
         assert rows() == batch + 1
 
 
+@pytest.mark.slow
 def test_runs_are_counted_by_job_and_fault_and_running_phases_are_seen(project: Project) -> None:
     publish_round(project, 0)
     explore, sync = (defs.resolve_job_def(name) for name in ("explore_job", "sync_round_job"))
@@ -149,6 +150,7 @@ def test_a_source_that_cannot_be_read_spoils_no_other(project: Project) -> None:
     assert "rft_driver_running" in found
 
 
+@pytest.mark.slow
 def test_a_home_that_is_replaced_is_read_anew(project: Project) -> None:
     collector = PlatformCollector(project.home)
 
@@ -187,6 +189,7 @@ def served(thousand_rounds: Project) -> Iterator[str]:
         yield address
 
 
+@pytest.mark.slow
 def test_a_scrape_of_a_thousand_rounds_is_quick(served: str) -> None:
     with httpx.Client(trust_env=False, timeout=60.0) as client:
         assert client.get(f"{served}/healthz").text == "ok\n"

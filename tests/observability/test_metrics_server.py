@@ -14,6 +14,7 @@ from rft_platform.servers.ui_servers import ui_servers
 from rft_platform.web_guard.token import access_token
 
 
+@pytest.mark.slow
 def test_the_interface_serves_metrics_only_where_asked(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RFT_LOG_FORMAT", "json")
     names = [server.name for server in ui_servers(project.home, 3000, 5000, daemon=True)]

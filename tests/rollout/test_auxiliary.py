@@ -141,6 +141,7 @@ def test_a_refused_request_is_repeated_and_gives_its_slot_back(endpoint: Endpoin
     assert len(endpoint.bodies) == 3
 
 
+@pytest.mark.slow
 def test_requests_go_round_the_replicas_and_past_one_that_is_gone(endpoint: Endpoint) -> None:
     second, gone = Endpoint(), Endpoint()
     gone.close()

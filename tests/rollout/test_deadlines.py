@@ -62,6 +62,7 @@ def test_a_batch_does_without_its_slowest_tasks(engine: FakeEngine, policy: Any,
     assert len({row.run_id for row in batch.rows}) == whole * 2 + report.partial_groups
 
 
+@pytest.mark.slow
 def test_everybody_is_waited_for_until_enough_tasks_are_whole(engine: FakeEngine) -> None:
     late = Late({f"question {n}": 1 for n in range(3)})  # more than the ratio allows to leave out
     patience = Patience(over_ratio=0.2, wait_after_min_s=0.0)
@@ -70,6 +71,7 @@ def test_everybody_is_waited_for_until_enough_tasks_are_whole(engine: FakeEngine
     assert batch.report.rows >= 8 and batch.report.retried == 3 and len(late.cancelled) == 3
 
 
+@pytest.mark.slow
 def test_a_failed_task_and_a_stopped_one_are_told_apart(engine: FakeEngine) -> None:
     async def workflow(task: dict[str, Any], model: ModelHandle) -> WorkflowOutput:
         if task["question"] == "question 0":
@@ -84,6 +86,7 @@ def test_a_failed_task_and_a_stopped_one_are_told_apart(engine: FakeEngine) -> N
     assert report.dropped_for == {"failed": 1, "stopped": 1} and report.dropped_groups == 2
 
 
+@pytest.mark.slow
 def test_the_time_out_follows_the_batch(engine: FakeEngine) -> None:
     late = Late({"question 5": 1})
     began = time.monotonic()
@@ -96,6 +99,7 @@ def test_the_time_out_follows_the_batch(engine: FakeEngine) -> None:
     }
 
 
+@pytest.mark.slow
 def test_few_durations_are_no_measure(engine: FakeEngine) -> None:
     late = Late({"question 5": 1})
     patience = Patience(dynamic_ratio=3.0)
@@ -128,6 +132,7 @@ def test_a_stopped_thread_can_call_the_model_no_more(engine: FakeEngine) -> None
     assert len(engine.chat_requests) == 2  # what the thread asked never went out
 
 
+@pytest.mark.slow
 def test_a_workflow_that_hides_its_cancellation_is_left_behind(engine: FakeEngine) -> None:
     errors: list[BaseException] = []
 
@@ -147,6 +152,7 @@ def test_a_workflow_that_hides_its_cancellation_is_left_behind(engine: FakeEngin
     assert any(isinstance(error, asyncio.CancelledError) for error in errors)
 
 
+@pytest.mark.slow
 def test_threads_that_hang_take_no_room_from_others(engine: FakeEngine) -> None:
     over = threading.Event()
 

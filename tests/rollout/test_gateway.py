@@ -278,6 +278,7 @@ class Sum(BaseModel):
     digits: list[int]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["chat", "responses"])
 def test_structured_output_of_the_openai_client(engine: FakeEngine, gateway: RecordingGateway, endpoint: str) -> None:
     """``parse`` needs no change: its schema reaches the engine, the answer is parsed and recorded as constrained."""

@@ -83,6 +83,7 @@ def check_batch(batch: RolloutBatch) -> None:
         write_json(Path(folder) / "note.json", batch.report.as_dict())
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     response=odd, metrics=st.none() | st.dictionaries(texts | numbers, odd, max_size=2), reward=odd, sampling=samplings
@@ -102,6 +103,7 @@ def test_outputs_and_sampling(engine: FakeEngine, response: Any, metrics: Any, r
     check_batch(explored(engine, workflow))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(name=fields, value=odd)
 @example(name="env_state_hash", value=LONE)
@@ -122,6 +124,7 @@ def test_fields_that_a_workflow_sets(engine: FakeEngine, name: str, value: Any) 
     check_batch(explored(engine, workflow))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(extra=odd)
 @example(extra=float("nan"))
@@ -134,6 +137,7 @@ def test_messages_of_a_workflow_of_one_call(engine: FakeEngine, extra: Any) -> N
     check_batch(explored(engine, Odd()))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(reward=odd, metrics=st.none() | st.dictionaries(texts | numbers, odd, max_size=2), message=texts)
 @example(reward=1.0, metrics={LONE: float("inf")}, message="")

@@ -21,7 +21,7 @@ def test_with_openai_2() -> None:
         [python, "-c", "import openai; print(openai.__version__)"], capture_output=True, text=True, check=True
     )
     assert version.stdout.startswith("2."), f"{python} has openai {version.stdout}"
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *TESTS]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # tests use the tools beside them
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=280)

@@ -61,6 +61,7 @@ async def by_every_road(task: dict[str, Any], model: ModelHandle) -> WorkflowOut
 CALLED = [None, "rival", None, "rival", "rival", "rival"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["here", "workers"])
 def test_each_call_reaches_the_policy_it_names(engine: FakeEngine, rival: FakeEngine, where: str) -> None:
     workflow: Any = by_every_road if where == "here" else WorkerWorkflow(f"{__name__}:by_every_road", count=1)
@@ -100,6 +101,7 @@ class Rewarded(Workflow):
         return [mine, other]
 
 
+@pytest.mark.slow
 def test_a_class_rewards_each_policys_last_experience(engine: FakeEngine, rival: FakeEngine) -> None:
     last = explore(engine, rival, WorkerWorkflow(f"{__name__}:Rewarded", count=1)).rows[1]
     assert (last.run_reward, last.metrics) == (0.25, {"reward/rival": 0.75})

@@ -189,6 +189,7 @@ async def test_raw_responses_and_copies_are_recorded(engine: FakeEngine, clients
     assert "token_ids" not in parsed.choices[0].model_dump() and b"token_ids" not in raw.content
 
 
+@pytest.mark.slow
 async def test_histories_do_not_mix(engine: FakeEngine, clients: Clients) -> None:
     histories = [new_history() for _ in range(200)]
 

@@ -73,6 +73,7 @@ async def test_a_lost_connection_moves_the_request(fakes: Fakes, replicas: Repli
     assert [replica.outstanding for replica in replicas.serving()] == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_a_replica_that_is_unavailable_is_passed_over(fakes: Fakes, replicas: Replicas, blocking: bool) -> None:
     fakes[0].refuse_next = 1
@@ -85,6 +86,7 @@ async def test_a_replica_that_is_unavailable_is_passed_over(fakes: Fakes, replic
         await ask(replicas, new_history(), blocking)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 async def test_when_none_answers_the_caller_hears_of_it(fakes: Fakes, replicas: Replicas, blocking: bool) -> None:
     for fake in fakes:
@@ -96,6 +98,7 @@ async def test_when_none_answers_the_caller_hears_of_it(fakes: Fakes, replicas: 
     assert sorted(replicas.down()) == [0, 1]
 
 
+@pytest.mark.slow
 async def test_runs_are_shared_out_and_stay(fakes: Fakes, replicas: Replicas) -> None:
     clients = RecordingClients(fakes[0].base_url, 30, replicas)
 

@@ -123,6 +123,7 @@ class Flaky:
             self.now -= 1
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_with_injected_failures(engine: FakeEngine) -> None:
     chance = random.Random(0)
     kinds, counts = ["time-out", "raise", "exit"], [0, 0, 1, 2, 99]
@@ -147,6 +148,7 @@ def test_two_hundred_runs_with_injected_failures(engine: FakeEngine) -> None:
         assert answer == row.response["content"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_run_that_hangs_is_given_up(engine: FakeEngine, blocking: bool) -> None:
     freed = threading.Event()

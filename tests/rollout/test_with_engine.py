@@ -28,6 +28,7 @@ def assert_engine_agrees(engine: PolicyEngine, rows: list[RolloutRow]) -> None:
         assert engine.render([row.messages], row.tools or None) == [row.prompt_ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workflow", [SingleTurn(), ask_once, ask_blocking, CalculatorWorkflow("use the tool")])
 def test_rows_are_what_the_engine_sampled(policy_engine: PolicyEngine, workflow: Workflow, tmp_path: Path) -> None:
     def explore() -> list[RolloutRow]:

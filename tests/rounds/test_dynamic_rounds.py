@@ -58,6 +58,7 @@ def drive(world: Simulated, data: st.DataObject) -> None:
 ENDS = ("ended", "ended", "ended", "killed")
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.data())
 def test_every_row_is_trained_once_or_left_out_for_a_reason(data: st.DataObject) -> None:

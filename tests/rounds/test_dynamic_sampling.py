@@ -135,6 +135,7 @@ def test_what_one_batch_finds_beyond_its_need_counts_for_the_next_of_the_round(
     assert project.store.batches(1) == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, policy_engine: PolicyEngine) -> None:
     whole, killed = start("whole", refilled(3)), start("killed", refilled(3))
     policy = serving(policy_engine)
@@ -173,6 +174,7 @@ def test_a_killed_exploration_that_is_repeated_gives_the_same_rows(start: Any, p
     )
 
 
+@pytest.mark.slow
 def test_a_judge_that_is_out_costs_no_rollouts(
     start: Any, policy_engine: PolicyEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ def test_a_judge_that_is_out_costs_no_rollouts(
     assert {row.policy_version for row in other.store.rollout_rows(1)} == {policy.policy_version}
 
 
+@pytest.mark.slow
 def test_difficulty_follows_the_outcomes_of_the_rounds_behind_the_policy(
     start: Any, policy_engine: PolicyEngine
 ) -> None:

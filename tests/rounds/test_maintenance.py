@@ -200,6 +200,7 @@ def test_the_jobs(project: Project) -> None:
         assert not failed.success and len(project.store.rollout_files(3)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:InitResourceContext.dagster_run is deprecated")  # Dagster's own use of it
 def test_the_retention_job_is_a_dry_run_unless_told(project: Project) -> None:
     opened = ProjectResource(home=str(project.home.root))

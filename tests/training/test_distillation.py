@@ -192,6 +192,7 @@ def teacher(ranks: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFacto
     return str(result.checkpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("beta", "dtype"), [(0.0, "float32"), (1.0, "float32"), (0.5, "bfloat16")]
 )  # bfloat16 is sharded by FSDP2 even on one rank

@@ -39,6 +39,7 @@ def test_it_trains(session: Any, round_request: Any, tiny_model: Path, name: str
     assert 0 < events[0].metrics["grad_norm"] < 100
 
 
+@pytest.mark.slow
 def test_on_fresh_data_the_ratio_losses_agree(session: Any, round_request: Any) -> None:
     """Decoupled, the ratio is 1 at the first step: clip, gate and weight of all of them leave the same gradient."""
     norms = {
@@ -85,6 +86,7 @@ def test_rejection_sampling_imitates_what_was_kept(session: Any, round_request: 
     assert metrics["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_plugins_loss_trains_and_its_code_is_part_of_the_requests_identity(
     session: Any, round_request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def ignore(*_: object) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPLORING)
 def test_from_configuration_to_checkpoint(
     name: str, tmp_path: Path, tiny_model: Path, teacher: Path, tasks: Path, session: Any

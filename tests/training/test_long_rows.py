@@ -34,6 +34,7 @@ def test_long_rows_are_left_out_and_counted(
     assert "1 of 3 rows longer than max_model_len 40 left out" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_limit_that_no_row_reaches_changes_nothing(session: TrainingSession, sft_request: Any) -> None:
     request = sft_request(PAIRS, max_tokens_per_row=None)
     first = train(session, request)
@@ -59,6 +60,7 @@ def test_a_pair_goes_as_a_whole() -> None:
     assert (kept.too_long, kept.digest != "digest") == (1, True)
 
 
+@pytest.mark.slow
 def test_steps_of_an_interrupted_training_are_told_again(session: TrainingSession, sft_request: Any) -> None:
     request = sft_request(PAIRS, max_steps=4, save_interval=1)
     seen: list[StepEvent] = []

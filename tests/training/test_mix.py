@@ -87,6 +87,7 @@ def test_experts_are_not_measured_against_the_engine(ranks: Any, tiny_model: Pat
     torch.testing.assert_close(by_masked, 0.5 * want, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_round_is_trained_with_demonstrations_in_every_step(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def test_a_round_is_trained_with_demonstrations_in_every_step(
     assert few.weights_digest != result.weights_digest
 
 
+@pytest.mark.slow
 def test_demonstrations_go_on_where_the_parent_stopped(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest], ranks: Any, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def test_on_the_way_the_position_is_that_of_the_demonstrations(
     assert [position and position.rows for position in positions] == [3, 7, 11, 15]
 
 
+@pytest.mark.slow
 def test_a_training_that_was_cut_off_ends_equal(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest], ranks: Any, tmp_path: Path
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_training_that_was_cut_off_ends_equal(
     assert read_position(Path(resumed.checkpoint)) == read_position(Path(straight.checkpoint))
 
 
+@pytest.mark.slow
 def test_experts_teach_where_rewards_say_nothing(
     session: TrainingSession, mixed_request: Callable[..., TrainRequest]
 ) -> None:

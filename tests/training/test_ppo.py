@@ -95,6 +95,7 @@ def prepared_rows(monkeypatch: pytest.MonkeyPatch) -> list[Sample]:
     return given
 
 
+@pytest.mark.slow
 def test_ppo_learns_a_bandit(
     session: TrainingSession, tiny_model: Path, round_request: Callable[..., TrainRequest]
 ) -> None:
@@ -132,6 +133,7 @@ def test_ppo_learns_a_bandit(
     assert np.mean([event.metrics["explained_variance"] for event in events[-4:]]) > 0.6
 
 
+@pytest.mark.slow
 def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
     session: TrainingSession, ranks: Any, round_request: Callable[..., TrainRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +185,7 @@ def test_values_and_advantages_are_made_of_whole_runs_before_the_first_step(
         assert not sample.advantage[~sample.loss_mask].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "lora"),
     [("float32", None), ("bfloat16", None), ("float32", LoraSpec(rank=4, alpha=8))],
@@ -204,6 +207,7 @@ def test_a_resumed_critic_equals_an_undisturbed_one(
     assert updates(cold) == 3
 
 
+@pytest.mark.slow
 def test_a_cancelled_step_leaves_the_critic_as_it_was(
     session: TrainingSession, round_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
@@ -218,6 +222,7 @@ def test_a_cancelled_step_leaves_the_critic_as_it_was(
     assert difference(train(session, again).checkpoint, straight.checkpoint) == 0
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_from_its_last_checkpoint_on_the_way(
     session: TrainingSession, ranks: Any, round_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
@@ -245,6 +250,7 @@ def test_a_killed_training_goes_on_from_its_last_checkpoint_on_the_way(
     assert difference(resumed.checkpoint, straight.checkpoint) <= 1e-6
 
 
+@pytest.mark.slow
 def test_in_its_warm_up_the_critic_alone_is_trained(
     session: TrainingSession, ranks: Any, round_request: Callable[..., TrainRequest], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -294,6 +300,7 @@ def test_the_kl_penalty_is_taken_from_the_reward_and_adapts(
     assert events[2].metrics["kl_coef"] == 0.7  # another beginning was named
 
 
+@pytest.mark.slow
 def test_a_parent_without_a_critic_gives_its_body_and_one_with_it_is_not_lost(
     session: TrainingSession, round_request: Callable[..., TrainRequest], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -328,6 +335,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_is_loaded(
     assert session.state is None
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_not_finite_is_refused_and_named(
     session: TrainingSession, round_request: Callable[..., TrainRequest]
 ) -> None:

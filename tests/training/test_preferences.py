@@ -151,6 +151,7 @@ def dpo_step(folder: Path, reference: Path, samples: list[Sample], lr: float) ->
     return loss.item(), model
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_are_those_of_the_paper(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +179,7 @@ def test_loss_and_gradients_are_those_of_the_paper(
         torch.testing.assert_close(gradients[name].double(), parameter.grad, atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_dpo_learns_which_answer_is_preferred(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tiny_model: Path
 ) -> None:
@@ -193,6 +195,7 @@ def test_dpo_learns_which_answer_is_preferred(
     assert (moved[:, 0] > moved[:, 1]).all()
 
 
+@pytest.mark.slow
 def test_the_stream_of_pairs_goes_on_where_the_parent_stopped(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path
 ) -> None:
@@ -206,6 +209,7 @@ def test_the_stream_of_pairs_goes_on_where_the_parent_stopped(
     assert rest.weights_digest == straight.weights_digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, LoraSpec(rank=4)], ids=["full", "adapter"])
 def test_a_training_that_was_cut_off_ends_equal(
     session: TrainingSession,
@@ -238,6 +242,7 @@ class Counter:
         monkeypatch.setattr(precompute, "score", counted)
 
 
+@pytest.mark.slow
 def test_reference_log_probs_are_computed_once(
     session: TrainingSession, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +266,7 @@ def test_reference_log_probs_are_computed_once(
     assert loaded == [Path(str(following.reference))]
 
 
+@pytest.mark.slow
 def test_only_blocks_that_are_needed_are_scored_and_to_the_same_bits(
     ranks: Any, dpo_request: Callable[..., TrainRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +282,7 @@ def test_only_blocks_that_are_needed_are_scored_and_to_the_same_bits(
     assert cold.weights_digest == warm.weights_digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])  # bfloat16 is sharded by FSDP2 even on one rank
 def test_with_an_adapter_the_reference_is_the_model_under_it(
     ranks: Any, dpo_request: Callable[..., TrainRequest], dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -66,6 +66,7 @@ def test_shards_come_back_and_what_does_not_fit_is_refused(tmp_path) -> None:
         ShardReader(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -89,6 +90,7 @@ def test_going_on_from_the_way_equals_an_undisturbed_run(session, round_request,
     assert not Path(request.output, "intermediate").exists()
 
 
+@pytest.mark.slow
 def test_it_does_not_start_again(session, round_request) -> None:
     request = round_request(epochs=2, save_interval=2)
     stopped(session, request, after=5)
@@ -105,6 +107,7 @@ def test_it_does_not_start_again(session, round_request) -> None:
     assert len(computed) == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request, caplog, tmp_path) -> None:
     request = round_request(epochs=2, save_interval=2, save_hf_checkpoint="always")
     stopped(session, request, after=5)
@@ -119,6 +122,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request,
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
 
 
+@pytest.mark.slow
 def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
     request = round_request(epochs=2, save_interval=2)
     stopped(session, request, after=3)
@@ -128,6 +132,7 @@ def test_another_request_does_not_go_on_from_it(session, round_request) -> None:
     assert result.weights_digest == fresh.weights_digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["last", "always"])
 def test_what_an_abandoned_training_left_gives_way_to_the_present_one(session, round_request, kind) -> None:
     small = {"groups": 6, "train_batch_size": 4}  # 6 steps
@@ -148,6 +153,7 @@ def test_what_an_abandoned_training_left_gives_way_to_the_present_one(session, r
     assert on_the_way(present) == ([] if kind == "last" else ["step_4", "step_5"])
 
 
+@pytest.mark.slow
 def test_what_earlier_trainings_left_for_others_stays_and_counts(session, round_request) -> None:
     settings = {"save_interval": 1, "save_hf_checkpoint": "always", "groups": 3, "train_batch_size": 4}
     first, _ = run(session, round_request(**settings))  # 3 steps
@@ -160,6 +166,7 @@ def test_what_earlier_trainings_left_for_others_stays_and_counts(session, round_
     assert on_the_way(round_request()) == ["step_2", "step_4", "step_5"]
 
 
+@pytest.mark.slow
 def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request, monkeypatch) -> None:
     made, live = [], []
 
@@ -177,6 +184,7 @@ def test_a_manifest_tells_the_seconds_until_it_was_made(session, round_request, 
     assert result.seconds["save"] > live[-1]["save"]
 
 
+@pytest.mark.slow
 def test_always_leaves_hugging_face_folders_and_keeps_as_many_as_wanted(session, round_request) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -189,6 +197,7 @@ def test_always_leaves_hugging_face_folders_and_keeps_as_many_as_wanted(session,
     assert 0 < max(moved) < 0.01  # one step before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_never_leaves_only_state_from_which_training_goes_on_alike(ranks, round_request, tmp_path, dtype) -> None:
     session = TrainingSession(ranks, dtype)
@@ -207,6 +216,7 @@ def test_never_leaves_only_state_from_which_training_goes_on_alike(ranks, round_
     assert not again.reused and list(Path(again.checkpoint).glob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_the_position_in_demonstrations_is_that_of_the_step(session, sft_request, tmp_path) -> None:
     pairs = [(f"{n} plus one is", f"{n + 1}.") for n in range(10)]
     request = sft_request(pairs, train_batch_size=4, max_steps=6, save_interval=2, save_hf_checkpoint="always")
@@ -218,6 +228,7 @@ def test_the_position_in_demonstrations_is_that_of_the_step(session, sft_request
     assert positions == {"step_2": 8, "step_4": 16}
 
 
+@pytest.mark.slow
 def test_a_write_that_fails_is_told_and_leaves_nothing(session, round_request, monkeypatch) -> None:
     from rft_platform.training.checkpoint import content
 

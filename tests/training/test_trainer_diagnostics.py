@@ -49,6 +49,7 @@ def test_every_step_tells_everything(session, round_request) -> None:
     assert total["mfu"] == pytest.approx(np.mean([event.metrics["mfu"] for event in events]))
 
 
+@pytest.mark.slow
 def test_the_row_at_fault_is_named_and_nothing_is_lost(session, round_request) -> None:
     request, culprit = round_request(), []
 
@@ -68,6 +69,7 @@ def test_the_row_at_fault_is_named_and_nothing_is_lost(session, round_request) -
     assert session.score([[5, 6, 7]]) == scores
 
 
+@pytest.mark.slow
 def test_the_parameter_at_fault_is_named(session, round_request) -> None:
     request = round_request()
     session.train(request, lambda event: None, lambda: False)

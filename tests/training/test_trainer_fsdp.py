@@ -62,6 +62,7 @@ def test_compiled_layers_give_the_same_gradients(tiny_model, ranks) -> None:
     assert_same(compiled, gradients(tiny_model, ranks), 1e-5)
 
 
+@pytest.mark.slow
 def test_mixed_precision_keeps_float32_masters_and_sums(tiny_model, ranks) -> None:
     policy = load_policy(tiny_model, ranks, torch.bfloat16)
     assert all(isinstance(p, DTensor) and p.dtype == torch.float32 for p in policy.parameters())

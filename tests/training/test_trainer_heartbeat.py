@@ -84,6 +84,7 @@ def test_a_stopped_trainer_does_not_hold_up_status_cancel_and_shutdown(client) -
     assert find_process(pid, created) is None  # torchrun may not have reaped the killed rank yet
 
 
+@pytest.mark.slow
 def test_heartbeats_come_while_a_command_waits_and_while_it_runs(monkeypatch) -> None:
     monkeypatch.setattr(trainer_server, "HEARTBEAT_S", 0.05)
     beats = threading.Event()

@@ -59,6 +59,7 @@ def test_a_model_is_hashed_once_until_a_file_changes(model: Path, monkeypatch) -
     assert identify(model) != before and read == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_another_chat_template_or_format_is_another_training(session, ranks, round_request, model) -> None:
     request = round_request(parent=str(model), groups=2, max_steps=1)
     train(session, request)
@@ -72,6 +73,7 @@ def test_another_chat_template_or_format_is_another_training(session, ranks, rou
     assert not train(TrainingSession(rounded, "bfloat16"), request).reused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["reference", "teacher", "critic"])
 def test_a_damaged_model_that_is_only_read_is_refused(session, round_request, tmp_path, part) -> None:
     read = Path(train(session, round_request(groups=2, max_steps=1)).checkpoint)
@@ -120,6 +122,7 @@ def test_an_adapter_in_a_copied_project_goes_on_over_the_copied_weights(
     assert read_json(Path(second.checkpoint, "manifest.json"))["base_model"] == str(copy / "model")
 
 
+@pytest.mark.slow
 def test_an_adapter_over_a_damaged_checkpoint_is_refused(session, ranks, round_request, tmp_path) -> None:
     base = Path(train(session, round_request(groups=2, max_steps=1)).checkpoint)
     lora = {"lora": LORA, "max_steps": 1, "parent_version": 1, "output": str(tmp_path / "adapter")}

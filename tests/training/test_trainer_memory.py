@@ -44,6 +44,7 @@ def train(session: TrainingSession, request, stop_after: int | None = None):
     return session.train(request, done.append, lambda: len(done) == stop_after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["whole", "sharded"])
 def test_after_cancel_and_on_going_on_one_state_is_alive(ranks, round_request, memory, dtype) -> None:
     session = TrainingSession(ranks, dtype)
@@ -57,6 +58,7 @@ def test_after_cancel_and_on_going_on_one_state_is_alive(ranks, round_request, m
     assert memory.alive == [0, 0, 0, 0, 0] and sum(ref() is not None for ref in memory.states) == 1
 
 
+@pytest.mark.slow
 def test_after_a_refused_step_one_state_is_alive(session, round_request, memory) -> None:
     critic = CriticSpec(optimizer=OptimizerSpec(lr=1e-3))
     request = round_request(
@@ -70,6 +72,7 @@ def test_after_a_refused_step_one_state_is_alive(session, round_request, memory)
     assert memory.alive == [0, 0] and refused.value.__traceback__ is not None
 
 
+@pytest.mark.slow
 def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request, memory, monkeypatch) -> None:
     from rft_platform.training.loop import optimiser_step
 
@@ -85,6 +88,7 @@ def test_after_an_error_deep_in_a_step_one_state_is_alive(session, round_request
     assert memory.alive == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_save_that_fails_leaves_one_state_alive(session, round_request, memory, monkeypatch) -> None:
     from rft_platform.training.checkpoint import content
 

@@ -265,6 +265,7 @@ def test_a_weight_that_is_none_is_refused(tiny_model: Path, tmp_path: Path, weig
         read_demonstrations(str(weighed(tmp_path, 1, weight)), tiny_model)
 
 
+@pytest.mark.slow
 def test_half_the_weight_is_half_the_loss(session, sft_request, tiny_model: Path, tmp_path: Path) -> None:
     loss = {}
     for weight in (1, 0.5):

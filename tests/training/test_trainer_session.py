@@ -60,6 +60,7 @@ def test_a_round_is_trained_measured_and_published(session, round_request, tiny_
     assert read_json(Path(result.checkpoint) / "steps.json")[0]["metrics"]["loss"] == events[0].metrics["loss"]
 
 
+@pytest.mark.slow
 def test_same_seed_same_weights_and_another_seed_others(session, ranks, round_request, tmp_path) -> None:
     request = round_request()
     first = train(session, request)
@@ -68,6 +69,7 @@ def test_same_seed_same_weights_and_another_seed_others(session, ranks, round_re
     assert again.weights_digest == first.weights_digest != other.weights_digest
 
 
+@pytest.mark.slow
 def test_a_resumed_training_equals_an_undisturbed_one(session, ranks, round_request, tmp_path) -> None:
     request = round_request(seed=1)
     following = round_request(seed=2)
@@ -96,6 +98,7 @@ def test_an_identical_request_is_answered_from_the_store(session, ranks, round_r
     assert other.score([[1, 7, 2]]) == scores  # and the published weights are held
 
 
+@pytest.mark.slow
 def test_a_reused_result_is_held_with_its_moments(session, ranks, round_request, tmp_path) -> None:
     first = train(session, round_request(fresh_optimizer=True))
     following = after(round_request(seed=2), first)
@@ -107,6 +110,7 @@ def test_a_reused_result_is_held_with_its_moments(session, ranks, round_request,
     assert again.weights_digest == straight.weights_digest
 
 
+@pytest.mark.slow
 def test_other_rows_under_the_same_name_are_trained_anew(session, round_request) -> None:
     first = train(session, round_request())
     changed = round_request(edit=lambda rows, judged: [setattr(j, "advantage", -j.advantage) for j in judged])
@@ -133,11 +137,13 @@ def test_steps_without_a_gradient_are_left_out(session, round_request) -> None:
     assert train(session, round_request(edit=flatten)).steps == 1
 
 
+@pytest.mark.slow
 def test_max_steps_and_epochs(session, round_request, tmp_path) -> None:
     assert train(session, round_request(max_steps=2)).policy_version == 2
     assert train(session, round_request(epochs=2, output=str(tmp_path / "two"))).policy_version == 6
 
 
+@pytest.mark.slow
 def test_cancelling_rolls_back_to_the_parent(session, round_request, tmp_path) -> None:
     request = round_request()
     parent = train(session, request)
@@ -149,6 +155,7 @@ def test_cancelling_rolls_back_to_the_parent(session, round_request, tmp_path) -
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["global_step_3"]
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_finite_is_refused_and_names_rows(session, round_request) -> None:
     request = round_request()
     with pytest.raises(NonFiniteError, match=r"step 2 was refused: loss .*, gradient norm nan; .*: \w{32}, "):
@@ -157,6 +164,7 @@ def test_a_step_that_is_not_finite_is_refused_and_names_rows(session, round_requ
     assert train(session, request).steps == 3
 
 
+@pytest.mark.slow
 def test_imitation_learns_a_tiny_set(session, sft_request) -> None:
     events: list[StepEvent] = []
     result = train(session, sft_request(PAIRS, max_steps=40), events)
@@ -174,6 +182,7 @@ def test_imitation_learns_a_tiny_set(session, sft_request) -> None:
         assert tokenizer.decode(out) == f"{answer}<|im_end|>"
 
 
+@pytest.mark.slow
 def test_imitation_goes_on_where_the_parent_stopped(session, sft_request, tmp_path) -> None:
     request = sft_request(PAIRS, train_batch_size=3, max_steps=2)
     first = train(session, request)
@@ -200,6 +209,7 @@ def test_the_checkpoint_is_a_plain_model_with_a_tied_head(session, round_request
     assert session.score([ids])[0] == pytest.approx([0.0, *expected.tolist()], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_lora_trains_and_resumes_the_adapter_alone(session, ranks, round_request, tiny_model, tmp_path) -> None:
     lora = LoraSpec(rank=4, alpha=8)
     request = round_request(lora=lora)
@@ -227,6 +237,7 @@ def test_lora_trains_and_resumes_the_adapter_alone(session, ranks, round_request
     assert session.score([[1, 40, 2]])[0] == pytest.approx([0.0, *expected.tolist()], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_rounded_weights_are_published_and_full_ones_kept(ranks, round_request, tmp_path) -> None:
     from safetensors.torch import load_file as load_tensors
 
@@ -269,6 +280,7 @@ def test_a_damaged_result_is_made_again(session, ranks, round_request) -> None:
     assert again.weights_digest == first.weights_digest
 
 
+@pytest.mark.slow
 def test_the_kl_to_a_reference_holds_the_policy_back(session, round_request, tiny_model, tmp_path) -> None:
     free = round_request(epochs=3)
     held = replace(free, algorithm=AlgorithmSpec(beta=5.0), reference=str(tiny_model), output=str(tmp_path / "held"))

@@ -11,6 +11,7 @@ from rft_platform.servers.ui_servers import serves_guarded
 from rft_platform.web_guard.asgi import WebGuard
 
 
+@pytest.mark.slow
 def test_dagsters_command_serves_what_the_replaced_function_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster_webserver import cli
 

@@ -107,6 +107,7 @@ def test_static_lengths_and_gradient_checkpointing(trial: Trial, name: str) -> N
     assert_equal((metrics["loss"], gradients), trial.plain(name))
 
 
+@pytest.mark.slow
 @every_loss
 def test_three_ranks_with_much_little_and_nothing(trial: Trial, name: str) -> None:
     rows = rows_for(SPECS[name].policy_loss)

@@ -120,6 +120,7 @@ def test_rows_that_outgrow_a_sliding_window_are_refused_by_the_check(
     check_trainable(tmp_path, 6)
 
 
+@pytest.mark.slow
 def test_every_model_of_transformers_whose_window_is_in_the_mask_alone_is_known() -> None:
     """A new version of transformers may bring others, which would ignore their window in silence."""
     models = Path(transformers.__file__).parent / "models"

@@ -122,6 +122,7 @@ def twins(make_model: Callable[..., Any]) -> tuple[Any, PackedPolicy]:
     return make_model(), PackedPolicy(make_model())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gather", "bucket"), [(16, 4096), (0, 0), (10**6, 0), (0, 10**6)])
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(samples=tries())

@@ -71,6 +71,7 @@ def test_every_trainable_token_is_predicted_from_its_prefix(samples: list[Sample
     assert sorted(seen) == [(i, int(p)) for i, s in enumerate(samples) for p in np.flatnonzero(s.loss_mask)]
 
 
+@pytest.mark.slow
 @given(random_rows(), st.integers(1, 40), st.randoms())
 def test_order_of_rows_does_not_matter(samples: list[Sample], max_tokens: int, random: object) -> None:
     shuffled = list(samples)

@@ -63,6 +63,7 @@ def test_a_shared_prompt_has_full_tiles_and_runs_do_not_see_each_other() -> None
     assert touched.sum() < 0.2 * np.tri(len(touched)).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head_dim", [8, 32])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")  # which this is about
 def test_attention_under_the_block_mask_equals_padded_blocks(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
