@@ -10,7 +10,7 @@ from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.metrics import metrics
-from rft_platform.cli.commands.models import models
+from rft_platform.cli.commands.releases import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
 from rft_platform.cli.commands.serve import serve

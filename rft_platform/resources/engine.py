@@ -13,6 +13,6 @@ class EngineResource(dg.ConfigurableResource):
 
     def connect(self) -> PolicyEngine:
         """A healthy engine that serves some version of the project's policy."""
-        from rft_platform.rounds.setup.connections import connect_engine
+        from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
 
-        return connect_engine(self.project.open())
+        return connect_evaluation_engine(self.project.open())

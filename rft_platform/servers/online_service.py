@@ -14,17 +14,16 @@ from rft_platform.common.errors import RftError, UserError
 from rft_platform.common.processes.gc_control import keep_imports
 from rft_platform.common.user_code import load_object
 from rft_platform.config.home import Home
-from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.inference.pool.engine_pool import EnginePool
+from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.observability.logs import configure
-from rft_platform.rollout.recording.clients import RecordingClients
-from rft_platform.rounds.project.policy import Policy, deploy, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.rounds.setup.connections import connect_engine
+from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
@@ -62,13 +61,20 @@ def serve(project: Project) -> None:
         top_p=config.model.top_p,
         top_k=config.model.top_k,
     )
+    releases = release_commands(project)
+    controller = ReleaseController(project, releases.store)
     gateway = TrafficApp(
-        lambda: served_engine(project), writer, selection_of(project), sampling,
+        controller.find_engine, writer, selection_of(project), sampling,
         tenants=tenants, timeout_s=config.explorer.max_timeout,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
-    app = build_app(gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"})
+    app = build_app(
+        gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
+        [release_routes(releases, writer, gateway.tenant_of)],
+    )  # fmt: skip
     stop = threading.Event()
+    follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
+    follow.start()
     upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
     upkeep.start()
     server = uvicorn.Server(
@@ -78,23 +84,6 @@ def serve(project: Project) -> None:
         server.run()
     finally:
         stop.set()
-
-
-def served_engine(project: Project) -> ServedEngine:
-    """The project's engine with the newest promoted policy, found or started."""
-    engine: PolicyEngine = connect_engine(project)
-    policy = newest_policy(project)
-    if policy is not None and engine.status().policy_version != policy.policy_version:
-        deploy(engine, policy)
-    replicas = engine.replicas if isinstance(engine, EnginePool) else None
-    clients = RecordingClients(engine.base_url, project.config.explorer.max_timeout, replicas, engine.api_key)
-    return ServedEngine(engine.status(), clients, engine.base_url)
-
-
-def newest_policy(project: Project) -> Policy | None:
-    """The policy of the newest trained round; None before the warm start, when the engine serves the base model."""
-    found = (published(project.store, number) for number in range(max(project.store.rounds(), default=0), -1, -1))
-    return next((policy for policy in found if policy is not None), None)
 
 
 def selection_of(project: Project) -> Selection:

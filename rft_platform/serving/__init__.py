@@ -7,6 +7,9 @@ Read in this order:
 - ``writer``: the one thread that uses the database, and what happens when it is slow.
 - ``selection``: strategies that decide which calls are recorded.
 - ``gateway``: the OpenAI API in front of the engine, which records what it answers.
+- ``releases``: pure decisions on versions. ``release_store``: versions, canaries and A/B tests in the database;
+  ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
+- ``routing``: which engine answers a request while a release runs.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 
 ``rounds.collect`` takes the committed rows into a round; ``servers.online_service`` starts the process.

@@ -5,12 +5,12 @@
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from starlette.types import Receive, Scope, Send
@@ -105,9 +105,16 @@ class CommitRequest(BaseModel):
 
 
 def build_app(
-    gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule, status: Callable[[], Mapping[str, Any]]
+    gateway: TrafficApp,
+    writer: TrafficWriter,
+    rule: CommitRule,
+    status: Callable[[], Mapping[str, Any]],
+    routes: Sequence[APIRouter] = (),
 ) -> Any:
-    """The ASGI application of the service. ``status`` says what else ``/health`` reports; it does no I/O."""
+    """The ASGI application of the service with further ``routes``.
+
+    ``status`` says what else ``/health`` reports; it does no I/O.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,6 +124,8 @@ def build_app(
 
     app = FastAPI(title="rft_platform online service", lifespan=lifespan)
     api_errors.install(app)
+    for each in routes:
+        app.include_router(each)
 
     @app.post("/feedback")
     async def feedback(request: Request, given: FeedbackRequest) -> Response:

@@ -25,7 +25,7 @@ _BUSY_TIMEOUT_MS = 30_000
 _UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
 
 
-_NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts in INTEGER columns only
+NUMBER = BigInteger().with_variant(Integer(), "sqlite")  # SQLite counts in INTEGER columns only
 
 
 class Base(DeclarativeBase):
@@ -46,7 +46,7 @@ class Call(Base):
         Index("calls_subject", "subject"),
     )
 
-    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True, autoincrement=True)
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, autoincrement=True)
     msg_id: Mapped[str] = mapped_column(String(200))
     choice: Mapped[int]
     state: Mapped[str] = mapped_column(String(16))
@@ -89,7 +89,7 @@ class FeedbackCall(Base):
     __tablename__ = "feedback_calls"
 
     feedback_id: Mapped[str] = mapped_column(ForeignKey("feedback.feedback_id"), primary_key=True)
-    number: Mapped[int] = mapped_column(_NUMBER, ForeignKey("calls.number"), primary_key=True)
+    number: Mapped[int] = mapped_column(NUMBER, ForeignKey("calls.number"), primary_key=True)
 
 
 class Batch(Base):
@@ -108,7 +108,7 @@ class Event(Base):
 
     __tablename__ = "events"
 
-    number: Mapped[int] = mapped_column(_NUMBER, primary_key=True, autoincrement=True)
+    number: Mapped[int] = mapped_column(NUMBER, primary_key=True, autoincrement=True)
     at: Mapped[float]
     kind: Mapped[str] = mapped_column(String(50))
     reason: Mapped[str]

@@ -9,18 +9,20 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from rft_platform.common.errors import RftError
 from rft_platform.experience.record import ModelCall
-from rft_platform.inference.interface import EngineStatus, SamplingParams
+from rft_platform.inference.interface import SamplingParams
 from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
-from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
 from rft_platform.rollout.recording.gateway_connections import GatewayConnections
 from rft_platform.rollout.recording.history import RunHistory
 from rft_platform.rollout.recording.httpx_compat import wire
+from rft_platform.serving.releases.assignment import CANDIDATE
+from rft_platform.serving.routing import Route, Router, ServedEngine
 from rft_platform.serving.selection import Selection
 from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall
 from rft_platform.serving.writer import TrafficWriter
@@ -35,16 +37,8 @@ LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
 
 _SEEDS = 2**31
 _RETRY_S = 0.5
+_SERVER_ERROR = 500
 _CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
-
-
-@dataclass(frozen=True, slots=True)
-class ServedEngine:
-    """An engine that serves the policy, and how its calls are recorded."""
-
-    status: EngineStatus
-    clients: RecordingClients
-    base_url: str
 
 
 @dataclass(slots=True)
@@ -55,6 +49,20 @@ class GatewayCounts:
     not_selected: int = 0
     opted_out: int = 0
     failed_to_record: int = 0  # answers that an error, for example of a selection strategy, kept from being recorded
+
+
+class TrafficRun(RunRecord):
+    """One request of production traffic, with the engine that answers it."""
+
+    def __init__(self, history: RunHistory, headers: Mapping[str, str], route: Route, connections: Any) -> None:
+        """``connections`` are those of the gateway, shared by all requests."""
+        super().__init__("", history, lambda run: self.route.engine.clients.async_transport(run, connections))
+        self.headers = headers
+        self.route = route
+
+    def move(self, route: Route) -> None:
+        """Send the request to another engine from now on."""
+        self.route, self._transport = route, None
 
 
 class TrafficApp(RecordingApp):
@@ -76,8 +84,8 @@ class TrafficApp(RecordingApp):
         A request waits up to ``patience_s`` seconds for an engine that is being restarted.
         """
         self._find_engine = find_engine
-        self._engine = find_engine()
-        super().__init__(self._engine.base_url, timeout_s)
+        self.router = Router(find_engine())
+        super().__init__(self.router.base.base_url, timeout_s)
         self._writer = writer
         self._selection = selection
         self._sampling = sampling
@@ -97,33 +105,51 @@ class TrafficApp(RecordingApp):
             raise ApiError(401, "this service needs an API key (`Authorization: Bearer KEY`)", "invalid_api_key")
         return found[0]
 
-    def find_run(self, headers: Mapping[str, str]) -> RunRecord:
-        """A new run for the request, with the place that its headers or its record key name."""
+    def find_run(self, headers: Mapping[str, str]) -> TrafficRun:
+        """A new run for the request. Its route is chosen when its body has been read."""
         self.tenant_of(headers)
-        engine = self._engine
-        history = RunHistory(engine.status.model_path, self._sampling, secrets.randbelow(_SEEDS))
-        return RunRecord("", history, lambda run: engine.clients.async_transport(run, self._connections))
+        route = Route(self.router.base)
+        history = RunHistory(route.engine.status.model_path, self._sampling, secrets.randbelow(_SEEDS))
+        return TrafficRun(history, headers, route, self._connections)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
-        """Send a request; if the engine cannot be reached, find it again and repeat the request."""
+        """Send a request to the engine of its route. What the candidate of a release fails to answer, the base answers.
+
+        If the base cannot be reached, it is found again and the request is repeated.
+        """
+        assert isinstance(record, TrafficRun)
+        content = await request.aread()
+        place = place_of(record.headers, _object(content)) if self.router.release is not None else {}
+        record.move(self.router.route(record.headers, place, secrets.token_hex(8)))
+        if record.route.arm == CANDIDATE:
+            response = await self._ask_candidate(record, request, content)
+            if response is not None:
+                return response
+            record.move(Route(self.router.base))
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                return await record.transport.handle_async_request(request)
+                return await record.transport.handle_async_request(_to(record.route.engine, request, content))
             except (wire.ConnectError, wire.ConnectTimeout):
                 if time.monotonic() > deadline:
                     raise
             await self._find_again()
             await asyncio.sleep(_RETRY_S)
-            path = request.url.path.removeprefix("/v1")
-            root = self._engine.base_url.rstrip("/")
-            request = wire.Request(
-                request.method,
-                wire.URL(root + path),
-                headers=request.headers,
-                content=await request.aread(),
-                extensions=request.extensions,
-            )
+            record.move(replace(record.route, engine=self.router.base))
+
+    async def _ask_candidate(self, record: TrafficRun, request: Any, content: bytes) -> Any | None:
+        """The candidate's answer; None if it has none."""
+        try:
+            response = await record.transport.handle_async_request(_to(record.route.engine, request, content))
+        except (wire.TransportError, RftError) as error:
+            LOG.warning("the candidate does not answer, the base does: %r", error)
+        else:
+            if response.status_code < _SERVER_ERROR:
+                return response
+            LOG.warning("the candidate answers with status %d, the base answers instead", response.status_code)
+            await response.aclose()
+        self.router.candidate_failures += 1
+        return None
 
     async def _find_again(self) -> None:
         """Find or start the engine, once for all requests that wait for it."""
@@ -133,28 +159,29 @@ class TrafficApp(RecordingApp):
 
     async def _replace_engine(self) -> None:
         try:
-            self._engine = await asyncio.to_thread(self._find_engine)
+            self.router.base = await asyncio.to_thread(self._find_engine)
         except Exception as error:
             LOG.warning("the engine cannot be found or started: %s", error)
             return
-        self.set_engine(self._engine.base_url)
+        self.set_engine(self.router.base.base_url)
 
     def before_sending(self, record: RunRecord, headers: Mapping[str, str], body: bytes) -> None:
         """Queue the recorded choices of an answer before its last bytes are sent: feedback then finds them.
 
         Nothing here fails a chat request: an error of a selection strategy is logged and counted.
         """
+        assert isinstance(record, TrafficRun)
         calls = record.history.extract()
         if not calls:
             return
         self.counts.answered += 1
         try:
-            self._queue(calls, headers, body)
+            self._queue(calls, record.route, headers, body)
         except Exception:
             self.counts.failed_to_record += 1
             LOG.exception("an answered call was not recorded")
 
-    def _queue(self, calls: list[ModelCall], headers: Mapping[str, str], body: bytes) -> None:
+    def _queue(self, calls: list[ModelCall], route: Route, headers: Mapping[str, str], body: bytes) -> None:
         """Queue the choices of one answer, unless the caller opted out or no strategy selects it."""
         if headers.get(OPT_OUT_HEADER, "0").lower() not in ("0", "false"):
             self.counts.opted_out += 1
@@ -167,7 +194,7 @@ class TrafficApp(RecordingApp):
         if not decision.accept:
             self.counts.not_selected += 1
             return
-        status = self._engine.status
+        status = route.engine.status
         served_by = {ENGINE: status.engine, TEMPLATE_HASH: status.template_hash}
         for call in calls:
             self._writer.record(
@@ -179,6 +206,7 @@ class TrafficApp(RecordingApp):
                     tokens=len(call.prompt_ids) + len(call.response_ids),
                     recorded_at=call.created_at,
                     tenant=tenant,
+                    variant=route.variant,
                     **place,
                 )
             )
@@ -186,6 +214,20 @@ class TrafficApp(RecordingApp):
     async def aclose(self) -> None:
         """Close the connections to the engine."""
         await self._connections.aclose()
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    """A request's body; empty if it is no JSON object, which the engine refuses."""
+    try:
+        return json_codec.parse_object(content)
+    except (RftError, ValueError):
+        return {}
+
+
+def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
+    """The request with the address of an engine."""
+    url = wire.URL(engine.base_url.rstrip("/") + request.url.path.removeprefix("/v1"))
+    return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
 
 
 def place_of(headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:

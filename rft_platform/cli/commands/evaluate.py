@@ -49,12 +49,12 @@ def evaluate_one(project: "Project", policy: "Policy", as_json: bool) -> None:
     from rft_platform.rounds.heldout_evaluation import measure
     from rft_platform.rounds.project.policy import deploy
     from rft_platform.rounds.reporting.promotion import compared, promoted_last
-    from rft_platform.rounds.setup.connections import connect_engine
+    from rft_platform.rounds.setup.online_engines import connect_evaluation_engine
 
     console = notes()
     check_engine_is_free(project)
     with terminable(), started_processes_end(project.home, console), showing_progress(console):
-        engine = connect_engine(project)
+        engine = connect_evaluation_engine(project)
         deploy(engine, policy)
         results = measure(project, engine, policy.round)
     differences = compared(project, policy, results[0], promoted_last(project))

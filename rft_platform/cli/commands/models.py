@@ -1,4 +1,4 @@
-"""``rft models``: manage the registered versions of the project's model."""
+"""``rft models``: manage the registered versions of the project's model; ``releases`` adds those that serve."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,7 +7,7 @@ import typer
 if TYPE_CHECKING:
     from rft_platform.rounds.maintenance.rebuild_registry import Rebuilt
 
-models = typer.Typer(no_args_is_help=True, help="Manage the model versions in MLflow.")
+models = typer.Typer(no_args_is_help=True, help="Manage versions of the policy: in MLflow, and in production traffic.")
 
 
 @models.command()
@@ -32,22 +32,36 @@ def rebuild(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @models.command()
-def rollback() -> None:
-    """Make the previous champion the champion again. A repeated call goes further back."""
+def rollback(
+    version: Annotated[
+        int | None, typer.Argument(help="Online projects: policy version to serve; by default the one before.")
+    ] = None,
+) -> None:
+    """Make the previous champion the champion again. A repeated call goes further back.
+
+    In an online project, serve an earlier version; a running canary or A/B test ends.
+    """
+    from rft_platform.common.errors import UserError
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output
     from rft_platform.jobs.driver_lock import refuse_second_driver
     from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.reporting.promotion import roll_back
+    from rft_platform.rounds.reporting.servable_versions import release_commands
     from rft_platform.rounds.setup.connections import connect_registry
 
     project = Project.open(Home.from_environment())
+    if project.config.online:
+        served = release_commands(project).roll_back(version)
+        return output().print(f"version {served} serves again")
+    if version is not None:
+        raise UserError("rft models rollback VERSION is for online projects (`rft serve`): leave the version out")
     refuse_second_driver(project.home)
     registry = connect_registry(project)
     replaced = registry.last_promoted()
     champion = roll_back(project, registry)
     line = f"{champion.name}: champion is version {champion.version} again, instead of version {replaced.version}"
-    output().print(line, markup=False, soft_wrap=True)
+    return output().print(line, markup=False, soft_wrap=True)
 
 
 def _line(report: "Rebuilt") -> str:

@@ -21,3 +21,6 @@ class Service(Section):
     """Days until the text of a call without feedback is erased."""
     most_waiting: NonNegativeInt = 10_000
     """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""
+    canary_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
+    it back. 0: it serves all traffic at once."""

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from sqlalchemy import Engine
+
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
@@ -14,6 +16,11 @@ from rft_platform.tasks.task import Task
 
 def traffic_store(project: Project) -> TrafficStore:
     """The production traffic of an online project; the database is opened once per process."""
+    return TrafficStore(traffic_database(project))
+
+
+def traffic_database(project: Project) -> Engine:
+    """The database of production traffic and releases; it is opened once per process."""
     return _open(database_url(project))
 
 
@@ -88,5 +95,5 @@ def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
 
 
 @lru_cache(maxsize=4)
-def _open(url: str) -> TrafficStore:
-    return TrafficStore(open_database(url))
+def _open(url: str) -> Engine:
+    return open_database(url)

@@ -1,0 +1,171 @@
+"""``rft models list, compare, promote, rollback, canary, ab, report``: which version serves production traffic.
+
+The commands write decisions to the service's database; a running service carries them out within a second.
+"""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rft_platform.cli.commands.models import models
+
+if TYPE_CHECKING:
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.serving.release_commands import ReleaseCommands
+    from rft_platform.serving.release_store import Release
+
+Version = Annotated[int, typer.Argument(help="Policy version, as in `rft models list` and in the header of answers.")]
+OptionalVersion = Annotated[int | None, typer.Argument(help="Policy version; the newest one if left out.")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept with the decision.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@models.command("list")
+def list_versions(as_json: Json = False) -> None:
+    """List the versions of the policy with their scores and their share of the traffic."""
+    from rft_platform.cli.views.releases import versions_table
+    from rft_platform.driver.console import output, print_json
+    from rft_platform.rounds.reporting.servable_versions import release_commands, servable_versions
+
+    project = _project()
+    if project.config.online:
+        status = release_commands(project).status()
+    else:
+        from dataclasses import asdict
+
+        status = {"versions": [asdict(each) for each in servable_versions(project)], "release": None}
+    if as_json:
+        print_json(status)
+        return
+    output().print(versions_table(status["versions"]))
+    if status["release"] is not None:
+        release = status["release"]
+        line = (
+            f"{release['kind']} {release['number']}: version {release['candidate_version']} gets {release['share']:.0%}"
+        )
+        output().print(f"{line}; {release['reason']}", markup=False, soft_wrap=True)
+
+
+@models.command()
+def compare(one: Version, other: Version, as_json: Json = False) -> None:
+    """Compare the scores of two versions on held-out tasks."""
+    from rft_platform.driver.console import output, print_json
+    from rft_platform.rounds.reporting.servable_versions import servable_versions
+    from rft_platform.serving.release_commands import compare_scores
+
+    project = _project()
+    found = compare_scores(servable_versions(project), one, other)
+    if as_json:
+        print_json(found)
+        return
+    if not found["difference"]:
+        output().print(f"versions {one} and {other} have no score in common: `rft eval` evaluates a version")
+    for name, difference in found["difference"].items():
+        first, second = (version["scores"][name] for version in found["versions"])
+        output().print(f"{name}: {first:.4f} -> {second:.4f} ({difference:+.4f})", markup=False)
+
+
+@models.command()
+def promote(
+    version: OptionalVersion = None,
+    newest: Annotated[bool, typer.Option("--newest", help="Always serve the newest released version.")] = False,
+    reason: Reason = "promoted by hand",
+) -> None:
+    """Serve a version from now on. Ends the canary or A/B test that it is part of."""
+    from rft_platform.common.errors import UserError
+
+    if (version is None) != newest:
+        raise UserError("rft models promote: expected a version, or --newest")
+    _commands().promote(version, reason)
+    _print("the newest released version serves from now on" if newest else f"version {version} serves from now on")
+
+
+@models.command()
+def canary(
+    version: OptionalVersion = None,
+    share: Annotated[float, typer.Option(help="Share of the traffic that the version gets.")] = 0.1,
+    sticky: Annotated[
+        str, typer.Option(help="What keeps its version: user, conversation or request.")
+    ] = "conversation",
+    least_runs: Annotated[int, typer.Option(help="Labelled runs of each version at the first look.")] = 100,
+    looks: Annotated[int, typer.Option(help="Looks until it is decided; each needs twice the runs.")] = 4,
+    margin: Annotated[float, typer.Option(help="Loss of the success rate that is accepted.")] = 0.05,
+    reason: Reason = "started by hand",
+) -> None:
+    """Give a share of the traffic to a version until its success rate promotes it or rolls it back."""
+    from rft_platform.serving.releases.canary import CanaryRule
+
+    rule = CanaryRule(least_runs, looks, margin=margin)
+    _print_started(_commands().canary(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
+
+
+@models.command()
+def ab(
+    version: OptionalVersion = None,
+    share: Annotated[float, typer.Option(help="Share of the traffic that the version gets.")] = 0.5,
+    sticky: Annotated[str, typer.Option(help="What keeps its version: user, conversation or request.")] = "user",
+    units: Annotated[int, typer.Option(help="Users, conversations or requests of each version.")] = 200,
+    alpha: Annotated[float, typer.Option(help="Probability of a wrong winner of equal versions.")] = 0.05,
+    reason: Reason = "started by hand",
+) -> None:
+    """Compare a version with the served one on live traffic; the winner serves in the end."""
+    from rft_platform.serving.releases.ab_test import ABRule
+
+    rule = ABRule(units, alpha)
+    _print_started(_commands().ab_test(version, share=share, sticky=_sticky(sticky), rule=rule, reason=reason))
+
+
+@models.command()
+def report(
+    number: Annotated[
+        int | None, typer.Argument(help="Number of a canary or A/B test; the newest if left out.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare both versions of a canary or an A/B test: accuracy, latency, satisfaction, with p values."""
+    from rft_platform.cli.views.releases import comparison_table
+    from rft_platform.driver.console import output, print_json
+
+    found = _commands().report(number)
+    if as_json:
+        print_json(found)
+        return
+    _print(f"{found['kind']} {found['number']} is {found['status']}: {found['reason']}")
+    comparison = found["comparison"]
+    output().print(comparison_table(comparison["metrics"]))
+    if found["kind"] == "ab":
+        _print(comparison["reason"])
+
+
+def _project() -> "Project":
+    from rft_platform.config.home import Home
+    from rft_platform.rounds.project.project import Project
+
+    return Project.open(Home.from_environment())
+
+
+def _commands() -> "ReleaseCommands":
+    from rft_platform.rounds.reporting.servable_versions import release_commands
+
+    return release_commands(_project())
+
+
+def _sticky(given: str) -> Any:
+    from rft_platform.common.errors import UserError
+
+    if given not in ("user", "conversation", "request"):
+        raise UserError(f"--sticky {given}: expected user, conversation or request")
+    return given
+
+
+def _print(line: str) -> None:
+    from rft_platform.driver.console import output
+
+    output().print(line, markup=False, soft_wrap=True)
+
+
+def _print_started(release: "Release") -> None:
+    _print(
+        f"{release.kind} {release.number}: version {release.candidate_version} gets {release.share:.0%} of the "
+        f"traffic, version {release.base_version} the rest; `rft models report` compares them"
+    )

@@ -1,0 +1,58 @@
+"""The versions of an online project that can serve, read from the notes of its rounds, and decisions on them."""
+
+from collections.abc import Iterator
+
+from rft_platform.common.errors import UserError
+from rft_platform.rounds.project.notes import EVALUATION
+from rft_platform.rounds.project.policy import Policy, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.round_history import evaluation_of
+from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
+from rft_platform.serving.release_store import ReleaseStore
+
+
+def release_commands(project: Project) -> ReleaseCommands:
+    """Decisions on the versions of an online project. Raises UserError for any other project."""
+    if not project.config.online:
+        raise UserError("this project serves no production traffic: start one with `rft serve`")
+    return ReleaseCommands(ReleaseStore(traffic_database(project)), lambda: servable_versions(project))
+
+
+def servable_versions(project: Project) -> list[ServableVersion]:
+    """The versions that can serve, oldest first. A round that trained nothing publishes its parent's version again."""
+    found: dict[int, ServableVersion] = {}
+    for policy in _newest_first(project):
+        result = evaluation_of(project.store, policy.round)
+        scores = {} if result is None else result.summary()
+        found[policy.policy_version] = ServableVersion(
+            policy.policy_version, policy.round, policy.model_version, is_released(project, policy), scores
+        )
+    return sorted(found.values(), key=lambda version: version.version)
+
+
+def is_released(project: Project, policy: Policy) -> bool:
+    """Whether a policy may serve without a choice by hand.
+
+    With held-out tasks its evaluation must promote it, else its round must have ended. The starting policy may serve.
+    """
+    note = project.store.read_note(policy.round, EVALUATION)
+    gated = bool(project.config.buffer.explorer_input.eval_tasksets)
+    return policy.round == 0 or (note is not None and (not gated or bool(note.get("promoted"))))
+
+
+def released_policy(project: Project) -> Policy | None:
+    """The newest released policy; None before the first one, when the engine serves the base model."""
+    return next((policy for policy in _newest_first(project) if is_released(project, policy)), None)
+
+
+def policy_of_version(project: Project, version: int) -> Policy | None:
+    """The published policy with this policy version."""
+    return next((policy for policy in _newest_first(project) if policy.policy_version == version), None)
+
+
+def _newest_first(project: Project) -> Iterator[Policy]:
+    for number in sorted(project.store.rounds() or [0], reverse=True):
+        policy = published(project.store, number)
+        if policy is not None:
+            yield policy

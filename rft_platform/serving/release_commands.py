@@ -1,0 +1,166 @@
+"""What people do with versions: list, promote, roll back, start canaries and A/B tests. CLI and HTTP call this.
+
+A version is named by its policy version, which every answer carries in its header ``x-policy-version``.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.serving.release_store import Release, ReleaseStore, Rule
+from rft_platform.serving.releases.ab_test import ABReport, ABRule, ab_report
+from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Sticky
+from rft_platform.serving.releases.canary import CanaryRule
+
+
+@dataclass(frozen=True, slots=True)
+class ServableVersion:
+    """One version of the policy that can serve."""
+
+    version: int  # policy version
+    round: int
+    model_version: str | None  # in the model registry
+    released: bool  # it serves unless another version was chosen: its evaluation promoted it, or none was due
+    scores: dict[str, float]  # of its evaluation on held-out tasks
+
+
+class ReleaseCommands:
+    """Decisions of people on the versions of one project."""
+
+    def __init__(self, store: ReleaseStore, versions: Callable[[], Sequence[ServableVersion]]) -> None:
+        """``versions``: those that can serve, oldest first."""
+        self.store = store
+        self._versions = versions
+
+    def serving(self) -> int:
+        """The version that serves, or the base of the running release."""
+        chosen = self.store.served()
+        if chosen is not None:
+            return chosen
+        return newest_released(self._versions())
+
+    def status(self) -> dict[str, Any]:
+        """Versions, the one that serves, and the running release."""
+        running, serving, chosen = self.store.running(), self.serving(), self.store.served()
+        return {
+            "serving": serving,
+            "chosen": chosen,
+            "release": None if running is None else running.to_json(),
+            "versions": [{**asdict(each), "traffic": self._share(each, serving, running)} for each in self._versions()],
+        }
+
+    def promote(self, version: int | None = None, reason: str = "promoted by hand") -> int | None:
+        """Serve a version from now on; None: always the newest released one. Ends the release that it is part of."""
+        if version is not None:
+            self._known(version)
+        running = self.store.running()
+        if running is not None and version == running.candidate_version:
+            self.store.finish(running.number, "promoted", version, reason, running.report)
+        else:
+            self.store.serve(version, "promoted", reason)
+        return version
+
+    def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
+        """Serve an earlier version: by default the base of the running release, else the one before the served one."""
+        running = self.store.running()
+        if version is not None:
+            self._known(version)
+        target = running.base_version if running is not None and version is None else version
+        if target is None:
+            target = self._predecessor(self.serving())
+        if running is not None:
+            self.store.finish(running.number, "rolled_back", target, reason, running.report)
+        else:
+            self.store.serve(target, "rolled_back", reason)
+        return target
+
+    def canary(
+        self,
+        version: int | None = None,
+        *,
+        share: float = 0.1,
+        sticky: Sticky = "conversation",
+        rule: CanaryRule | None = None,
+        reason: str = "started by hand",
+    ) -> Release:
+        """Give a share of the traffic to a version (by default the newest one) until its success rate decides."""
+        return self._start("canary", version, share, sticky, rule or CanaryRule(), reason)
+
+    def ab_test(
+        self,
+        version: int | None = None,
+        *,
+        share: float = 0.5,
+        sticky: Sticky = "user",
+        rule: ABRule | None = None,
+        reason: str = "started by hand",
+    ) -> Release:
+        """Compare a version (by default the newest one) with the served one; the winner serves in the end."""
+        return self._start("ab", version, share, sticky, rule or ABRule(), reason)
+
+    def report(self, number: int | None = None) -> dict[str, Any]:
+        """A release (by default the newest one) with the present comparison of its versions."""
+        found = self.store.newest(1000)
+        release = next((each for each in found if number is None or each.number == number), None)
+        if release is None:
+            raise UserError("there was no canary or A/B test yet" if number is None else f"no release {number}")
+        rule = release.rule if isinstance(release.rule, ABRule) else ABRule()
+        return {**release.to_json(), "comparison": compare_arms(self.store, release, rule).to_json()}
+
+    def compare(self, one: int, other: int) -> dict[str, Any]:
+        """Scores of two versions on held-out tasks, and their difference."""
+        return compare_scores(self._versions(), one, other)
+
+    def _start(self, kind: Any, version: int | None, share: float, sticky: Sticky, rule: Rule, reason: str) -> Release:
+        versions = self._versions()
+        newest = newest_released(versions) if version is None else version
+        candidate = _find(versions, newest).version
+        return self.store.start(kind, self.serving(), candidate, share, sticky, rule, reason)
+
+    def _known(self, version: int) -> ServableVersion:
+        return _find(self._versions(), version)
+
+    def _predecessor(self, version: int) -> int:
+        earlier = [each.version for each in self._versions() if each.version < version]
+        if not earlier:
+            raise UserError(f"policy version {version} serves, and there is no earlier one to roll back to")
+        return max(earlier)
+
+    @staticmethod
+    def _share(version: ServableVersion, serving: int, running: Release | None) -> float:
+        if running is not None and version.version == running.candidate_version:
+            return running.share
+        if version.version != serving:
+            return 0.0
+        return 1.0 if running is None else 1 - running.share
+
+
+def newest_released(versions: Sequence[ServableVersion]) -> int:
+    """The newest released version. Raises UserError if there is no version at all."""
+    if not versions:
+        raise UserError("the project has published no version yet")
+    return max((each.version for each in versions if each.released), default=versions[0].version)
+
+
+def compare_scores(versions: Sequence[ServableVersion], one: int, other: int) -> dict[str, Any]:
+    """Scores of two versions on held-out tasks, and the second's minus the first's."""
+    first, second = _find(versions, one), _find(versions, other)
+    both = [name for name in second.scores if name in first.scores]
+    return {
+        "versions": [asdict(first), asdict(second)],
+        "difference": {name: second.scores[name] - first.scores[name] for name in both},
+    }
+
+
+def _find(versions: Sequence[ServableVersion], version: int) -> ServableVersion:
+    known = {each.version: each for each in versions}
+    if version not in known:
+        raise UserError(f"no policy version {version}: there are {', '.join(map(str, known)) or 'none'}")
+    return known[version]
+
+
+def compare_arms(store: ReleaseStore, release: Release, rule: ABRule) -> ABReport:
+    """The report on both arms of a release."""
+    outcomes = store.outcomes(release)
+    return ab_report(outcomes[BASE].values, outcomes[CANDIDATE].values, rule)

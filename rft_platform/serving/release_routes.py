@@ -1,0 +1,108 @@
+"""HTTP routes of releases: the functions of ``release_commands`` below ``/releases``.
+
+Where API keys are configured, only the tenant ``admin`` may use them: they change what all tenants get.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.api_guard import headers_of
+from rft_platform.serving.release_commands import ReleaseCommands
+from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.releases.ab_test import ABRule
+from rft_platform.serving.releases.assignment import Sticky
+from rft_platform.serving.releases.canary import CanaryRule
+from rft_platform.serving.writer import TrafficWriter
+
+ADMIN = "admin"  #: the tenant that decides on versions
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    version: int | None = Field(default=None, ge=0, lt=2**31)
+    reason: str = Field(default="over HTTP", max_length=1000)
+
+
+class _Canary(_Body):
+    share: float = Field(default=0.1, gt=0, lt=1)
+    sticky: Sticky = "conversation"
+    least_runs: int = Field(default=100, ge=1, lt=2**31)
+    looks: int = Field(default=4, ge=1, le=20)
+    margin: float = Field(default=0.05, ge=0, lt=1)
+
+
+class _ABTest(_Body):
+    share: float = Field(default=0.5, gt=0, lt=1)
+    sticky: Sticky = "user"
+    units: int = Field(default=200, ge=30, lt=2**31)
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+
+
+def release_routes(
+    commands: ReleaseCommands, writer: TrafficWriter, tenant_of: Callable[[Mapping[str, str]], str]
+) -> APIRouter:
+    """The routes. ``tenant_of`` names the tenant of a request's headers, "" without configured keys."""
+
+    def check_admin(request: Request) -> None:
+        if tenant_of(headers_of(request.scope)) not in ("", ADMIN):
+            raise ApiError(403, f"only the tenant {ADMIN} decides on versions", "permission_denied")
+
+    routes = APIRouter(prefix="/releases", dependencies=[Depends(check_admin)])
+
+    async def run(work: Callable[[ReleaseStore], Any]) -> Any:
+        """Call ``work`` in the thread that uses the database."""
+        return await writer.run(lambda _: work(commands.store))
+
+    @routes.get("")
+    async def status() -> dict[str, Any]:
+        """Versions, the one that serves, and the running release."""
+        return dict(await run(lambda _: commands.status()))
+
+    @routes.get("/report")
+    async def report(number: int | None = None) -> dict[str, Any]:
+        """A release, by default the newest, with the comparison of its versions."""
+        return dict(await run(lambda _: commands.report(number)))
+
+    @routes.get("/compare")
+    async def compare(one: int, other: int) -> dict[str, Any]:
+        """Scores of two versions on held-out tasks."""
+        return dict(await run(lambda _: commands.compare(one, other)))
+
+    @routes.post("/promote")
+    async def promote(given: _Body) -> dict[str, Any]:
+        """Serve a version; without one always the newest released version."""
+        return {"status": "success", "version": await run(lambda _: commands.promote(given.version, given.reason))}
+
+    @routes.post("/rollback")
+    async def roll_back(given: _Body) -> dict[str, Any]:
+        """Serve an earlier version; without one the version before."""
+        return {"status": "success", "version": await run(lambda _: commands.roll_back(given.version, given.reason))}
+
+    @routes.post("/canary")
+    async def canary(given: _Canary) -> dict[str, Any]:
+        """Start a canary."""
+        rule = CanaryRule(given.least_runs, given.looks, margin=given.margin)
+        release = await run(
+            lambda _: commands.canary(
+                given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason
+            )
+        )
+        return dict(release.to_json())
+
+    @routes.post("/ab")
+    async def ab_test(given: _ABTest) -> dict[str, Any]:
+        """Start an A/B test."""
+        rule = ABRule(given.units, given.alpha)
+        release = await run(
+            lambda _: commands.ab_test(
+                given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason
+            )
+        )
+        return dict(release.to_json())
+
+    return routes

@@ -1,0 +1,68 @@
+"""Which engine answers a request of production traffic: the one that serves, or the candidate of a running release."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rft_platform.inference.interface import EngineStatus
+from rft_platform.rollout.recording.clients import RecordingClients
+from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Arm, Split, unit_of
+
+ARM_HEADER = "x-rft-arm"  #: a request's own choice while a release runs: ``candidate`` or ``base``
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """An engine that serves the policy, and how its calls are recorded."""
+
+    status: EngineStatus
+    clients: RecordingClients
+    base_url: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRelease:
+    """A running release, and the engine that serves its candidate."""
+
+    number: int
+    kind: Literal["canary", "ab"]
+    split: Split
+    candidate: ServedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The engine of one request, and the variant that its calls are marked with."""
+
+    engine: ServedEngine
+    variant: str | None = None
+    arm: Arm = BASE
+
+
+class Router:
+    """Routes requests. Another thread may set ``base`` and ``release`` at any time."""
+
+    def __init__(self, base: ServedEngine) -> None:
+        self.base = base
+        self.release: ServedRelease | None = None
+        self.candidate_failures = 0  # of the newest release: requests that the base answered instead
+        self._newest: int | None = None
+
+    def route(self, headers: Mapping[str, str], place: Mapping[str, str], request_id: str) -> Route:
+        """The route of a request by what it names. A choice by header counts in a canary, not in an A/B test."""
+        release = self.release
+        if release is None:
+            return Route(self.base)
+        arm = release.split.arm(unit_of(place, release.split.sticky, request_id))
+        chosen = headers.get(ARM_HEADER)
+        if chosen in (BASE, CANDIDATE):
+            arm = CANDIDATE if chosen == CANDIDATE else BASE
+        counts = chosen is None or release.kind == "canary"
+        engine = release.candidate if arm == CANDIDATE else self.base
+        return Route(engine, f"{release.number}/{arm}" if counts else None, arm)
+
+    def begin(self, release: ServedRelease) -> None:
+        """Route the traffic of a release; its failures count from 0."""
+        if self._newest != release.number:
+            self._newest, self.candidate_failures = release.number, 0
+        self.release = release
