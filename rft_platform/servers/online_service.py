@@ -19,10 +19,13 @@ from rft_platform.inference.serving.http_server import server_config
 from rft_platform.observability.logs import configure
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
-from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.servers.project_progress import ProjectProgress
 from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.pages.routes import PageData, page_routes
+from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.serving.traffic import TrafficStore
@@ -68,9 +71,13 @@ def serve(project: Project) -> None:
         tenants=tenants, timeout_s=config.explorer.max_timeout,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
+    pages = PageData(
+        f"{config.project}/{config.name}", releases, PreferenceStore(traffic_database(project)), writer,
+        gateway.tenant_of, ProjectProgress(project),
+    )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of)],
+        [release_routes(releases, writer, gateway.tenant_of), page_routes(pages)],
     )  # fmt: skip
     stop = threading.Event()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)

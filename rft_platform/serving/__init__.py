@@ -10,6 +10,7 @@ Read in this order:
 - ``releases``: pure decisions on versions. ``release_store``: versions, canaries and A/B tests in the database;
   ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
 - ``routing``: which engine answers a request while a release runs.
+- ``preferences``, ``pages``: preferences of people, and the web pages.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 
 ``rounds.collect`` takes the committed rows into a round; ``servers.online_service`` starts the process.

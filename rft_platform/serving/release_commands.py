@@ -41,13 +41,14 @@ class ReleaseCommands:
         return newest_released(self._versions())
 
     def status(self) -> dict[str, Any]:
-        """Versions, the one that serves, and the running release."""
-        running, serving, chosen = self.store.running(), self.serving(), self.store.served()
+        """Versions, the one that serves (None: the base model, before the first version), and the running release."""
+        versions, running, chosen = self._versions(), self.store.running(), self.store.served()
+        serving = newest_released(versions) if chosen is None and versions else chosen
         return {
             "serving": serving,
             "chosen": chosen,
             "release": None if running is None else running.to_json(),
-            "versions": [{**asdict(each), "traffic": self._share(each, serving, running)} for each in self._versions()],
+            "versions": [{**asdict(each), "traffic": self._share(each, serving, running)} for each in versions],
         }
 
     def promote(self, version: int | None = None, reason: str = "promoted by hand") -> int | None:
@@ -128,7 +129,7 @@ class ReleaseCommands:
         return max(earlier)
 
     @staticmethod
-    def _share(version: ServableVersion, serving: int, running: Release | None) -> float:
+    def _share(version: ServableVersion, serving: int | None, running: Release | None) -> float:
         if running is not None and version.version == running.candidate_version:
             return running.share
         if version.version != serving:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -25,6 +26,8 @@ from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.tasks.column_mapping import Columns
+from rft_platform.tasks.offline_dataset import load_pairs
 
 pytestmark = pytest.mark.slow
 
@@ -200,6 +203,22 @@ def test_a_damaged_checkpoint_is_rolled_back(service) -> None:
     service.wait_until(lambda: service.status()["release"] is None)
     assert service.status()["serving"] == service.ask("ann")[1] == serving
     assert "cannot be served" in traffic_store(service.project).events()[0].reason
+
+
+def test_the_pages_show_the_project_and_preferences_become_a_dataset(service, tmp_path) -> None:
+    body = {"model": "m", "messages": QUESTION, "max_tokens": 8, "n": 2, "temperature": 2.0}
+    assert service.post("/v1/chat/completions", **body).status_code == 200
+    status = httpx.get(service.url, trust_env=False, follow_redirects=True, timeout=60).text
+    assert "No round has ended yet." not in status
+    assert f"Version {service.status()['serving']} serves" in status
+    page = httpx.get(f"{service.url}/preferences", trust_env=False).text
+    left, right = (re.search(rf'name="{side}" value="(\d+)"', page)[1] for side in ("left", "right"))
+    picked = {"left": left, "right": right, "picked": "left"}
+    assert httpx.post(f"{service.url}/preferences", data=picked, trust_env=False).status_code == 200
+    environment, file = {"RFT_HOME": str(service.home)}, tmp_path / "pairs.jsonl"
+    done = CliRunner().invoke(app, ["store", "preferences", str(file)], env=environment)
+    assert "1 preference pairs" in done.output
+    assert len(load_pairs(str(file), Columns(prompt_type="messages")).rows) == 1
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def move_aside(home: "Home") -> Path | None:
 
 
 def _opening(project: "Project") -> str:
-    from rft_platform.cli.views.round_table import what_is_next
+    from rft_platform.servers.next_launches import what_is_next
 
     if not project.store.rounds():
         return f"The demo starts: {project.rounds_budget} rounds in {project.home.root}"

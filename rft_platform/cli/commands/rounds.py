@@ -17,11 +17,12 @@ def rounds(
     ] = None,
 ) -> None:
     """Show each round: reward, pass rates, KL, speed, time per stage, weights; and what comes next."""
-    from rft_platform.cli.views.round_table import LAST, print_rounds, what_is_next
+    from rft_platform.cli.views.round_table import LAST, print_rounds
     from rft_platform.config.home import Home
     from rft_platform.driver.console import output, print_json
     from rft_platform.driver.round_lines import round_lines
     from rft_platform.rounds.project.project import Project
+    from rft_platform.servers.next_launches import what_is_next
 
     project = Project.open(Home.from_environment())
     if as_json:

@@ -1,4 +1,4 @@
-"""``rft store``: maintain the stored rows: compaction, retention, verification and upgrade of old files."""
+"""``rft store``: maintain the stored rows (compaction, retention, verification, upgrade); write preference pairs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -123,6 +123,28 @@ def _project() -> "Project":
     from rft_platform.rounds.project.project import Project
 
     return Project.open(Home.from_environment())
+
+
+@store.command()
+def preferences(file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")]) -> None:
+    """Write the preference pairs that people picked on the online service's page, as a dataset for DPO."""
+    import json
+
+    from rft_platform.common.errors import UserError
+    from rft_platform.common.files import atomic_path
+    from rft_platform.config.home import Home
+    from rft_platform.driver.console import output
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.selection.production_rows import traffic_database
+    from rft_platform.serving.preferences import PreferenceStore
+
+    project = Project.open(Home.from_environment())
+    if not project.config.online:
+        raise UserError("this project serves no production traffic: start one with `rft serve`")
+    pairs = PreferenceStore(traffic_database(project)).pairs()
+    with atomic_path(file) as temp:
+        temp.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8")
+    output().print(f"{len(pairs):,} preference pairs written to {file}", markup=False, soft_wrap=True)
 
 
 def _report(report: "Upkeep", as_json: bool) -> None:

@@ -1,17 +1,15 @@
 """Print the table of rounds and the next step."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rft_platform.driver.round_lines import RoundLine, round_lines
+from rft_platform.servers.next_launches import what_is_next
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from rft_platform.rounds.planning.project_state import Launches
-    from rft_platform.rounds.planning.state import Plan
     from rft_platform.rounds.project.project import Project
 
 _MISSING = "–"
@@ -52,53 +50,6 @@ def rounds_table(lines: Sequence[RoundLine]) -> "Table":
     for line in lines:
         table.add_row(*_cells(line))
     return table
-
-
-def what_is_next(project: "Project") -> str:
-    """What is running, would be launched now, is waited for, or has failed, as text."""
-    from rft_platform.jobs.driver_lock import driver_is_running
-    from rft_platform.rounds.planning.plan import plan_next
-    from rft_platform.rounds.planning.project_state import observe
-
-    recorded, is_driven = _known_launches(project), driver_is_running(project.home)
-    cut = [] if is_driven else sorted(recorded.interrupted)
-    text = describe_plan(
-        plan_next(observe(project, replace(recorded, running=recorded.running - set(cut)))),
-        1 if project.config.mode == "bench" else project.rounds_budget,
-    )
-    if cut:
-        names = ", ".join(_launch_name(*launch) for launch in cut)
-        text = f"interrupted: {names} (its process has ended); `rft run` continues it; {text}"
-    return f"`rft run` or `rft demo` is driving this project; {text}" if is_driven else text
-
-
-def _known_launches(project: "Project") -> "Launches":
-    """Dagster's record of the project's launches; empty if none was launched yet."""
-    from rft_platform.rounds.planning.project_state import Launches
-
-    if not (project.home.dagster / "dagster.yaml").exists():
-        return Launches()
-    from rft_platform.jobs.instance import open_instance
-    from rft_platform.jobs.launches import launches
-
-    with open_instance(project.home, capture_output=False) as instance:
-        return launches(instance)
-
-
-def describe_plan(plan: "Plan", rounds_budget: int) -> str:
-    """A plan in one line."""
-    if plan.finished:
-        return f"finished: all {rounds_budget} rounds are done" if rounds_budget > 1 else "finished: its round is done"
-    if plan.failed:
-        return f"failed: {plan.failed}"
-    launches = [f"next: {_launch_name(action.kind, action.round)}" for action in plan.actions]
-    return "; ".join([*launches, *plan.waiting])
-
-
-def _launch_name(kind: str, number: int) -> str:
-    from rft_platform.experience.file_names import round_key
-
-    return kind.replace("_", " ") if kind == "warm_start" else f"{kind} {round_key(number)}"
 
 
 def _name(line: RoundLine) -> str:

@@ -1,0 +1,54 @@
+"""The state of a project's training for the status page, computed at most every few seconds."""
+
+import logging
+import threading
+import time
+
+from rft_platform.experience.file_names import round_key
+from rft_platform.rounds.project.notes import JUDGE
+from rft_platform.rounds.project.policy import published
+from rft_platform.rounds.project.project import Project
+from rft_platform.servers.next_launches import what_is_next
+from rft_platform.serving.pages.routes import Progress
+
+LOG = logging.getLogger(__name__)
+_FRESH_S = 3.0
+
+
+class ProjectProgress:
+    """Computes the progress of a project; several threads may ask for it."""
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._lock = threading.Lock()
+        self._found: tuple[float, Progress] | None = None
+
+    def __call__(self) -> Progress:
+        """The progress, a few seconds old at most."""
+        with self._lock:
+            if self._found is None or time.monotonic() - self._found[0] > _FRESH_S:
+                self._found = (time.monotonic(), self._compute())
+            return self._found[1]
+
+    def _compute(self) -> Progress:
+        if self._project.config.mode == "serve":
+            return Progress(last_round(self._project), ("this process serves; the training runs in mode train",))
+        try:
+            lines = tuple(what_is_next(self._project).split("; "))
+        except Exception as error:
+            LOG.warning("the plan of the project cannot be read: %s", error)
+            lines = (f"the plan cannot be read: {error}",)
+        return Progress(last_round(self._project), lines)
+
+
+def last_round(project: Project) -> str:
+    """The newest trained round in one line."""
+    for number in sorted(project.store.rounds(), reverse=True):
+        policy = published(project.store, number)
+        if number == 0 or policy is None:
+            continue
+        judged = project.store.read_note(number, JUDGE) or {}
+        reward = judged.get("mean_reward")
+        said = f", mean reward {reward:.3f}" if isinstance(reward, float) else ""
+        return f"Last round: {round_key(number)} published version {policy.policy_version}{said}."
+    return "No round has ended yet."

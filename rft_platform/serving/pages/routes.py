@@ -1,0 +1,206 @@
+"""Routes of the web pages. Where API keys are configured, the browser asks for one as the password (HTTP Basic)."""
+
+import asyncio
+import base64
+import binascii
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import jinja2
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+
+from rft_platform.inference.serving.api_errors import ApiError
+from rft_platform.inference.serving.api_guard import headers_of
+from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, RECORDED
+from rft_platform.serving.preferences import PreferenceStore
+from rft_platform.serving.release_commands import ReleaseCommands
+from rft_platform.serving.release_routes import ADMIN
+from rft_platform.serving.traffic import TrafficStore
+from rft_platform.serving.writer import TrafficWriter
+
+_FOLDER = Path(__file__).parent
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}
+_FILES = {file.name: file for file in (_FOLDER / "static").iterdir() if file.suffix in _TYPES}
+_POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+_MOST_BYTES = 100_000
+_NEWEST = 8  # versions that the status page shows beside those that serve
+_ROWS = ((RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of the training as the status page shows it."""
+
+    last_round: str
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PageData:
+    """Where the pages get what they show. ``progress`` may read files; it is called in a thread."""
+
+    project: str
+    releases: ReleaseCommands
+    preferences: PreferenceStore
+    writer: TrafficWriter
+    tenant_of: Callable[[Mapping[str, str]], str]
+    progress: Callable[[], Progress]
+
+
+def page_routes(data: PageData) -> APIRouter:
+    """The routes of both pages."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/")
+    async def start() -> Response:
+        return RedirectResponse("/status")
+
+    @routes.get("/static/{name}")
+    async def static(name: str) -> Response:
+        if name not in _FILES:
+            raise ApiError(404, f"no file {name[:100]!r}", "not_found")
+        headers = {"cache-control": "max-age=3600", "x-content-type-options": "nosniff"}
+        return Response(_content(name), media_type=_TYPES[_FILES[name].suffix], headers=headers)
+
+    @routes.get("/status")
+    async def status(request: Request) -> Response:
+        return await _for_admin(data, request, "status.html.jinja")
+
+    @routes.get("/status/live")
+    async def live(request: Request) -> Response:
+        return await _for_admin(data, request, "live.html.jinja")
+
+    @routes.get("/preferences")
+    async def preferences(request: Request) -> Response:
+        return await _pair(data, request, "preferences.html.jinja")
+
+    @routes.get("/preferences/next")
+    async def next_pair(request: Request) -> Response:
+        return await _pair(data, request, "pair.html.jinja")
+
+    @routes.post("/preferences")
+    async def pick(request: Request) -> Response:
+        tenant = _tenant(data, request)
+        if tenant is None:
+            return _sign_in()
+        form = await _form(request)
+        rater = form.get("rater") or tenant or None
+        await data.writer.run(
+            lambda _: data.preferences.pick(
+                _number(form, "left"), _number(form, "right"), form.get("picked", ""),
+                form.get("comment", "").strip()[:10_000], rater, tenant,
+            )
+        )  # fmt: skip
+        return await _pair(data, request, "pair.html.jinja")
+
+    @routes.get("/preferences/pairs.jsonl")
+    async def pairs(request: Request) -> Response:
+        tenant = _tenant(data, request)
+        if tenant is None:
+            return _sign_in()
+        rows = await data.writer.run(lambda _: data.preferences.pairs(tenant))
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        return Response(lines, media_type="application/jsonl")
+
+    return routes
+
+
+async def _for_admin(data: PageData, request: Request, template: str) -> Response:
+    tenant = _tenant(data, request)
+    if tenant not in ("", ADMIN):
+        return _sign_in()
+    progress = await asyncio.to_thread(data.progress)
+    values = await data.writer.run(lambda store: _status(data, store, progress))
+    return _html(template, title="Status", project=data.project, **values)
+
+
+async def _pair(data: PageData, request: Request, template: str) -> Response:
+    tenant = _tenant(data, request)
+    if tenant is None:
+        return _sign_in()
+    pair, decided = await data.writer.run(lambda _: (data.preferences.next_pair(tenant), data.preferences.decided()))
+    return _html(template, title="Preferences", project=data.project, pair=pair, decided=decided)
+
+
+def _status(data: PageData, store: TrafficStore, progress: Progress) -> dict[str, Any]:
+    counts = store.counts()
+    events = [
+        {"at": time.strftime("%m-%d %H:%M:%S", time.gmtime(each.at)), "kind": each.kind.replace("_", " "),
+         "reason": each.reason}
+        for each in store.events(10)
+    ]  # fmt: skip
+    known = data.releases.status()
+    earlier, newest = known["versions"][:-_NEWEST], known["versions"][-_NEWEST:]
+    known["versions"] = [*(each for each in earlier if each["traffic"]), *newest]
+    return {
+        **known,
+        "rows": [(name, counts[state]) for state, name in _ROWS],
+        "last_round": progress.last_round,
+        "waiting": progress.waiting,
+        "events": events,
+    }
+
+
+def _tenant(data: PageData, request: Request) -> str | None:
+    """The tenant of a request by its bearer key or its Basic password; None without a valid one."""
+    headers = headers_of(request.scope)
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            _, _, password = base64.b64decode(given, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+        headers = {**headers, "authorization": f"Bearer {password}"}
+    try:
+        return data.tenant_of(headers)
+    except ApiError:
+        return None
+
+
+def _sign_in() -> Response:
+    return Response("An API key is needed, as the password.", 401, {"www-authenticate": 'Basic realm="API key"'})
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """The fields of an URL-encoded body."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_BYTES:
+            raise ApiError(413, f"the form exceeds {_MOST_BYTES:,} bytes", "too_large")
+    try:
+        fields = parse_qs(body.decode(), max_num_fields=20)
+    except ValueError:
+        raise ApiError(400, "expected an URL-encoded form", "invalid_value") from None
+    return {name: values[-1] for name, values in fields.items()}
+
+
+def _number(form: Mapping[str, str], name: str) -> int:
+    text = form.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise ApiError(400, f"{name} {text[:20]!r}: expected the number of a call", "invalid_value")
+    return int(text)
+
+
+def _html(template: str, **values: Any) -> HTMLResponse:
+    headers = {"content-security-policy": _POLICY, "cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return HTMLResponse(_templates().get_template(template).render(**values), headers=headers)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER / "templates"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+
+
+@cache
+def _content(name: str) -> bytes:
+    return _FILES[name].read_bytes()
