@@ -178,7 +178,7 @@ def test_verification_reads_every_byte(world: World) -> None:
     content[100] ^= 1
     path.write_bytes(content)
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is True  # by ledger and size
-    with pytest.raises(StorageError, match="other bytes than were written"):
+    with pytest.raises(StorageError, match="was changed after it was written"):
         trace_checkpoint(world.folder(8), world.store, verify=True)
     path.write_bytes(content[:-1])
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
@@ -241,7 +241,7 @@ def test_rounds_of_another_project_are_not_looked_up_here(world: World) -> None:
 
 
 def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no checkpoint of this platform.*global_step"):
+    with pytest.raises(UserError, match=r"not a checkpoint of this platform.*global_step"):
         trace_checkpoint(tmp_path / "base-model", world.store)
     with pytest.raises(UserError, match="needs the registry"):
         trace_checkpoint("models:/demo-model@champion", world.store)

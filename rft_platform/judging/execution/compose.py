@@ -98,9 +98,9 @@ def build_judge(
     if isinstance(judge, str) or callable(judge):
         parts = [_part(judge, dict(args or {}), 1.0, columns)]
     elif args:
-        raise UserError(f"judge_args {dict(args)!r}: in a list of judges each entry has arguments of its own")
+        raise UserError(f"judge_args {dict(args)!r}: in a list of judges, give each entry its own args")
     elif not judge:
-        raise UserError("judge: the list is empty; give at least one judge, or null where the workflow sets the reward")
+        raise UserError("judge: the list is empty; give at least one judge, or null if the workflow sets the reward")
     else:
         parts = [_part(entry.judge, dict(entry.args), entry.weight, columns) for entry in judge]
     parts = _distinct(parts)
