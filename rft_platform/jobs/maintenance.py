@@ -119,6 +119,7 @@ def _report(context: dg.OpExecutionContext, problems: list[str], metadata: dict[
 
 @dg.job(tags=_TAGS, description="Merge the explore batches of closed rounds into one file a round.")
 def compact_job() -> None:
+    """Compact the store."""
     compact_store()
 
 
@@ -127,6 +128,7 @@ def compact_job() -> None:
     description="Delete or archive the rollouts of old rounds and prune Dagster's run history; a dry run by default.",
 )
 def retention_job() -> None:
+    """Retire old rounds and prune Dagster's run history."""
     retire_rounds()
     prune_runs()
 

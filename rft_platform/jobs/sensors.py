@@ -44,6 +44,7 @@ _TICK_S = sensor_interval_s()
 def experience_threshold_sensor(
     context: dg.SensorEvaluationContext, project: ProjectResource
 ) -> dg.SensorResult | dg.SkipReason:
+    """Launch the next training if the plan has one."""
     return _launch(context, project, kinds=("sync",))
 
 
@@ -54,6 +55,7 @@ def experience_threshold_sensor(
     "an offline project, the training; in mode bench, one evaluation after another.",
 )
 def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
+    """Launch the next warm start, exploration, evaluation or offline stage if the plan has one."""
     return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
 
 
@@ -65,6 +67,7 @@ def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResou
 def nightly_evaluation(
     context: dg.ScheduleEvaluationContext, project: ProjectResource
 ) -> dg.RunRequest | dg.SkipReason:
+    """Request an evaluation of the newest round that has a policy."""
     try:
         opened = project.open()
     except UserError as nothing_to_do:

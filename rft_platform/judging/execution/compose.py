@@ -62,11 +62,16 @@ class WeightedEntry(Protocol):
     """One entry of a weighted judge in the configuration."""
 
     @property
-    def judge(self) -> str: ...
+    def judge(self) -> str:
+        """Name of the judge."""
+
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """Factor of its reward in the sum."""
+
     @property
-    def args(self) -> Mapping[str, Any]: ...
+    def args(self) -> Mapping[str, Any]:
+        """Arguments of the judge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,12 @@ class NamedOperator(Protocol):
     """An operator in the configuration."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in the registry of operators."""
+
     @property
-    def args(self) -> Mapping[str, Any]: ...
+    def args(self) -> Mapping[str, Any]:
+        """Arguments of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
