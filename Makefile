@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo test test-slow test-all chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo demo-online test test-slow test-all chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -19,6 +19,10 @@ $(VENV)/.installed: pyproject.toml scripts/setup.sh requirements/lock.txt requir
 
 demo: setup
 	$(BIN)/rft demo $(DEMO_ARGS)
+
+# Simulated customers rate what a tiny model answers, and it learns while it serves (docs/online.md). DEMO_ARGS="--seed 2"
+demo-online: setup
+	$(BIN)/python -m rft_platform.recipes.front_desk $(DEMO_ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -51,6 +51,10 @@ def judged_experiences(
     opened, number = project.open(), round_of(context)
     other = other_judge(config.judge, config.judge_args, config.judges)
     summary = restore(opened, number, config.restore) if config.restore else Round(opened, number).judge(other)
+    # Dagster's event log cannot be erased: text of production traffic stays out of it.
+    transcripts = (
+        {} if opened.config.online else {"transcripts": dg.MetadataValue.md(sample_transcripts(opened, number))}
+    )
     return dg.MaterializeResult(
         metadata={
             "dagster/row_count": summary["rows"],
@@ -59,7 +63,7 @@ def judged_experiences(
             "judge_version": summary["judge_version"],
             "judge_versions": _judgements(opened.store, number),
             "operators": _operators(summary["operators"]),
-            "transcripts": dg.MetadataValue.md(sample_transcripts(opened, number)),
+            **transcripts,
             **numbers(summary),
         },
         data_version=dg.DataVersion(f"{opened.store.digest(number)[:16]}+{summary['judge_version']}"),

@@ -10,10 +10,10 @@ from rft_platform.cli.commands.doctor import doctor
 from rft_platform.cli.commands.evaluate import evaluate
 from rft_platform.cli.commands.judge import judge
 from rft_platform.cli.commands.metrics import metrics
+from rft_platform.cli.commands.online import forget, serve
 from rft_platform.cli.commands.releases import models
 from rft_platform.cli.commands.rounds import rounds
 from rft_platform.cli.commands.run import run
-from rft_platform.cli.commands.serve import serve
 from rft_platform.cli.commands.stop import stop
 from rft_platform.cli.commands.store import store
 from rft_platform.cli.commands.trace import trace
@@ -87,6 +87,7 @@ app.command("eval")(evaluate)
 app.command()(rounds)
 app.command()(judge)
 app.command()(trace)
+app.command()(forget)
 app.add_typer(store, name="store")
 app.add_typer(models, name="models")
 app.command()(metrics)

@@ -155,13 +155,13 @@ def _batches(config: RftConfig, algorithm: Preset) -> Batches:
 
 
 def _online_batches(config: RftConfig) -> Batches:
-    """A round takes the rows of one optimiser step; a task has as many runs as production gives, one by default."""
+    """A round takes the rows of ``sync_interval`` optimiser steps; a task has one run unless configured otherwise."""
     repeat_times, given = config.algorithm.repeat_times or 1, config.buffer.train_batch_size
     rows = given * config.trainer.gradient_accumulation_steps if isinstance(given, int) else config.buffer.batch_size
     return Batches(
         batch_size=math.ceil(rows / repeat_times),
         repeat_times=repeat_times,
-        batches_a_round=1,
+        batches_a_round=config.synchronizer.batches_a_round,
         train_batch_size=WHOLE_ROUND if given == "round" else rows,
         exact=False,
         dynamic=False,

@@ -61,17 +61,19 @@ class JudgedQuality:
         return not (self.non_finite or self.unjudged or self.orphans)
 
 
-def check_rollouts(table: pa.Table, repeat_times: int, policy: GroupPolicy = "complete") -> RolloutQuality:
+def check_rollouts(table: pa.Table, repeat_times: int | None, policy: GroupPolicy = "complete") -> RolloutQuality:
     """Check rollouts (at least ``ROLLOUT_COLUMNS``); every group should have ``repeat_times`` runs.
 
-    ``policy`` defines whether a group with fewer runs may train.
+    ``policy`` defines whether a group with fewer runs may train. None: a group may have any number of runs.
     """
     ids = table["row_id"]
     lengths = list_lengths(table["response_ids"])
     unequal = (list_lengths(table["rollout_logprobs"]) != lengths) | (list_lengths(table["loss_mask"]) != lengths)
     counts = table.group_by("group_id").aggregate([("run_id", "count_distinct")]).to_pylist()
     runs = {group["group_id"]: group["run_id_count_distinct"] for group in counts}
-    incomplete = sorted(name for name, count in runs.items() if not may_train(count, repeat_times, policy))
+    incomplete = sorted(
+        name for name, count in runs.items() if repeat_times is not None and not may_train(count, repeat_times, policy)
+    )
     return RolloutQuality(
         rows=table.num_rows,
         unequal_lengths=_named(ids, unequal),

@@ -2,7 +2,9 @@
 
 - ``arithmetic``: the demo (``rft demo``): a tiny model learns to add two numbers.
 - ``calculator``: a tiny model learns to use a calculator through real tool calls.
+- ``front_desk``: online training: a tiny model learns from the ratings of simulated customers while it serves them.
 
 Each recipe has ``prepare``, which writes model, tasks and ``rft.yaml`` into a folder, and the command
-``python -m rft_platform.recipes.NAME FOLDER`` to run it. Read ``arithmetic`` first.
+``python -m rft_platform.recipes.NAME FOLDER`` to run it; ``front_desk`` works in ``RFT_HOME`` instead. Read
+``arithmetic`` first.
 """

@@ -8,6 +8,7 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.notes import EXPLORE
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.reporting.servable_versions import oldest_trainable
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
 
 
@@ -18,7 +19,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     none is used by two rounds. Raises StorageError if no row is committed.
     """
     started, traffic = perf_counter(), traffic_store(project)
-    calls = traffic.settle(round_number, project.batches.experiences_a_round)
+    calls = traffic.settle(round_number, project.batches.experiences_a_round, oldest_trainable(project))
     if not calls:
         raise StorageError(
             f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"

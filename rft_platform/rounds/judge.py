@@ -80,8 +80,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     replaced = _own_rewards(rows) if spec is not None else 0
     if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
-            "%d runs have a reward of their workflow's own: the judge's reward replaces it; set judge: null "
-            "to use the workflow's reward",
+            "%d runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
+            "workflow's is meant",
             replaced,
         )
     store.write_judged(round_number, version, judged.rows, make_current=False)
@@ -111,7 +111,8 @@ def quality(project: Project, round_number: int, judge_version: str) -> tuple[Ro
     rollouts = store.read_rollouts(round_number, columns=ROLLOUT_COLUMNS)
     judged = store.read_judged(round_number, judge_version, columns=JUDGED_COLUMNS)
     policy = project.config.explorer.group_policy
-    return check_rollouts(rollouts, project.batches.repeat_times, policy), check_judged(judged, rollouts)
+    repeat_times = None if project.config.online else project.batches.repeat_times  # production decides
+    return check_rollouts(rollouts, repeat_times, policy), check_judged(judged, rollouts)
 
 
 def sample_transcripts(project: Project, round_number: int, count: int = 6) -> str:

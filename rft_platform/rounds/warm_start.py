@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _CANARY_TASKS = 8
+_CANARY_PROMPTS = ("What is 12*7?", "Where is my parcel?", "Write a haiku about the sea.", "Hello!")
 
 
 def make_starting_policy(
@@ -156,9 +157,9 @@ class WarmStartCourse:
         )
 
     def _canary(self) -> Canary:
-        """The trainer's log-probs on a few prompts."""
-        tasks = self.project.tasks.tasks[:_CANARY_TASKS]
-        sequences = self.engine.render([[{"role": "user", "content": task.prompt}] for task in tasks])
+        """The trainer's log-probs on a few prompts; an online project has no tasks to take them from."""
+        prompts = [task.prompt for task in self.project.tasks.tasks[:_CANARY_TASKS]] or _CANARY_PROMPTS
+        sequences = self.engine.render([[{"role": "user", "content": prompt}] for prompt in prompts])
         return Canary(sequences, self.trainer.score(sequences))
 
 

@@ -1,7 +1,8 @@
 """Tables of the online service, and how its database is opened: SQLite by default, PostgreSQL by URL.
 
 A row of ``calls`` is one choice of one model call. Its ``state`` only moves forward: recorded -> labelled -> committed
--> consumed. ``expired`` and ``forgotten`` are ends as well. Alembic brings a database of an older version up to date.
+-> consumed. Other ends are ``untrainable`` (its sampling parameters give no importance ratios), ``stale`` (sampled by
+weights that are too old), ``expired`` and ``forgotten``. Alembic brings a database of an older version up to date.
 """
 
 from collections.abc import Iterator
@@ -17,8 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from rft_platform.common.errors import UserError
 
 RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "consumed"
-EXPIRED, FORGOTTEN = "expired", "forgotten"
-STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, EXPIRED, FORGOTTEN)
+UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
+STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, UNTRAINABLE, STALE, EXPIRED, FORGOTTEN)
 
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _BUSY_TIMEOUT_MS = 30_000
@@ -146,7 +147,13 @@ def _prepare_sqlite(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # this module begins transactions, not the driver
-        for pragma in (f"busy_timeout={_BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        for pragma in (
+            f"busy_timeout={_BUSY_TIMEOUT_MS}",
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "secure_delete=ON",
+        ):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

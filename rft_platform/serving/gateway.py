@@ -207,6 +207,7 @@ class TrafficApp(RecordingApp):
                     recorded_at=call.created_at,
                     tenant=tenant,
                     variant=route.variant,
+                    trainable=call.temperature > 0 and call.top_p >= 1 and call.top_k <= 0,
                     **place,
                 )
             )

@@ -5,24 +5,28 @@ settled for a round before they are exported (``settle``), so a repeated export 
 """
 
 import hashlib
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, defer, sessionmaker
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import (
     COMMITTED,
     CONSUMED,
     EXPIRED,
+    FORGOTTEN,
     LABELLED,
     RECORDED,
+    STALE,
     STATES,
+    UNTRAINABLE,
     Batch,
     Call,
     Event,
@@ -33,6 +37,8 @@ from rft_platform.serving.database import (
 ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
 REWARD = "reward"  #: the metric that trains
 MOST_IDS = 10_000  #: messages that one feedback may name
+
+_NUMBERS = 10_000  # row numbers in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,7 @@ class NewCall:
     task_id: str | None = None
     run_id: str | None = None
     variant: str | None = None
+    trainable: bool = True  # False: temperature 0, top_p or top_k, without which there is no importance ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,9 @@ class TrafficStore:
     def record(self, calls: Iterable[NewCall]) -> int:
         """Store answered calls and return how many are new; a call that is stored already is left alone."""
         values = [
-            {name: getattr(call, name) for name in NewCall.__dataclass_fields__} | {"state": RECORDED} for call in calls
+            {name: getattr(call, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
+            | {"state": RECORDED if call.trainable else UNTRAINABLE}
+            for call in calls
         ]
         if not values:
             return 0
@@ -130,12 +139,13 @@ class TrafficStore:
             if not session.connection().execute(self._insert_new(Feedback).values(_row_of(feedback, now))).rowcount:
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
             session.add_all(FeedbackCall(feedback_id=feedback.feedback_id, number=call.number) for call in calls)
-            open_calls = [call for call in calls if call.state in (RECORDED, LABELLED)]
+            open_calls = [call for call in calls if call.state in (RECORDED, LABELLED, UNTRAINABLE)]
             same = {call.msg_id for call in open_calls if _is_repeated(call, feedback)}
             if feedback.metric == REWARD and feedback.value is not None:
                 run = feedback.run_id if feedback.run_id is not None else _run_of(known)
                 for call in open_calls:
-                    call.state, call.reward, call.labelled_at = LABELLED, feedback.value, now
+                    call.state = UNTRAINABLE if call.state == UNTRAINABLE else LABELLED
+                    call.reward, call.labelled_at = feedback.value, now
                     call.task_id = call.task_id or feedback.task_id or run
                     call.run_id = call.run_id or run
             changed = {call.msg_id for call in open_calls}
@@ -161,7 +171,7 @@ class TrafficStore:
         """
         now = self._clock()
         with self._transaction() as session:
-            query = select(Call).where(Call.state == LABELLED).with_for_update()
+            query = select(Call).where(Call.state == LABELLED).options(defer(Call.model_call)).with_for_update()
             if task_id is not None:
                 query = query.where(Call.task_id == task_id)
             if run_id is not None:
@@ -183,24 +193,30 @@ class TrafficStore:
                 committed += len(calls)
             return CommitResult(committed, pending)
 
-    def waiting_rows(self) -> int:
-        """Number of committed rows that no round has taken."""
+    def waiting_rows(self, oldest_version: int | None = None) -> int:
+        """Number of committed rows that no round has taken, of this policy version or a later one."""
         with self._transaction() as session:
             query = select(func.count()).where(Call.state == COMMITTED, Call.batch.is_(None))
+            if oldest_version is not None:
+                query = query.where(or_(Call.policy_version.is_(None), Call.policy_version >= oldest_version))
             return int(session.scalar(query) or 0)
 
     # --- consumed
 
-    def settle(self, batch: int, most_rows: int | None = None) -> list[Call]:
+    def settle(self, batch: int, most_rows: int | None = None, oldest_version: int | None = None) -> list[Call]:
         """Assign committed rows to a round, whole tasks in the order of their commit; return the round's rows.
+
+        Tasks that older weights than ``oldest_version`` sampled become stale: no round takes them.
 
         A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly.
         """
         with self._transaction() as session:
             if session.get(Batch, batch) is None:
-                chosen = self._next_rows(session, most_rows)
-                for call in chosen:
-                    call.batch = batch
+                stale, chosen = self._next_rows(session, most_rows, oldest_version)
+                for numbers, values in ((stale, {"state": STALE}), (chosen, {"batch": batch})):
+                    for start in range(0, len(numbers), _NUMBERS):
+                        part = numbers[start : start + _NUMBERS]
+                        session.execute(update(Call).where(Call.number.in_(part)).values(values))
                 session.add(Batch(number=batch, rows=len(chosen), settled_at=self._clock()))
                 session.flush()
             rows = list(session.scalars(select(Call).where(Call.batch == batch).order_by(Call.number)))
@@ -221,6 +237,16 @@ class TrafficStore:
 
     # --- everything else
 
+    def calls(self, msg_ids: Sequence[str]) -> list[Call]:
+        """The stored choices of these messages, in the order of their recording."""
+        found: list[Call] = []
+        with self._transaction() as session:
+            for start in range(0, len(msg_ids), _NUMBERS):
+                part = msg_ids[start : start + _NUMBERS]
+                found += session.scalars(select(Call).where(Call.msg_id.in_(part)).order_by(Call.number))
+            session.expunge_all()
+        return found
+
     def counts(self) -> dict[str, int]:
         """Number of rows in each state."""
         with self._transaction() as session:
@@ -230,14 +256,51 @@ class TrafficStore:
             return {state: found[state] for state in STATES}
 
     def expire(self, older_than_s: float) -> int:
-        """Erase unlabelled calls that were recorded longer ago than this; returns their number."""
+        """Erase calls recorded longer ago than this that have no feedback or became stale; returns their number."""
         with self._transaction() as session:
             done = session.execute(
                 update(Call)
-                .where(Call.state == RECORDED, Call.recorded_at < self._clock() - older_than_s)
+                .where(Call.state.in_((RECORDED, UNTRAINABLE, STALE)), Call.recorded_at < self._clock() - older_than_s)
                 .values(state=EXPIRED, model_call={})
             )
             return int(done.rowcount)  # type: ignore[attr-defined]
+
+    def forget(self, subject: str) -> list[Call]:
+        """Erase the calls of a person, and what was said about them; returns the calls, without their content.
+
+        The person's name is replaced by its digest, by which a repeated call finds them. Raises UserError while a round
+        collects some of them.
+        """
+        name = hashlib.sha256(subject.encode()).hexdigest()
+        with self._transaction() as session:
+            query = select(Call).where(Call.subject.in_((subject, name))).options(defer(Call.model_call))
+            calls = list(session.scalars(query.with_for_update()))
+            collecting = {call.batch for call in calls if call.state == COMMITTED and call.batch is not None}
+            if collecting:
+                raise UserError(f"round {min(collecting)} collects rows of this subject now: repeat this in a minute")
+            for call in calls:
+                call.subject, call.conversation, call.model_call, call.state = name, None, {}, FORGOTTEN
+            about = select(FeedbackCall.feedback_id).join(Call).where(Call.subject == name)
+            session.flush()
+            session.execute(
+                update(Feedback)
+                .where(Feedback.feedback_id.in_(about))
+                .values(comment=None, correction=None, tags={}, request={})
+            )
+            session.flush()
+            session.expunge_all()
+            return calls
+
+    def compact(self) -> None:
+        """Remove erased bytes from an SQLite database's files; PostgreSQL's VACUUM does it by itself."""
+        if self._engine.dialect.name != "sqlite":
+            return
+        with self._engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            connection.rollback()
+            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+                raw.execute(statement).close()
 
     def log(self, kind: str, reason: str, **details: Any) -> None:
         """Append an event to the audit log."""
@@ -262,7 +325,7 @@ class TrafficStore:
         """The calls that a feedback is about, of its tenant only."""
         if len(feedback.msg_ids) > MOST_IDS:
             raise UserError(f"a feedback names {len(feedback.msg_ids):,} messages: expected at most {MOST_IDS:,}")
-        query = select(Call).order_by(Call.number).with_for_update()
+        query = select(Call).options(defer(Call.model_call)).order_by(Call.number).with_for_update()
         if feedback.msg_ids:
             query = query.where(Call.msg_id.in_(feedback.msg_ids))
         elif feedback.conversation is not None:
@@ -271,22 +334,32 @@ class TrafficStore:
             query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
-    def _next_rows(self, session: Session, most_rows: int | None) -> list[Call]:
+    def _next_rows(
+        self, session: Session, most_rows: int | None, oldest_version: int | None
+    ) -> tuple[list[int], list[int]]:
+        """Numbers of the committed rows that are too old, and of those for the next round."""
         query = (
-            select(Call)
+            select(Call.number, Call.task_id, Call.msg_id, Call.policy_version)
             .where(Call.state == COMMITTED, Call.batch.is_(None))
             .order_by(Call.committed_at, Call.task_id, Call.number)
             .with_for_update()
         )
-        tasks: defaultdict[str, list[Call]] = defaultdict(list)
-        for call in session.scalars(query):
-            tasks[call.task_id or call.msg_id].append(call)
-        chosen: list[Call] = []
-        for calls in tasks.values():
-            if most_rows is not None and chosen and len(chosen) + len(calls) > most_rows:
-                break
-            chosen += calls
-        return chosen
+        tasks: defaultdict[str, list[int]] = defaultdict(list)
+        newest: defaultdict[str, float] = defaultdict(lambda: -math.inf)
+        for number, task_id, msg_id, version in session.execute(query):
+            task = task_id or msg_id
+            tasks[task].append(number)
+            newest[task] = max(newest[task], math.inf if version is None else version)
+        stale: list[int] = []
+        chosen: list[int] = []
+        full = False
+        for task, numbers in tasks.items():
+            if oldest_version is not None and newest[task] < oldest_version:
+                stale += numbers
+            elif not full:
+                full = most_rows is not None and bool(chosen) and len(chosen) + len(numbers) > most_rows
+                chosen += [] if full else numbers
+        return stale, chosen
 
 
 def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:
@@ -297,8 +370,9 @@ def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:
 
 def _is_repeated(call: Call, feedback: NewFeedback) -> bool:
     """Whether a call has the reward of ``feedback`` already, which says nothing else."""
-    says_more = feedback.comment or feedback.correction
-    return call.state == LABELLED and feedback.metric == REWARD and call.reward == feedback.value and not says_more
+    if feedback.metric != REWARD or feedback.comment or feedback.correction:
+        return False
+    return call.labelled_at is not None and call.reward == feedback.value
 
 
 def _run_of(msg_ids: Iterable[str]) -> str:

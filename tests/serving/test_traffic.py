@@ -56,7 +56,8 @@ def test_rows_go_from_recorded_to_consumed(store) -> None:
     assert store.waiting_rows() == 0
     assert store.consume(1) == 2
     assert store.counts() == {
-        "recorded": 1, "labelled": 0, "committed": 0, "consumed": 2, "expired": 0, "forgotten": 0,
+        "recorded": 1, "labelled": 0, "committed": 0, "consumed": 2, "untrainable": 0, "stale": 0, "expired": 0,
+        "forgotten": 0,
     }  # fmt: skip
 
 

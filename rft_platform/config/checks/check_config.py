@@ -11,6 +11,7 @@ from rft_platform.config.checks.models import auxiliary_problems, policies_probl
 from rft_platform.config.checks.sizes import gate_problems, size_problems
 from rft_platform.config.checks.synchronizer import sync_problems
 from rft_platform.config.checks.texts import name_problems, secret_problems
+from rft_platform.config.checks.workers import explorer_problems
 from rft_platform.config.offline import offline_problems
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
@@ -44,7 +45,9 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
         *_batch_problems(run),
         *_sampling_problems(config, run.algorithm),
         *_schedule_problems(run),
+        *explorer_problems(config),
         *policies_problems(run),
+        *_online_problems(config),
         *_unbuilt_problems(config),
     ]
     if problems:
@@ -198,6 +201,21 @@ def _schedule_problems(run: RunSettings) -> Iterator[str]:
                 f"{key}.lr_warmup_steps {optimizer.lr_warmup_steps} does not end before {key}.total_steps "
                 f"{optimizer.total_steps}: lower the first, or raise the second"
             )
+
+
+def _online_problems(config: RftConfig) -> Iterator[str]:
+    """Settings that rounds of production traffic cannot honour."""
+    if not config.online:
+        return
+    replay = config.buffer.trainer_input.experience_buffer.replay_buffer.enable
+    refused = {
+        f"synchronizer.sync_style {config.synchronizer.sync_style}": config.synchronizer.dynamic,
+        "buffer.trainer_input.experience_buffer.replay_buffer.enable": replay,
+        "policies": bool(config.policies),
+    }
+    for key, is_set in refused.items():
+        if is_set:
+            yield f"{key}: rounds of production traffic take committed rows once, in the style fixed; leave it out"
 
 
 def _unbuilt_problems(config: RftConfig) -> Iterator[str]:

@@ -182,6 +182,8 @@ class RftConfig(Section):
     @property
     def selects_rows(self) -> bool:
         """Whether each training selects its rows one by one. Otherwise it takes all rows of its own round."""
+        if self.online:  # the database selects them when the round collects its rows
+            return False
         replay, sync = self.buffer.trainer_input.experience_buffer.replay_buffer, self.synchronizer
         return bool(self.policies) or sync.dynamic or sync.max_staleness is not None or replay.enable
 

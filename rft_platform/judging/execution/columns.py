@@ -13,16 +13,11 @@ class Judgement(Protocol):
     """The judgement of a run on which the judge did not fail."""
 
     @property
-    def run_id(self) -> str:
-        """The run."""
-
+    def run_id(self) -> str: ...
     @property
-    def reward(self) -> float:
-        """Its reward."""
-
+    def reward(self) -> float: ...
     @property
-    def parts(self) -> Mapping[str, float]:
-        """The named parts of the reward."""
+    def parts(self) -> Mapping[str, float]: ...
 
 
 def experiences_of(

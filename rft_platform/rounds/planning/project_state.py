@@ -11,8 +11,8 @@ from rft_platform.rounds.planning.state import LaunchState, ProjectState, RoundS
 from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.bench import unmeasured
+from rft_platform.rounds.reporting.servable_versions import committed_rows
 from rft_platform.rounds.selection.pending_rows import PendingRows, is_sound, pending_rows, rows_wanted, trained_through
-from rft_platform.rounds.selection.production_rows import committed_rows
 from rft_platform.rounds.selection.training_groups import replayable_rows
 
 _DONE, _NOT_BEGUN = LaunchState(done=True), LaunchState()

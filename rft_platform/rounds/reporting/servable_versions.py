@@ -7,7 +7,7 @@ from rft_platform.rounds.project.notes import EVALUATION
 from rft_platform.rounds.project.policy import Policy, published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.round_history import evaluation_of
-from rft_platform.rounds.selection.production_rows import traffic_database
+from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
 
@@ -44,6 +44,24 @@ def is_released(project: Project, policy: Policy) -> bool:
 def released_policy(project: Project) -> Policy | None:
     """The newest released policy; None before the first one, when the engine serves the base model."""
     return next((policy for policy in _newest_first(project) if is_released(project, policy)), None)
+
+
+def committed_rows(project: Project) -> int:
+    """Committed rows of production traffic that the next round may take."""
+    return traffic_store(project).waiting_rows(oldest_trainable(project))
+
+
+def oldest_trainable(project: Project) -> int | None:
+    """The oldest policy version whose rows the next round may train on; None: of any version.
+
+    The limit counts from the version that serves, or from the newest released one: traffic has no newer version.
+    """
+    limit = project.config.synchronizer.max_staleness
+    if limit is None:
+        return None
+    served, released = ReleaseStore(traffic_database(project)).served(), released_policy(project)
+    newest = served if served is not None else None if released is None else released.policy_version
+    return None if newest is None else newest - limit
 
 
 def policy_of_version(project: Project, version: int) -> Policy | None:

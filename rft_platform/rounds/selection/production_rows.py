@@ -34,11 +34,6 @@ def database_url(project: Project) -> str:
     return f"sqlite:///{folder / 'traffic.db'}"
 
 
-def committed_rows(project: Project) -> int:
-    """Committed rows that no round has consumed."""
-    return traffic_store(project).waiting_rows()
-
-
 def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
     """Rollout rows of a round's calls: the calls of one task are a group, those of one run its steps.
 

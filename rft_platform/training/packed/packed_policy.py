@@ -28,12 +28,10 @@ class PackedModel(Protocol):
     compute_dtype: torch.dtype
 
     @property
-    def device(self) -> torch.device:
-        """Device of the parameters."""
+    def device(self) -> torch.device: ...
 
     @property
-    def layers(self) -> nn.ModuleList:
-        """Decoder layers, in order."""
+    def layers(self) -> nn.ModuleList: ...
 
     def __call__(self, batch: PackTensors) -> Any: ...
 

@@ -1,4 +1,4 @@
-"""``rft serve``: serve the policy to production clients, collect their feedback, and train on it."""
+"""Commands of online projects: ``rft serve`` serves, collects feedback and trains; ``rft forget`` erases a person."""
 
 from pathlib import Path
 from typing import Annotated
@@ -46,3 +46,34 @@ def serve(
         servers += [online_server(home, project, port)] if mode != "train" else []
         check_ports(servers)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if trains else None)
+
+
+def forget(
+    subject: Annotated[
+        str, typer.Option("--subject", help="The person, as named by x-rft-subject or `user`.", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Erase the text and tokens of a person from database, Parquet files and notes; their rows stay as tombstones.
+
+    Weights cannot forget: the report names every model version that was trained on the rows.
+    """
+    from rft_platform.config.home import Home
+    from rft_platform.driver.console import output, print_json
+    from rft_platform.rounds.maintenance.forget import forget as erase
+    from rft_platform.rounds.project.project import Project
+    from rft_platform.rounds.setup.connections import connect_registry
+
+    project = Project.open(Home.from_environment())
+    found = erase(project, connect_registry(project), subject)
+    if as_json:
+        print_json(found.to_json())
+        return
+    console = output()
+    console.print(f"erased {found.rows:,} calls, {len(found.rounds)} round(s) held their rows", markup=False)
+    for title, refs in (("trained on them", found.trained), ("descend from those", found.descendants)):
+        for ref in refs:
+            version = f"model version {ref.model_version}" if ref.model_version else "not registered"
+            console.print(f"{title}: {ref.checkpoint} ({version})", markup=False, soft_wrap=True)
+    if not found.trained:
+        console.print("no model version was trained on them", markup=False)

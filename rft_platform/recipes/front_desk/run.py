@@ -1,0 +1,146 @@
+"""Serve the front desk with ``rft serve`` and send it customers until its success rate reaches a goal."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from rft_platform.common.errors import RftError, UserError
+from rft_platform.common.files import last_lines, write_text
+from rft_platform.common.processes.spawn import free_port
+from rft_platform.config.home import Home
+from rft_platform.config.load import dump_config, load_config
+from rft_platform.recipes.front_desk.customers import Customers, Habits
+from rft_platform.recipes.front_desk.prepare import prepare
+
+_START_S = 300.0
+_STOP_S = 60.0
+_LOOK_S = 2.0
+_ENOUGH = 100  # answers that a success rate is computed from
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo showed."""
+
+    before: float  # success rate of the starting policy
+    after: float  # of the newest policy that gave enough answers
+    version: int  # of that policy: optimiser steps
+    updates: int  # versions that served, beside the first
+    requests: int
+    failures: list[str]  # requests that did not succeed
+    rated: list[str]  # ids of the answers whose rating was acknowledged
+    seconds: float  # from the first question
+
+    def line(self) -> str:
+        """The outcome as one line for a terminal."""
+        return (
+            f"success rate {self.before:.0%} -> {self.after:.0%} in {self.seconds:.0f} s: {self.requests:,} requests, "
+            f"{len(self.failures)} failed, {self.updates} weight updates while serving"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """When the demo ends."""
+
+    success_rate: float = 0.8
+    limit_s: float = 540.0
+
+
+def run(home: Home, seed: int, goal: Goal, say: Callable[[str], None]) -> Outcome:
+    """Start the service in a new home, then the customers; returns when the goal or the time limit is reached."""
+    if home.config_file.exists():
+        raise UserError(f"{home.root} holds a project: point RFT_HOME at a new folder, or remove this one")
+    config = load_config(prepare(home.root / "front_desk"))
+    explorer = config.explorer.model_copy(update={"proxy_port": free_port()})
+    file = home.root / "front_desk" / "rft.yaml"
+    write_text(file, dump_config(config.model_copy(update={"seed": seed, "explorer": explorer})))
+    url = f"http://127.0.0.1:{explorer.proxy_port}"
+    with served(home, file, url, say):
+        customers = Customers(url, Habits(seed=seed))
+        started = time.monotonic()
+        try:
+            _watch(customers, goal, started, say)
+        finally:
+            customers.stop()
+    tally, seconds = customers.tally, time.monotonic() - started
+    measured = [version for version in sorted(tally.right) if len(tally.right[version]) >= _ENOUGH] or [0]
+    return Outcome(
+        before=tally.rate(min(tally.right, default=0)),
+        after=tally.rate(measured[-1]),
+        version=measured[-1],
+        updates=max(0, len(tally.right) - 1),
+        requests=tally.requests,
+        failures=tally.failures,
+        rated=tally.rated,
+        seconds=seconds,
+    )
+
+
+@contextmanager
+def served(home: Home, config: Path, url: str, say: Callable[[str], None]) -> Iterator[None]:
+    """``rft serve`` of this configuration, once the starting policy is ready; everything it started ends with it."""
+    environment = {**os.environ, "RFT_HOME": str(home.root), "RFT_SENSOR_INTERVAL_S": "1", "OMP_NUM_THREADS": "1"}
+    rft = [sys.executable, "-P", "-m", "rft_platform"]
+    ports = ["--port", str(free_port()), "--mlflow-port", str(free_port())]
+    home.logs.mkdir(parents=True, exist_ok=True)
+    log = home.logs / "serve.log"
+    with log.open("w") as output:
+        service = subprocess.Popen(
+            [*rft, "serve", "--config", str(config), *ports],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process, which ends the service in order
+        )
+    try:
+        say("starting the service, then the warm start on demonstrations (about a minute)")
+        _wait_until_ready(service, home, url, log)
+        say(log.read_text(encoding="utf-8", errors="replace").strip())
+        yield
+    finally:
+        service.terminate()
+        try:
+            service.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            service.kill()
+            service.wait(_STOP_S)
+        subprocess.run([*rft, "stop"], env=environment, stdout=subprocess.DEVNULL, timeout=_STOP_S)
+
+
+def _wait_until_ready(service: "subprocess.Popen[bytes]", home: Home, url: str, log: Path) -> None:
+    deadline, start = time.monotonic() + _START_S, home.rounds / "r0000" / "evaluation.json"
+    while not (start.exists() and _answers(f"{url}/health")):
+        if service.poll() is not None or time.monotonic() > deadline:
+            raise RftError(f"the service did not start; the end of {log}:\n{last_lines(log)}")
+        time.sleep(0.5)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False, timeout=5).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+def _watch(customers: Customers, goal: Goal, started: float, say: Callable[[str], None]) -> None:
+    """Print the success rate of each version that has given enough answers, until the goal is reached."""
+    tally, printed = customers.tally, set[int]()
+    while time.monotonic() - started < goal.limit_s:
+        time.sleep(_LOOK_S)
+        for version in sorted(tally.right):
+            if version in printed or len(tally.right[version]) < _ENOUGH:
+                continue
+            printed.add(version)
+            rate, at = tally.rate(version), time.monotonic() - started
+            failed = f"failed requests {len(tally.failures)}"
+            say(f"{at:4.0f} s  policy version {version:3}  success rate {rate:4.0%}  {failed}")
+            if version and rate >= goal.success_rate:
+                return

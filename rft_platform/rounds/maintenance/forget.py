@@ -1,0 +1,92 @@
+"""Forget a person: erase the text and tokens of their production traffic everywhere, and name what was trained on it.
+
+Weights cannot forget. The report names every model version that was trained on the person's rows, and its descendants.
+"""
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rft_platform.common.errors import UserError
+from rft_platform.experience.file_names import round_key
+from rft_platform.experience.record import row_id
+from rft_platform.inference.canary import Canary
+from rft_platform.model_registry.lineage import trace_row
+from rft_platform.rounds.maintenance.erasure import erase_rows
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.serving.database import Call
+
+if TYPE_CHECKING:
+    from rft_platform.model_registry.models import ModelRegistry
+    from rft_platform.model_registry.traces import CheckpointRef
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was erased, and the checkpoints that a training on it has changed."""
+
+    rows: int
+    rounds: tuple[int, ...]
+    trained: "tuple[CheckpointRef, ...]"  # checkpoints whose training read the rows
+    descendants: "tuple[CheckpointRef, ...]"  # later checkpoints that descend from those
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain JSON values."""
+        return asdict(self)
+
+
+def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> Forgotten:
+    """Erase a person's calls from the database, the Parquet files and the notes; may be repeated.
+
+    Raises UserError for a project without production traffic, a person without calls, and while a round collects some
+    of their rows.
+    """
+    if not project.config.online:
+        raise UserError("this project serves no production traffic: only its rows have a subject")
+    traffic = traffic_store(project)
+    calls = traffic.forget(subject)
+    if not calls:
+        raise UserError(f"no recorded call names the subject {subject!r}")
+    by_round: dict[int, list[Call]] = defaultdict(list)
+    for call in calls:
+        if call.batch is not None:
+            by_round[call.batch].append(call)
+    trained: dict[str, CheckpointRef] = {}
+    descendants: dict[str, CheckpointRef] = {}
+    for number, held in sorted(by_round.items()):
+        rows = [row_id(call.msg_id, 0, call.choice) for call in held]
+        _erase_canaries(project, erase_rows(project.store, number, rows))
+        for row in rows:
+            trace = trace_row(row, project.store, project.home.checkpoints, registry)
+            trained |= {ref.checkpoint: ref for ref in trace.trained}
+            descendants |= {ref.checkpoint: ref for ref in trace.descendants}
+    traffic.compact()
+    found = Forgotten(
+        len(calls),
+        tuple(sorted(by_round)),
+        tuple(trained.values()),
+        tuple(ref for folder, ref in descendants.items() if folder not in trained),
+    )
+    rounds = ", ".join(map(round_key, found.rounds)) or "no round"
+    traffic.log("forgotten", f"{found.rows} calls of one subject were erased; rows of {rounds}", **found.to_json())
+    return found
+
+
+def _erase_canaries(project: Project, erased: list[list[int]]) -> None:
+    """Remove erased sequences from the canary checks of all published policies."""
+    gone = {tuple(sequence) for sequence in erased}
+    for number in project.store.rounds() if gone else ():
+        policy = published(project.store, number)
+        if policy is None or policy.canary is None:
+            continue
+        pairs = zip(policy.canary.sequences, policy.canary.logprobs, strict=True)
+        kept = [(ids, logprobs) for ids, logprobs in pairs if tuple(ids) not in gone]
+        if len(kept) < len(policy.canary.sequences):
+            publish(project.store, _with_canary(policy, kept))
+
+
+def _with_canary(policy: Policy, kept: list[tuple[list[int], list[float]]]) -> Policy:
+    canary = Canary([ids for ids, _ in kept], [logprobs for _, logprobs in kept]) if kept else None
+    return replace(policy, canary=canary)

@@ -1,0 +1,72 @@
+"""Online training by real processes: customers are served, rate and commit; rounds train; nothing fails meanwhile."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rft_platform.config.home import Home
+from rft_platform.experience.record import row_id
+from rft_platform.experience.store import ExperienceStore
+from rft_platform.recipes.front_desk.run import Goal, Outcome, run
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, STALE, Call
+from rft_platform.serving.traffic import TrafficStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("online") / "home")
+
+
+@pytest.fixture(scope="module")
+def outcome(home: Home) -> Outcome:
+    """The demo, ended at two thirds of right answers: customers of three departments begin with a third."""
+    return run(home, 3, Goal(success_rate=0.66, limit_s=420.0), print)
+
+
+@pytest.fixture(scope="module")
+def traffic(outcome: Outcome, home: Home) -> TrafficStore:
+    return traffic_store(Project.open(home))
+
+
+def test_the_success_rate_rises_and_no_request_fails_during_weight_updates(outcome: Outcome) -> None:
+    assert outcome.failures == []
+    assert outcome.updates >= 1
+    assert outcome.before <= 0.5
+    assert outcome.after >= 0.66
+
+
+def test_every_acknowledged_rating_is_in_the_database(outcome: Outcome, traffic: TrafficStore) -> None:
+    calls = {call.msg_id: call for call in traffic.calls(outcome.rated)}
+    assert calls.keys() == set(outcome.rated)
+    assert {call.state for call in calls.values()} <= {LABELLED, COMMITTED, CONSUMED, STALE}
+
+
+def test_every_consumed_row_is_in_the_parquet_files_of_one_round(
+    outcome: Outcome, traffic: TrafficStore, home: Home
+) -> None:
+    store = ExperienceStore(home.root)
+    consumed: list[Call] = [call for call in traffic.calls(outcome.rated) if call.state == CONSUMED]
+    expected = {
+        row_id(call.msg_id, 0, call.choice): (call.batch, call.reward, call.policy_version) for call in consumed
+    }
+    found = [row for number in store.rounds() if number for row in store.rollout_rows(number)]
+    assert len(found) == len(expected) > 0
+    assert {row.row_id: (row.round, row.run_reward, row.call.policy_version) for row in found} == expected
+
+
+def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
+    outcome: Outcome, traffic: TrafficStore, home: Home
+) -> None:
+    call = next(call for call in traffic.calls(outcome.rated) if call.state == CONSUMED and call.batch == 1)
+    command = [sys.executable, "-P", "-m", "rft_platform", "trace", row_id(call.msg_id, 0, call.choice), "--json"]
+    environment = {**os.environ, "RFT_HOME": str(home.root), "NO_COLOR": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["round"] == 1

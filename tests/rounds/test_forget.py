@@ -1,0 +1,134 @@
+"""`rft forget`: a person's text and tokens are in no file afterwards; what was trained on them is named."""
+
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_platform.common.errors import UserError
+from rft_platform.config.home import Home
+from rft_platform.config.load import build_config
+from rft_platform.inference.canary import Canary
+from rft_platform.rounds.collect import collect
+from rft_platform.rounds.judge import judge
+from rft_platform.rounds.maintenance.forget import forget
+from rft_platform.rounds.project.policy import Policy, publish, published
+from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_rows import traffic_store
+from rft_platform.serving.database import CONSUMED, FORGOTTEN
+from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+
+SECRET, OTHER = "Ann's landlady is Mrs Quillfeather", "Bob asks for a refund"
+TOKENS = {"ann": [401, 402, 403], "bob": [301, 302]}
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Project:
+    """A project with one collected and judged round of two people's calls, whose policy is published."""
+    config = build_config(
+        {
+            "model": {"model_path": str(tiny_model), "max_model_len": 64},
+            "algorithm": {"algorithm_type": "reinforce++"},
+            "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}},
+        }
+    )
+    project = Project(Home(tmp_path / "home"), config)
+    publish(project.store, Policy("model", 0, "0" * 64, round=0))
+    traffic = traffic_store(project)
+    for number in range(4):
+        traffic.record([call(number, "ann" if number % 2 else "bob")])
+        said = NewFeedback(f"f{number}", [f"m{number}"], number / 4, comment=SECRET if number % 2 else OTHER)
+        traffic.give_feedback(said)
+    traffic.commit()
+    collect(project, 1)
+    judge(project, 1)
+    sequences = [TOKENS["bob"], TOKENS["ann"]]
+    publish(
+        project.store, Policy("model", 1, "1" * 64, 1, Canary(sequences, [[0.0] * len(each) for each in sequences]))
+    )
+    traffic.record([call(9, "ann")])  # not labelled yet
+    return project
+
+
+def call(number: int, subject: str) -> NewCall:
+    text, tokens = (SECRET, TOKENS["ann"]) if subject == "ann" else (OTHER, TOKENS["bob"])
+    recorded: dict[str, Any] = {
+        "msg_id": f"m{number}", "prompt_ids": tokens[:-1], "response_ids": tokens[-1:], "rollout_logprobs": [-0.5],
+        "finish_reason": "stop", "temperature": 1.0, "top_p": 1.0, "top_k": -1, "tools": [], "policy_version": 0,
+        "messages": [{"role": "user", "content": text}], "response": {"role": "assistant", "content": text[::-1]},
+        ENGINE: "transformers", TEMPLATE_HASH: "t",
+    }  # fmt: skip
+    return NewCall(
+        f"m{number}",
+        0,
+        recorded,
+        policy_version=0,
+        tokens=3,
+        recorded_at=time.time(),
+        subject=subject,
+        conversation="c",
+    )
+
+
+def files_with(folder: Path, text: str) -> list[Path]:
+    """Files below a folder that hold a text or its mirror image, which is the answer to it. Parquet files are read."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        content = file.read_bytes()
+        if file.suffix == ".parquet":
+            content += json.dumps(pq.read_table(file).to_pylist(), default=str).encode()
+        for needle in (text, json.dumps(text)[1:-1], text[::-1]):
+            if needle.encode() in content:
+                found.append(file)
+                break
+    return found
+
+
+def test_nothing_of_a_forgotten_person_is_in_any_file(project: Project) -> None:
+    assert files_with(project.home.root, SECRET)
+    found = forget(project, None, "ann")
+    assert (found.rows, found.rounds, found.trained) == (3, (1,), ())
+    assert files_with(project.home.root, SECRET) == []
+    assert files_with(project.home.root, OTHER)
+    stored = project.store.rollout_rows(1)
+    assert len(stored) == 4
+    tokens = {row.call.msg_id: [*row.call.prompt_ids, *row.call.response_ids] for row in stored}
+    assert tokens == {"m0": TOKENS["bob"], "m1": [0, 0], "m2": TOKENS["bob"], "m3": [0, 0]}
+    assert [any(row.loss_mask) for row in stored] == [True, False, True, False]
+    policy = published(project.store, 1)
+    assert policy is not None and policy.canary is not None
+    assert policy.canary.sequences == [TOKENS["bob"]]
+
+
+def test_rows_stay_as_tombstones_and_the_round_stays_sound(project: Project) -> None:
+    before = project.store.digest(1)
+    forget(project, None, "ann")
+    assert project.store.digest(1) == before
+    assert project.store.damaged(1, digest=True) == []
+    calls = {each.msg_id: each for each in traffic_store(project).calls(["m0", "m1", "m9"])}
+    assert {name: each.state for name, each in calls.items()} == {"m0": CONSUMED, "m1": FORGOTTEN, "m9": FORGOTTEN}
+    assert calls["m1"].subject == hashlib.sha256(b"ann").hexdigest()
+    assert judge(project, 1)["sound"]
+    assert [event.kind for event in traffic_store(project).events()] == ["forgotten"]
+
+
+def test_forgetting_may_be_repeated_and_an_unknown_person_is_named(project: Project) -> None:
+    forget(project, None, "ann")
+    assert forget(project, None, "ann").rows == 3
+    with pytest.raises(UserError, match="no recorded call names the subject 'eve'"):
+        forget(project, None, "eve")
+
+
+def test_rows_that_a_round_collects_now_are_not_forgotten(project: Project) -> None:
+    traffic = traffic_store(project)
+    traffic.give_feedback(NewFeedback("f9", ["m9"], 1.0))
+    traffic.commit()
+    traffic.settle(2)
+    with pytest.raises(UserError, match="round 2 collects rows of this subject"):
+        forget(project, None, "ann")
+    assert files_with(project.home.root, SECRET)
