@@ -52,7 +52,7 @@ def first_damage(
         if size != entry["size"]:
             return f"{name} is {size:,} bytes long, {entry['size']:,} were written"
         if digest is not None and digest(path) != entry["sha256"]:
-            return f"{name} holds other bytes than were written (sha256 differs from {MANIFEST})"
+            return f"{name} was changed after it was written (sha256 differs from {MANIFEST})"
     return None
 
 

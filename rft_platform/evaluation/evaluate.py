@@ -137,7 +137,7 @@ def _modes(
     tasks: Sequence[Task], sampled_n: int, greedy: bool, sampling: SamplingParams
 ) -> list[tuple[str, int, SamplingParams]]:
     if not tasks:
-        raise UserError("evaluation: the held-out taskset is empty; name one with tasks in eval_tasksets")
+        raise UserError("evaluation: the held-out taskset is empty; set one with tasks in eval_tasksets")
     modes = [(SAMPLED, sampled_n, sampling)] if sampled_n > 0 else []
     if greedy:
         modes.append((GREEDY, 1, replace(sampling, temperature=0.0)))

@@ -124,7 +124,7 @@ def _transcript(transcript: Transcript) -> str:
     shown = transcript.messages
     skipped = len(shown) - _MESSAGES
     if skipped > 0:
-        shown = [*shown[:2], {"role": "…", "content": f"{skipped} messages left out"}, *shown[2 + skipped :]]
+        shown = [*shown[:2], {"role": "…", "content": f"{skipped} messages not shown"}, *shown[2 + skipped :]]
     return "\n\n".join([f"### Task {transcript.task_id[:12]}: {mark}{expected}", *map(_message, shown)])
 
 

@@ -108,7 +108,7 @@ class Contents:
             return ""
         files = list(self.retired.values())
         day = time.strftime("%Y-%m-%d", time.gmtime(max(file.retired_at for file in files)))
-        where = f"they lie in {Path(files[0].archived_to).parent}" if files[0].archived_to else "they were deleted"
+        where = f"they are in {Path(files[0].archived_to).parent}" if files[0].archived_to else "they were deleted"
         return f"{sum(file.entry.rows for file in files):,} rollout rows were retired on {day}: {where}"
 
     def to_json(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class Ledger:
             return Contents.from_json(read_sealed_json(self.path))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise StorageError(
-                f"{self.path}: is no ledger of this version ({error!r}): `rft store check` says what can be done"
+                f"{self.path}: is not a ledger of this version ({error!r}): `rft store check` says what can be done"
             ) from error
 
     def _adopted(self) -> Contents:

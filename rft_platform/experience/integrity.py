@@ -80,7 +80,7 @@ def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
     if rows != entry.rows:
         return f"holds {rows} rows, {entry.rows} were written"
     if digest and digest_file(path) != entry.sha256:
-        return f"holds other bytes than were written (sha256 {entry.sha256})"
+        return f"was changed after it was written (sha256 {entry.sha256})"
     return None
 
 

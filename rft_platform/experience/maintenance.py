@@ -103,7 +103,9 @@ def _rewrite(ledger: Ledger, round: int, contents: Contents, names: Sequence[str
     with atomic_path(ledger.folder / target) as temp:
         write_table(table, temp)
         if not same_rows(read_table(temp, ROLLOUT_SCHEMA), table):
-            raise StorageError(f"{ledger.folder / target}: reads back otherwise than written; nothing was changed")
+            raise StorageError(
+                f"{ledger.folder / target}: a read returned other data than was written; nothing was changed"
+            )
         entry = FileEntry.of(temp, sources)
     for name in names:
         del contents.files[name]
@@ -126,8 +128,8 @@ def _verified(folder: Path, names: Sequence[str], entries: Sequence[FileEntry]) 
     for name, entry in zip(names, entries, strict=True):
         if digest_file(folder / name) != entry.sha256:
             raise StorageError(
-                f"{folder / name}: holds other bytes than were written, so it is left as it is: `rft store check` "
-                "names all such files"
+                f"{folder / name}: was changed after it was written, so it is not touched: `rft "
+                "store check` lists all such files"
             )
     return read_tables([folder / name for name in names], ROLLOUT_SCHEMA)
 
@@ -187,10 +189,10 @@ def _copy(source: Path, target: Path, sha256: str) -> None:
         if digest_file(target) == sha256:
             return
         raise StorageError(
-            f"{target}: holds other bytes than {source}, as of another project, so neither was touched: give each "
-            "project an archive folder of its own"
+            f"{target}: differs from {source} and may belong to another project, so neither was touched: "
+            "give each project a separate archive folder"
         )
     with atomic_path(target) as temp:
         shutil.copyfile(source, temp)
         if digest_file(temp) != sha256:
-            raise StorageError(f"{source}: holds other bytes than were written, so it was not archived or retired")
+            raise StorageError(f"{source}: was changed after it was written, so it was not archived or retired")

@@ -11,7 +11,7 @@ JUDGED_SCHEMA_VERSION = 1
 LARGEST_TOP_K = 2**31 - 1  #: the column's limit; above any vocabulary size, so the meaning is unchanged
 
 LARGEST_METRIC = 3.4e38  #: limit of 32-bit floats, as TensorBoard stores; sums and squares of such values are finite
-METRIC_EXPECTED = "a finite number (at most 3.4e38); leave a metric out where it has no value"
+METRIC_EXPECTED = "a finite number (at most 3.4e38); omit a metric that has no value"
 
 #: Prefix of a metric in a run's last row: the workflow's own reward for a further policy, whose name follows.
 POLICY_REWARD = "reward/"

@@ -176,7 +176,7 @@ def _column(field: pa.Field, values: list[Any]) -> pa.Array:
     try:
         return _encode(field, values)
     except (TypeError, ValueError, OverflowError, AttributeError, pa.ArrowException) as error:
-        raise ValueError(f"column {field.name} cannot hold what it is given: {error}") from error
+        raise ValueError(f"column {field.name} cannot store this value: {error}") from error
 
 
 def _encode(field: pa.Field, values: list[Any]) -> pa.Array:

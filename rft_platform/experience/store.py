@@ -196,7 +196,9 @@ class ExperienceStore(RoundNotes):
         """The ledger entry of a file; raises StorageError if the file has not landed."""
         entry = self.ledger(round).read().files.get(str(path.relative_to(self.round_folder(round))))
         if entry is None:
-            raise StorageError(f"{path}: has not landed, so there is nothing to compare it with: produce it again")
+            raise StorageError(
+                f"{path}: is not recorded as stored, so there is no digest to compare it with: produce it again"
+            )
         return entry
 
     def digest(self, round: int, *, judge_version: str | None = None, verify: bool = False) -> str:
@@ -237,8 +239,8 @@ def _check_open(contents: Contents, round: int, batch: int) -> None:
     settled = "retired" if contents.retired else "compacted" if any(e.made_of for e in contents.files.values()) else ""
     if settled:
         raise StorageError(
-            f"{round_key(round)}: batch {batch} cannot be written, for the round's rollouts were {settled}: a round "
-            "that was closed is not rolled out again; start a project of another name"
+            f"{round_key(round)}: batch {batch} cannot be written, because the round's rollouts were {settled}: "
+            "a closed round cannot be explored again; start a project of another name"
         )
 
 

@@ -35,8 +35,8 @@ def check_canary(engine: PolicyEngine, canary: Canary) -> float:
         if not mean <= tolerance:  # also refuses NaN
             raise WeightMismatchError(
                 f"policy version {status.policy_version}: the log-probs of the engine at {url} differ from the "
-                f"trainer's by {mean:.3g} nats on average, at most {tolerance:g} is allowed in {status.dtype}; the "
-                "weights it serves are not those of the checkpoint, so the version is refused"
+                f"trainer's by {mean:.3g} nats on average, at most {tolerance:g} is allowed in {status.dtype}; it "
+                "does not serve the checkpoint's weights, so the version is refused"
             )
         worst = max(worst, mean)
     return worst

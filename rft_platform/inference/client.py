@@ -186,7 +186,7 @@ def _end_if_silent(url: str, lease: Lease, answered: threading.Event, limit_s: f
         if _lives(url, lease):
             alive_at = time.monotonic()
         elif time.monotonic() - alive_at > limit_s:
-            LOG.warning("the engine at %s (pid %d) gave no sign of life for %g s and is ended", url, lease.pid, limit_s)
+            LOG.warning("the engine at %s (pid %d) sent no heartbeat for %g s and is ended", url, lease.pid, limit_s)
             stop_holder(lease)
             return
 

@@ -34,7 +34,7 @@ URL, COMMAND, UI_URL = "RFT_ALERT_URL", "RFT_ALERT_COMMAND", "RFT_UI_URL"
 TIMEOUT_S = 10.0  # for each of webhook and command
 _DEFAULT_UI = "http://127.0.0.1:3000"
 _KEPT_S = 30 * 24 * 3600.0  # how long an alert is remembered as sent
-_UNKNOWN = "the run ended without naming a cause: its process died, or it never started"
+_UNKNOWN = "the run ended without an error message: its process died, or it never started"
 
 
 @dataclass(frozen=True, slots=True)

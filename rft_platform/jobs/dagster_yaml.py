@@ -31,7 +31,7 @@ _EARLIER = frozenset(
 _NEEDED = {"instance_class": "instance_class", "run_launcher": "run_launcher", "run_queue": "run_coordinator"}
 
 #: Advice for a broken file.
-REPAIR_SETTINGS = "set it right, or delete it, and the platform's own settings are written anew"
+REPAIR_SETTINGS = "correct it, or delete it, and the platform writes its own settings again"
 
 URL = "RFT_DAGSTER_POSTGRES_URL"
 #: Appended to ``dagster.yaml`` for Postgres.
@@ -63,7 +63,7 @@ def ensure_settings(file: Path) -> None:
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: is no text ({error.reason}): {REPAIR_SETTINGS}") from error
+        raise UserError(f"{file}: is not a text file ({error.reason}): {REPAIR_SETTINGS}") from error
     ours_alone = text.removesuffix(_POSTGRES_SECTION)
     if ours_alone == shipped:
         return
@@ -96,10 +96,10 @@ def _sections(file: Path, text: str) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise UserError(
-            f"{file}: {where}{getattr(error, 'problem', None) or 'is no YAML'}: {REPAIR_SETTINGS}"
+            f"{file}: {where}{getattr(error, 'problem', None) or 'is not valid YAML'}: {REPAIR_SETTINGS}"
         ) from error
     if not isinstance(sections, dict):
-        raise UserError(f"{file}: is no mapping of sections: {REPAIR_SETTINGS}")
+        raise UserError(f"{file}: is not a mapping of sections: {REPAIR_SETTINGS}")
     return sections
 
 
@@ -113,9 +113,9 @@ def ensure_storage(file: Path) -> None:
     if not url:
         if URL in text:
             raise UserError(
-                f"the runs of this project are kept in Postgres, and {URL} is not set: set it to the database's URL "
-                f"({_FORM}), or take the section `storage` out of {file} to begin "
-                "with an empty SQLite history"
+                f"the runs of this project are stored in Postgres, and {URL} is not set: set it to the database's URL "
+                f"({_FORM}), or take the section `storage` out of {file} to "
+                "start with an empty SQLite history"
             )
         return
     _check_url(url)

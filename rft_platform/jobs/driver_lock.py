@@ -36,5 +36,5 @@ def refuse_second_driver(home: Home) -> None:
 def _second_driver(home: Home) -> UserError:
     return UserError(
         f"another `rft run` or `rft demo` is driving {home.root}: wait for it, or interrupt it "
-        "(`rft rounds` shows how far it is)"
+        "(`rft rounds` shows its progress)"
     )

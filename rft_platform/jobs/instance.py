@@ -69,7 +69,7 @@ def end_stranded_launches(instance: dg.DagsterInstance) -> list[str]:
     starting, workers = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])), RunWorkers()
     stranded = [run for run in starting if not _is_driven(run) and workers.pid_of(instance, run.run_id) is None]
     for run in stranded:
-        cause = "the daemon that was starting this run ended before the run's worker had begun"
+        cause = "the daemon that was starting this run ended before the run's worker started"
         instance.add_run_tags(run.run_id, fault_tags(TransientError(cause), run.run_id))
         instance.report_run_failed(run, f"{cause.capitalize()}.")
         instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)

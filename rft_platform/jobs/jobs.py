@@ -37,7 +37,7 @@ warm_start_job = dg.define_asset_job(
 explore_job = dg.define_asset_job(
     "explore_job",
     selection=["policy_snapshot", "rollout_batches", "judged_experiences"],
-    description="First half of a round: roll the policy out on the round's tasks and judge what it did.",
+    description="First half of a round: roll out the policy on the round's tasks and judge the rollouts.",
     tags={"rft/phase": "explore"},
 )
 

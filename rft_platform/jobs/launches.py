@@ -26,7 +26,7 @@ _RECENT = 16
 #: Causes of runs that ended without a recorded cause.
 _SILENT = {
     dg.DagsterRunStatus.CANCELED: "the run was cancelled",
-    dg.DagsterRunStatus.FAILURE: "the run ended without naming a cause: its process died, or it never started",
+    dg.DagsterRunStatus.FAILURE: "the run ended without an error message: its process died, or it never started",
 }
 
 _Key = tuple[str, int]

@@ -28,27 +28,37 @@ _PAGE = 500  # run records read at once
 class CompactionConfig(dg.Config):
     """Which rounds to compact."""
 
-    keep_last: int = Field(default=2, ge=0, description="Newest closed rounds that are left as they are.")
-    grace_s: float = Field(default=3600.0, ge=0, description="Seconds that replaced files stay for late readers.")
-    dry_run: bool = Field(default=False, description="Only say what would be done.")
+    keep_last: int = Field(default=2, ge=0, description="Number of newest closed rounds to leave unchanged.")
+    grace_s: float = Field(
+        default=3600.0, ge=0, description="Seconds to keep replaced files for readers that still use them."
+    )
+    dry_run: bool = Field(default=False, description="Change nothing; report what would be done.")
 
 
 class RetentionConfig(dg.Config):
     """Which rounds keep their rollouts, and what happens to the others."""
 
-    keep_last: int | None = Field(default=None, description="Newest closed rounds to keep.")
+    keep_last: int | None = Field(default=None, description="Number of newest closed rounds to keep.")
     older_than_days: float | None = Field(default=None, description="Keep rounds younger than this.")
     archive: str = Field(default="", description="Folder to copy the rollouts to first; empty: they are deleted.")
-    champion_too: bool = Field(default=False, description="Retire rounds that the champion was trained on as well.")
-    grace_s: float = Field(default=3600.0, ge=0, description="Seconds that retired files stay for late readers.")
-    dry_run: bool = Field(default=True, description="Only say what would be done; set it to false to do it.")
+    champion_too: bool = Field(default=False, description="Also retire rounds that the champion was trained on.")
+    grace_s: float = Field(
+        default=3600.0, ge=0, description="Seconds to keep retired files for readers that still use them."
+    )
+    dry_run: bool = Field(
+        default=True, description="Change nothing, only report what would be done; set it to false to do it."
+    )
 
 
 class HistoryConfig(dg.Config):
     """Which Dagster runs keep their event log."""
 
-    keep_rounds: int = Field(default=200, ge=1, description="Newest rounds whose runs keep event log and output.")
-    dry_run: bool = Field(default=True, description="Only say what would be done; set it to false to do it.")
+    keep_rounds: int = Field(
+        default=200, ge=1, description="Number of newest rounds whose runs keep event log and output."
+    )
+    dry_run: bool = Field(
+        default=True, description="Change nothing, only report what would be done; set it to false to do it."
+    )
 
 
 @dg.op(description="Merge the rollout files of closed rounds.", out=dg.Out(dg.Nothing))
@@ -104,11 +114,12 @@ def _report(context: dg.OpExecutionContext, problems: list[str], metadata: dict[
     context.log.info(", ".join(f"{name} {value}" for name, value in metadata.items()))
     context.add_output_metadata(metadata)
     if problems:
-        raise dg.Failure("some rounds were left as they are:\n" + "\n".join(problems), allow_retries=False)
+        raise dg.Failure("some rounds were not changed:\n" + "\n".join(problems), allow_retries=False)
 
 
 @dg.job(tags=_TAGS, description="Merge the explore batches of closed rounds into one file a round.")
 def compact_job() -> None:
+    """Compact the store."""
     compact_store()
 
 
@@ -117,6 +128,7 @@ def compact_job() -> None:
     description="Delete or archive the rollouts of old rounds and prune Dagster's run history; a dry run by default.",
 )
 def retention_job() -> None:
+    """Retire old rounds and prune Dagster's run history."""
     retire_rounds()
     prune_runs()
 

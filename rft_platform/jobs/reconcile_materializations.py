@@ -53,7 +53,7 @@ def _materialization(project: Project, asset: str, number: int, note: dict[str, 
     return dg.AssetMaterialization(
         asset_key=asset,
         partition=round_key(number) if number else None,
-        description="Complete on disk; the process that made it ended before it reported this.",
+        description="Complete on disk; the process that created it ended before it reported this materialization.",
         metadata={**numbers(note), **numbers(note.get("metrics", {}))},
         tags={} if version is None else {"dagster/data_version": version},
     )

@@ -44,16 +44,18 @@ _TICK_S = sensor_interval_s()
 def experience_threshold_sensor(
     context: dg.SensorEvaluationContext, project: ProjectResource
 ) -> dg.SensorResult | dg.SkipReason:
+    """Launch the next training if the plan has one."""
     return _launch(context, project, kinds=("sync",))
 
 
 @dg.sensor(
     jobs=[warm_start_job, explore_job, collect_job, evaluate_job, *OFFLINE_JOBS],
     minimum_interval_seconds=_TICK_S,
-    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; an "
-    "offline training, where the project is one; in mode bench one evaluation after another.",
+    description="Starts the warm start, then the next round's exploration, until the budget of rounds is spent; for "
+    "an offline project, the training; in mode bench, one evaluation after another.",
 )
 def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResource) -> dg.SensorResult | dg.SkipReason:
+    """Launch the next warm start, exploration, evaluation or offline stage if the plan has one."""
     return _launch(context, project, kinds=("warm_start", "explore", "collect", "evaluate", *get_args(OfflineKind)))
 
 
@@ -65,6 +67,7 @@ def next_round_sensor(context: dg.SensorEvaluationContext, project: ProjectResou
 def nightly_evaluation(
     context: dg.ScheduleEvaluationContext, project: ProjectResource
 ) -> dg.RunRequest | dg.SkipReason:
+    """Request an evaluation of the newest round that has a policy."""
     try:
         opened = project.open()
     except UserError as nothing_to_do:
@@ -88,7 +91,7 @@ def _launch(
     except UserError as nothing_to_do:
         return dg.SkipReason(str(nothing_to_do))
     if driver_is_running(opened.home):
-        return dg.SkipReason("`rft run` or `rft demo` drives this project now")
+        return dg.SkipReason("`rft run` or `rft demo` is driving this project")
     end_orphaned_runs(context.instance)
     add_next_round(context.instance, opened)
     known = launches(context.instance, rounds_ahead(opened))
@@ -118,4 +121,4 @@ def _requests(plan: Plan, kinds: tuple[str, ...]) -> Iterator[dg.RunRequest]:
 def _why_not(plan: Plan) -> str:
     if plan.finished:
         return "all rounds of the budget are done"
-    return plan.failed or "; ".join(plan.waiting) or "the other sensor has work to launch first"
+    return plan.failed or "; ".join(plan.waiting) or "the other sensor has to launch its work first"

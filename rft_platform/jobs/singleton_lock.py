@@ -20,7 +20,7 @@ def singleton_lock(path: Path, what: str, **details: object) -> Iterator[None]:
     with path.open("a+", encoding="utf-8") as stream:
         if not try_lock(stream):
             stream.seek(0)
-            raise UserError(f"{what} runs already ({_holder(stream.read())}): stop that one first, or use it")
+            raise UserError(f"{what} is already running ({_holder(stream.read())}): stop it first, or use it")
         stream.truncate(0)
         json.dump({"process": os.getpid(), **details}, stream)
         stream.flush()

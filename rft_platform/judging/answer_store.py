@@ -30,7 +30,10 @@ class Spent:
 class BudgetSpentError(UserError):
     """A judge's budget is used up: no model is asked and nothing is judged until it is raised."""
 
-    hint = "raise the judge's budget, then launch the job again; answers that came are kept and not asked for again"
+    hint = (
+        "raise the judge's budget, then launch the job again; answers that were received are "
+        "kept and not requested again"
+    )
 
 
 class AnswerStore:

@@ -78,7 +78,7 @@ def open_endpoint(model: str | EndpointSettings, auxiliary_models: Mapping[str, 
         return _own(model)
     if model not in auxiliary_models:
         raise UserError(
-            f"the judge's model {model!r} is no auxiliary model; explorer.auxiliary_models has "
+            f"the judge's model {model!r} is not an auxiliary model; explorer.auxiliary_models has "
             f"{sorted(auxiliary_models) or 'none'}: add it there, or give model as {{base_url, model, api_key_env}}"
         )
     found = auxiliary_models[model]

@@ -60,7 +60,7 @@ def write_pairs(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     suffix, and if there is no pair.
     """
     if file.suffix not in (".jsonl", ".parquet"):
-        raise UserError(f"{file}: preference pairs are written as .jsonl or .parquet")
+        raise UserError(f"{file}: expected a .jsonl or .parquet file for preference pairs")
     if not rows:
         raise UserError(f"{file}: there is no pair to write: no two runs of one task differ in their reward")
     with atomic_path(file) as temp:

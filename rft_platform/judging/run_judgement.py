@@ -41,7 +41,10 @@ def refuse_beyond(runs: list[RunJudgement], most: float | None) -> list[RunJudge
     if all(run.error is not None for run in checked):
         raise UserCodeError(f"no run has a usable reward; the first: {first}")
     _log.warning(
-        "the rewards of %d of %d runs are refused, which are left out; the first: %s", len(refused), len(runs), first
+        "the rewards of %d of %d runs are invalid; these runs are excluded; the first: %s",
+        len(refused),
+        len(runs),
+        first,
     )
     return checked
 

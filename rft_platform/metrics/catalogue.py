@@ -26,17 +26,19 @@ class Entry:
 
 
 CATALOGUE: Mapping[str, Entry] = {
-    "rft_project_info": Entry("gauge", "1; labels say which project this is", ("project", "name", "mode", "version")),
+    "rft_project_info": Entry(
+        "gauge", "constant 1; its labels name the project", ("project", "name", "mode", "version")
+    ),
     "rft_rounds_budget": Entry("gauge", "rounds of the whole run"),
     "rft_rounds_done": Entry("gauge", "rounds trained, served and evaluated, counted from the first without a gap"),
-    "rft_frontier_round": Entry("gauge", "round that the phase is at, or does next", ("phase",)),
+    "rft_frontier_round": Entry("gauge", "round that the phase is running, or runs next", ("phase",)),
     "rft_rows": Entry("gauge", "rows of all rounds in the store: rollouts, judged (in force)", ("stage",)),
     "rft_frontier_rows": Entry("gauge", "rows of the round now explored", ("stage",)),
     "rft_policy_version_trained": Entry("gauge", "optimiser steps of the newest published policy"),
     "rft_policy_version_served": Entry("gauge", "policy version an engine serves", ("engine",)),
     "rft_policy_version_lag": Entry("gauge", "optimiser steps that an engine is behind the newest policy", ("engine",)),
-    "rft_phase_running": Entry("gauge", "1 while a launch of the phase is under way", ("phase",)),
-    "rft_phase_failures": Entry("gauge", "failed launches since the last success of what is next", ("phase",)),
+    "rft_phase_running": Entry("gauge", "1 while a launch of the phase is running", ("phase",)),
+    "rft_phase_failures": Entry("gauge", "failed launches of the next action since its last success", ("phase",)),
     "rft_plan_state": Entry(
         "gauge", "1 for the plan's state: launching, running, waiting, finished, failed", ("state",)
     ),

@@ -113,7 +113,7 @@ def _versions(registry: "ModelRegistry | None") -> _Versions:
     try:
         return {found.folder: (found.version, found.aliases) for found in _registered(registry, registry.model_name)}
     except RegistryLostError as error:  # the trace itself comes from manifests and ledgers
-        LOG.warning("model versions are left out: %s", error)
+        LOG.warning("model versions are not shown: %s", error)
         return {}
 
 
@@ -212,7 +212,7 @@ def _selection_read(
     versions = {int(number): version for number, version in settled["judge_versions"].items()}
     rollouts, retired, same = [], [], file.is_file() and digest_file(file) == settled["sha256"]
     if verify and not same:
-        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {settled['sha256'][:16]})")
+        raise DamagedError(f"{file}: missing, or changed since the training (sha256 {settled['sha256'][:16]})")
     for number, version in sorted(versions.items()):
         contents, folder = store.ledger(number).read(), store.round_folder(number)
         if verify:
@@ -240,7 +240,7 @@ def _dataset_read(lineage: Mapping[str, Any], folder: Path, verify: bool) -> dic
         return {"data_unchanged": None}
     same = file.exists() and file.stat().st_size == known["bytes"]
     if verify and not (same and digest_file(file) == digest):
-        raise DamagedError(f"{file}: missing, or not what was trained on (sha256 {digest[:16]})")
+        raise DamagedError(f"{file}: missing, or changed since the training (sha256 {digest[:16]})")
     rows = int(lineage["dataset_rows"])
     return {"data_unchanged": same, "dataset": RowFile(str(file), digest, rows), "rows_trained": rows}
 

@@ -53,7 +53,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise UserError(
-            f"{folder} is no checkpoint of this platform: it has no {MANIFEST}; give a global_step_<n> folder"
+            f"{folder} is not a checkpoint of this platform: it has no {MANIFEST}; give a global_step_<n> folder"
         )
     try:
         found = read_sealed_json(path)

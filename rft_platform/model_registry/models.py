@@ -195,7 +195,9 @@ class ModelRegistry:
         current = self.champion()
         if current is None or PREVIOUS_TAG not in current.tags:
             found = "there is no champion" if current is None else f"version {current.version} is the first champion"
-            raise UserError(f"rollback of {self.model_name}: {found}; nothing to go back to. Promote a version first")
+            raise UserError(
+                f"rollback of {self.model_name}: {found}; there is no previous champion. Promote a version first"
+            )
         return current
 
     def resolve(self, uri: str, *, verify: bool = False) -> RegisteredModel:
@@ -345,7 +347,7 @@ class ModelRegistry:
 def lost(what: str, noted: NotedVersion, model_name: str) -> RegistryLostError:
     """Build the error for a registry that lacks a version named by a note; ``what`` describes the problem."""
     return RegistryLostError(
-        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: bring MLflow's database back "
+        f"{what}, but {noted.note} names version {noted.version} of model {model_name}: restore MLflow's database "
         "(or correct its address), or run `rft models rebuild`, which registers the project's checkpoints again"
     )
 

@@ -25,10 +25,12 @@ class StepLike(Protocol):
     """One optimiser step and its metrics, as the trainer reports it."""
 
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """Number of the optimiser step."""
 
     @property
-    def metrics(self) -> Mapping[str, float]: ...
+    def metrics(self) -> Mapping[str, float]:
+        """Its metrics by name."""
 
 
 def metric_name(name: str) -> str:
@@ -139,6 +141,7 @@ def _chunks(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def flatten(value: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a nested mapping, each with its keys joined by ``separator``."""
     for key, item in value.items():
         if isinstance(item, Mapping) and item:
             yield from flatten(item, separator, f"{prefix}{key}{separator}")

@@ -80,8 +80,8 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     replaced = _own_rewards(rows) if spec is not None else 0
     if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
-            "%d runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
-            "workflow's is meant",
+            "%d runs have a reward of their workflow's own: the judge's reward replaces it; set judge: null "
+            "to use the workflow's reward",
             replaced,
         )
     store.write_judged(round_number, version, judged.rows, make_current=False)

@@ -70,12 +70,12 @@ def make_dataset(project: Project, round_number: int) -> DatasetFile:
     if known is not None and known.digest != dataset.digest and published(store, round_number) is not None:
         raise UserError(
             f"{dataset.report.source} has changed since {round_key(round_number)} was trained on it (data version "
-            f"{known.digest[:16]}, now {dataset.digest[:16]}): bring it back, or give the run another name"
+            f"{known.digest[:16]}, now {dataset.digest[:16]}): restore it, or start a run with another name"
         )
     if known is not None and known.digest == dataset.digest:
         if file.exists() and digest_file(file) == known.sha256:
             return known
-        LOG.warning("%s is missing or damaged: it is written again", file)
+        LOG.warning("%s is missing or damaged and is written again", file)
     _write(dataset, file)
     written = DatasetFile(
         path=str(file),
@@ -113,7 +113,7 @@ def _kind(project: Project) -> OfflineKind:
     if project.settings.offline is None:
         config = project.config
         raise UserError(
-            f"project {config.project}/{config.name} is no offline training (mode {config.mode}, algorithm_type "
+            f"project {config.project}/{config.name} is not an offline training (mode {config.mode}, algorithm_type "
             f"{config.algorithm.algorithm_type}): set mode train and sft, dpo or gkd"
         )
     return project.settings.offline

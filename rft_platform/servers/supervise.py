@@ -92,7 +92,7 @@ def check_ports(servers: Sequence[Server]) -> None:
         if server.port is None:
             continue
         if ports.count(server.port) > 1:
-            raise UserError(f"port {server.port} is given twice: choose another with --port or --mlflow-port")
+            raise UserError(f"port {server.port} is used twice: choose another with --port or --mlflow-port")
         if not may_listen(server.port):
             raise UserError(f"port {server.port} is reserved for the system: choose one from 1024 on for {server.name}")
         if not port_is_free(server.port):

@@ -140,8 +140,8 @@ def _shared_prompt(
         shared -= 1
     if not shared or shared in (len(left), len(right)):
         raise UserError(
-            f"{where}: {columns.chosen} and {columns.rejected} are conversations that do not begin with the same "
-            "prompt and go on with an answer each"
+            f"{where}: {columns.chosen} and {columns.rejected} are conversations; they must start with the "
+            "same prompt and each continue with an answer"
         )
     return left[:shared], left[shared:], right[shared:]
 

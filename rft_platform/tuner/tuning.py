@@ -145,7 +145,7 @@ def _print_how_to_resume(console: "Console", paths: ExperimentPaths, functions: 
     from rft_platform.driver.next_steps import rft_command
 
     home = paths.home
-    lines = [f"{what}: tune(..., experiment_name={paths.experiment!r}) goes on from here"]
+    lines = [f"{what}: tune(..., experiment_name={paths.experiment!r}) continues this run"]
     if functions.notice is None:
         lines.append(f"or, from this folder: {rft_command(home)} run --config {home.config_file}")
     for line in lines:

@@ -136,7 +136,7 @@ def test_a_damaged_registry_is_named_in_one_line(project: Home, run: Rft) -> Non
 def test_broken_settings_of_dagster_are_named_in_one_line(project: Home, run: Rft, text: str) -> None:
     file = project.dagster / "dagster.yaml"
     file.write_text(text)
-    one_line(run("rounds"), 2, f"{file}: ", "or delete it, and the platform's own settings are written anew")
+    one_line(run("rounds"), 2, f"{file}: ", "or delete it, and the platform writes its own settings again")
 
 
 @pytest.mark.slow

@@ -34,11 +34,11 @@ def refused(result: Result, home: Home) -> str:
         ({"engine": {"kind": "vllm"}}, "has no vLLM"),
         (
             {"explorer": {"rollout_model": {"tool_call_parser": "llama3_json"}}},
-            "tool_call_parser 'llama3_json': the transformers engine knows hermes",
+            "tool_call_parser 'llama3_json': the transformers engine supports hermes",
         ),
         (
             {"explorer": {"rollout_model": {"reasoning_parser": "olmo3"}}},
-            "reasoning_parser 'olmo3': the transformers engine knows deepseek_r1, qwen3",
+            "reasoning_parser 'olmo3': the transformers engine supports deepseek_r1, qwen3",
         ),
     ],
 )

@@ -102,7 +102,7 @@ def test_ports_are_checked_before_anything_starts() -> None:
         port = holder.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} is taken: free it, or choose another one for Web"):
             check_ports([server("", port=port)])
-    with pytest.raises(UserError, match=f"port {port} is given twice"):
+    with pytest.raises(UserError, match=f"port {port} is used twice"):
         check_ports([server("", port=port), server("", port=port)])
 
 

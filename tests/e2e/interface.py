@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -72,6 +73,21 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = 90.0) -> 
         assert time.monotonic() < deadline, f"never happened in {timeout:.0f} s: {what}"
         time.sleep(0.05)
     return value
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A folder in which a user works: ``rft.yaml``, and the default home beside it."""
+
+    cwd: Path
+
+    @property
+    def home(self) -> Path:
+        return self.cwd / ".rft"
+
+    @property
+    def config(self) -> Path:
+        return self.cwd / "rft.yaml"
 
 
 @dataclass

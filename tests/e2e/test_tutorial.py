@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from interface import running_ui
+from interface import Workplace, running_ui
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -19,18 +19,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @dataclass(frozen=True)
-class Reader:
+class Reader(Workplace):
     """Somebody who works through the tutorial in a folder, with the platform's environment activated."""
-
-    cwd: Path
-
-    @property
-    def home(self) -> Path:
-        return self.cwd / ".rft"
-
-    @property
-    def config(self) -> Path:
-        return self.cwd / "rft.yaml"
 
     @property
     def environment(self) -> dict[str, str]:

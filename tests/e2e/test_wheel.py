@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from interface import running_ui
+from interface import Workplace, running_ui
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -23,19 +23,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 @dataclass(frozen=True)
-class Installation:
+class Installation(Workplace):
     """An environment with the wheel, and a home in an empty folder."""
 
     environment_folder: Path
-    cwd: Path
-
-    @property
-    def home(self) -> Path:
-        return self.cwd / ".rft"
-
-    @property
-    def config(self) -> Path:
-        return self.cwd / "rft.yaml"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -83,7 +74,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installa
     pip("--python", str(python), "install", "--no-deps", str(wheel))
     packages = "\n".join(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages"))
     (next((folder / "venv" / "lib").glob("python*")) / "site-packages" / "third_party.pth").write_text(packages)
-    installation = Installation(folder / "venv", folder / "work")
+    installation = Installation(folder / "work", folder / "venv")
     installation.cwd.mkdir()
     return installation
 
@@ -113,7 +104,7 @@ def test_the_demo_trains(installed: Installation) -> None:
 
 
 def test_the_interface_serves_its_pages(installed: Installation) -> None:
-    other = Installation(installed.environment_folder, installed.cwd.with_name("interface"))
+    other = Installation(installed.cwd.with_name("interface"), installed.environment_folder)
     other.cwd.mkdir()
     recipe = other.run("python", "-m", "rft_platform.recipes.arithmetic", str(other.cwd / "arithmetic")).strip()
     text = Path(recipe).read_text().replace("path: tasks", f"path: {other.cwd}/arithmetic/tasks")

@@ -66,7 +66,7 @@ def test_long_transcripts_are_shortened_and_fences_stay_closed(make_result: Make
     assert len(text) < 4000
     assert "the end" in text
     assert '→ calculator({"expression": "1+1"})' in text
-    assert "15 messages left out" in text
+    assert "15 messages not shown" in text
     assert "turn 15" in text
     assert "turn 14" not in text
     assert "````text\n```python\n1\n```\n````" in text

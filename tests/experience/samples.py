@@ -8,6 +8,33 @@ from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
 from rft_platform.rollout.recording.run_ids import group_id, run_id
 
 
+def step_row(run: str, step: int, *, response_ids: list[int], **columns: Any) -> RolloutRow:
+    """The row of one step that the policy's first version sampled from its own distribution; every token is trained."""
+    values: dict[str, Any] = {
+        "row_id": row_id(run, step),
+        "run_id": run,
+        "step": step,
+        "msg_id": f"{run}-{step}",
+        "round": 1,
+        "policy_version": 0,
+        "engine": "test",
+        "template_hash": "h",
+        "prompt_ids": [1],
+        "response_ids": response_ids,
+        "rollout_logprobs": [-0.1] * len(response_ids),
+        "loss_mask": [True] * len(response_ids),
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "finish_reason": "stop",
+        "truncated": False,
+        "messages": [],
+        "tools": [],
+        "response": {},
+    }
+    return RolloutRow.from_columns(**{**values, **columns})
+
+
 def rollouts(groups: int = 2, repeats: int = 2, *, round: int = 1, batch: int = 0, **changes: Any) -> list[RolloutRow]:
     """Rows of ``groups`` tasks with ``repeats`` runs each, one step a run; ``changes`` apply to every row."""
     return [_rollout(round, batch, index, repeat, changes) for index in range(groups) for repeat in range(repeats)]

@@ -104,7 +104,7 @@ def break_the_footer(path: Path) -> None:
         (Path.unlink, False, "is missing"),
         (lambda path: path.write_bytes(path.read_bytes()[:-20]), False, "bytes long"),
         (break_the_footer, False, "no readable footer"),
-        (flip_a_byte, True, "other bytes"),
+        (flip_a_byte, True, "was changed after"),
     ],
     ids=["missing", "truncated", "footer", "flipped"],
 )
@@ -123,15 +123,15 @@ def test_damage_is_named(
 def test_a_flipped_byte_needs_the_digest(store: ExperienceStore) -> None:
     flip_a_byte(file_of(store))
     assert store.damaged(1, digest=False) == []
-    with pytest.raises(StorageError, match="other bytes"):
+    with pytest.raises(StorageError, match="was changed after"):
         store.digest(1, verify=True)
 
 
 def test_what_is_set_aside_is_gone_with_the_notes_that_rest_on_it(store: ExperienceStore) -> None:
-    where = store.set_aside(1, file_of(store), "holds other bytes than were written")
+    where = store.set_aside(1, file_of(store), "was changed after it was written")
     assert where == store.round_folder(1) / "aside" / "batch-0000.parquet" and where.exists()
     reason = read_json(where.with_name(where.name + ".why.json"))
-    assert (reason["file"], reason["why"]) == (BATCH, "holds other bytes than were written")
+    assert (reason["file"], reason["why"]) == (BATCH, "was changed after it was written")
     assert (store.batches(1), store.read_note(1, "explore"), store.read_note(1, "judge")) == ([], None, None)
     assert store.judge_version(1) is None and store.damaged(1, digest=True) == []
     store.write_rollouts(1, 0, rollouts())
@@ -171,10 +171,10 @@ def test_a_kill_while_setting_a_judgement_aside_leaves_no_note_standing(
     flip_a_byte(path)
     monkeypatch.setattr(Path, "unlink", dies_after_current)
     with pytest.raises(Killed):
-        store.set_aside(1, path, "holds other bytes")
+        store.set_aside(1, path, "was changed after it was written")
     monkeypatch.undo()
     assert not store.has_note(1, "judge") and store.judge_version(1) is None
-    store.set_aside(1, path, "holds other bytes")  # the repeat
+    store.set_aside(1, path, "was changed after it was written")  # the repeat
     assert store.judged_files(1) == [] and not store.has_note(1, "judge") and store.has_note(1, "explore")
 
 

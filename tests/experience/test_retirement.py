@@ -58,7 +58,7 @@ def test_an_archive_that_holds_another_projects_rows_is_refused(store: Experienc
     retire_round(other, 1, archive=archive)
     copy, source = archive / "r0001" / "rollouts" / "batch-0000.parquet", store.rollout_files(1)[0]
     before = digest_file(copy)
-    with pytest.raises(StorageError, match="an archive folder of its own") as told:
+    with pytest.raises(StorageError, match="a separate archive folder") as told:
         retire_round(store, 1, archive=archive)
     assert str(copy) in str(told.value) and str(source) in str(told.value)
     assert digest_file(copy) == before and store.count_rollouts(1) == 8
@@ -75,6 +75,6 @@ def test_archiving_goes_on_where_a_killed_one_stopped(store: ExperienceStore, tm
 def test_what_was_damaged_is_not_retired_into_an_archive(store: ExperienceStore, tmp_path: Path) -> None:
     path = store.rollout_files(1)[0]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(StorageError, match=r"batch-0000\.parquet: holds other bytes"):
+    with pytest.raises(StorageError, match=r"batch-0000\.parquet: was changed after it was written"):
         retire_round(store, 1, archive=tmp_path / "archive")
     assert store.count_rollouts(1) == 8

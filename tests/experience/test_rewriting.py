@@ -58,7 +58,7 @@ def test_compaction_keeps_rows_order_and_digest(store: ExperienceStore) -> None:
 def test_rows_explored_again_under_a_replaced_name_stay(store: ExperienceStore, ledger_of_before: bool) -> None:
     replaced = store.rollout_files(1)
     compact_round(store, 1)
-    store.set_aside(1, store.rollout_files(1)[0], "holds other bytes than were written")
+    store.set_aside(1, store.rollout_files(1)[0], "was changed after it was written")
     for batch in range(2):
         store.write_rollouts(1, batch, rollouts(batch=batch))
     with store.ledger(1).change() as contents:
@@ -82,7 +82,7 @@ def test_a_damaged_round_is_left_as_it_is(store: ExperienceStore) -> None:
     content = bytearray(path.read_bytes())
     content[100] ^= 1
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=r"batch-0001\.parquet: holds other bytes"):
+    with pytest.raises(StorageError, match=r"batch-0001\.parquet: was changed after it was written"):
         compact_round(store, 1)
     assert len(store.rollout_files(1)) == 3
 

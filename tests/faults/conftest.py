@@ -12,9 +12,10 @@ import yaml
 from rft_platform.common.digests import MANIFEST
 from rft_platform.common.files import digest_file, write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import RolloutRow
 from rft_platform.rollout.recording.run_ids import group_id, run_id
 from rft_platform.rounds.project.project import Project
+from tests.experience.samples import step_row
 
 
 @pytest.fixture
@@ -68,12 +69,9 @@ def round_rows(project: Project, number: int = 1) -> list[RolloutRow]:
 
 def _row(project: Project, number: int, index: int, repeat: int) -> RolloutRow:
     run, answer = run_id(number, 0, index, repeat), "2x"[repeat]
-    return RolloutRow.from_columns(
-        row_id=row_id(run, 0), task_id=project.tasks.tasks[index].task_id, taskset="train", run_id=run, step=0,
-        group_id=group_id(number, 0, index), msg_id=run, round=number, policy_version=0, engine="none",
-        template_hash="t", prompt_ids=[1, 2], response_ids=[3, 4], rollout_logprobs=[-0.5, -0.25],
-        loss_mask=[True, True], temperature=1.0, top_p=1.0, top_k=-1, finish_reason="stop",
-        truncated=False, messages=[], tools=[],
+    return step_row(
+        run, 0, response_ids=[3, 4], rollout_logprobs=[-0.5, -0.25], prompt_ids=[1, 2], round=number, taskset="train",
+        task_id=project.tasks.tasks[index].task_id, group_id=group_id(number, 0, index),
         response={"role": "assistant", "content": answer}, run_output=answer,
     )  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warni
     spare = explored.store.write_judged(1, "other", others, make_current=False)
     flip_a_byte(spare)
     assert judge(explored, 1)["sound"]
-    assert f"{spare} holds other bytes" in caplog.text
+    assert f"{spare} was changed after it was written" in caplog.text
     assert not spare.exists()
     assert explored.store.judged_files(1) == [in_force]
 

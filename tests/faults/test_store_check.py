@@ -88,12 +88,12 @@ HARMS: dict[str, tuple[Callable[[Project], object], str, str]] = {
     "optimizer": (
         lambda p: flip(checkpoint(p, 2) / "trainer_state" / "optimizer.safetensors"),
         "global_step_4",
-        "optimizer.safetensors holds other bytes",
+        "optimizer.safetensors was changed after it was written",
     ),
     "ancestor": (
         lambda p: flip(checkpoint(p, 1) / "model.safetensors"),
         "global_step_2",
-        "model.safetensors holds other bytes",
+        "model.safetensors was changed after it was written",
     ),
     "config": (lambda p: (checkpoint(p, 1) / "config.json").unlink(), "global_step_2", "config.json is missing"),
     "lineage": (
@@ -153,7 +153,11 @@ HARMS: dict[str, tuple[Callable[[Project], object], str, str]] = {
         "files.json",
         "was changed after it was written",
     ),
-    "judgement": (lambda p: flip(p.store.judged_file(2)), "used.parquet", "holds other bytes|no readable footer"),
+    "judgement": (
+        lambda p: flip(p.store.judged_file(2)),
+        "used.parquet",
+        "was changed after it was written|no readable footer",
+    ),
 }
 
 

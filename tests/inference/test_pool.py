@@ -268,7 +268,7 @@ def test_a_replica_that_comes_back_wrong_is_not_let_in(
     second = mine.replicas.serving()[1]
     second.client.update_weights(other_weights, 7)  # as one that was lost and is there again
     mine.replicas.mark_down(second, "lost")
-    wait_until(lambda: "could not be brought back" in mine.replicas.down()[1])
+    wait_until(lambda: "could not be restarted" in mine.replicas.down()[1])
     assert "digest" in mine.replicas.down()[1]
     process.wait(10)
     assert [replica.number for replica in mine.replicas.serving()] == [0]

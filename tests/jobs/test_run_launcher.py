@@ -258,7 +258,7 @@ def test_a_run_that_is_executed_again_and_dies_silently_does_not_fail_for_the_ol
     instance.report_run_failed(again)
     newest = launches(instance).failures[("explore", 1)]
     assert newest.retryable
-    assert "without naming a cause" in newest.cause
+    assert "without an error message" in newest.cause
 
 
 def test_the_fault_of_a_run_that_was_executed_again_is_its_own(instance):

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.judge_context import JudgeState
 from rft_platform.tasks.task import Task
+from tests.experience.samples import step_row
 
 Say = Callable[[str], str]
 
@@ -132,10 +133,8 @@ def a_row(
     **message: Any,
 ) -> RolloutRow:
     """A model call that answered ``text``."""
-    return RolloutRow.from_columns(
-        row_id=row_id(run, step), task_id=task, taskset="tasks", group_id=group, run_id=run, step=step, msg_id="m",
-        round=1, policy_version=0, engine="test", template_hash="h", prompt_ids=[1], response_ids=[2] * tokens,
-        rollout_logprobs=[-0.1] * tokens, loss_mask=[True] * tokens, temperature=1.0, top_p=1.0, top_k=-1,
-        finish_reason="stop", truncated=False, messages=messages or [{"role": "user", "content": "Say a."}],
-        tools=tools or [], response={"role": "assistant", "content": text, **message},
+    return step_row(
+        run, step, response_ids=[2] * tokens, task_id=task, taskset="tasks", group_id=group,
+        messages=messages or [{"role": "user", "content": "Say a."}], tools=tools or [],
+        response={"role": "assistant", "content": text, **message},
     )  # fmt: skip

@@ -161,7 +161,7 @@ def test_a_model_that_a_users_judge_cannot_reach_gives_nobody_a_reward(endpoint:
     endpoint.say = lambda prompt: "0.25"
     assert [run.reward for run in judge_runs(run_rows(["a", "b"]), TASKS, build_judge(asks))] == [1.0, 0.25]
     endpoint.failures = [500]
-    with pytest.raises(JudgeUnavailableError, match=r"a model that the judge asks does not answer: .*status 500"):
+    with pytest.raises(JudgeUnavailableError, match=r"a model that the judge calls does not answer: .*status 500"):
         judge_runs(run_rows(["a", "b"]), TASKS, build_judge(asks))
     client.close()
 

@@ -20,6 +20,7 @@ from rft_platform.judging.execution.compose import build_judge
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, WORKFLOW_REWARD, judge_rollouts, judge_runs
 from rft_platform.judging.types import JudgeOutput
 from rft_platform.tasks.task import Task
+from tests.experience.samples import step_row
 
 TASKS = {
     f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"question": f"{i}+{i}", "answer": str(2 * i)})
@@ -28,34 +29,10 @@ TASKS = {
 
 
 def row(task: int, run: int, text: str, step: int = 0, output: Any = None, reward: float | None = None) -> RolloutRow:
-    run_id = f"g{task}-{run}"
-    return RolloutRow.from_columns(
-        row_id=row_id(run_id, step),
-        task_id=f"t{task}",
-        taskset="sums",
-        group_id=f"g{task}",
-        run_id=run_id,
-        step=step,
-        msg_id="m",
-        round=1,
-        policy_version=0,
-        engine="test",
-        template_hash="h",
-        prompt_ids=[1],
-        response_ids=[2],
-        rollout_logprobs=[-0.1],
-        loss_mask=[True],
-        temperature=1.0,
-        top_p=1.0,
-        top_k=-1,
-        finish_reason="stop",
-        truncated=False,
-        messages=[],
-        tools=[],
-        response={"role": "assistant", "content": text},
-        run_output=output,
-        run_reward=reward,
-    )
+    return step_row(
+        f"g{task}-{run}", step, response_ids=[2], task_id=f"t{task}", taskset="sums", group_id=f"g{task}",
+        response={"role": "assistant", "content": text}, run_output=output, run_reward=reward,
+    )  # fmt: skip
 
 
 def test_a_run_is_judged_by_its_output_or_by_its_last_answer() -> None:

@@ -74,7 +74,7 @@ def test_arguments_are_checked() -> None:
         build_judge("exact_match", answer_key=None)
     with pytest.raises(UserError, match="no parameters for"):
         build_judge(judge_with_everything, {"level": 1})
-    with pytest.raises(UserError, match="each entry has arguments of its own"):
+    with pytest.raises(UserError, match="give each entry its own args"):
         build_judge([WeightedJudge(judge="numeric")], {"tolerance": 1})
     with pytest.raises(UserError, match="the list is empty"):
         build_judge([])

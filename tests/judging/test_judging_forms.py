@@ -53,7 +53,7 @@ def test_json_schema(answer: str, reward: float) -> None:
 
 
 def test_a_schema_that_is_none_is_the_datasets_error_not_the_models() -> None:
-    with pytest.raises(UserCodeError, match="is no JSON schema"):
+    with pytest.raises(UserCodeError, match="is not a JSON schema"):
         judged([a_row("r", 0, "1")], "json_schema", schema={"type": "number-like"})
     with pytest.raises(UserCodeError, match="give one of schema and schema_key"):
         judged([a_row("r", 0, "1")], "json_schema")

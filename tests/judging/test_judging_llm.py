@@ -236,7 +236,9 @@ def test_an_auxiliary_model_by_its_name(endpoint: JudgeServer, state: JudgeState
     assert judged(["abcd"], state, {"model": "critic"}, auxiliary_models=models) == runs  # and in another event loop
     theirs = SimpleNamespace(model_name="big-model", client=models["critic"].get_openai_async_client())  # AgentScope's
     assert judged(["abcd"], state, {"model": "critic", "cache": False}, auxiliary_models={"critic": theirs}) == runs
-    with pytest.raises(UserError, match=r"'critik' is no auxiliary model; explorer\.auxiliary_models has \['critic'\]"):
+    with pytest.raises(
+        UserError, match=r"'critik' is not an auxiliary model; explorer\.auxiliary_models has \['critic'\]"
+    ):
         judged(["abcd"], state, {"model": "critik"}, auxiliary_models=models)
 
 

@@ -95,7 +95,7 @@ def test_a_judge_of_groups_that_fails_on_one() -> None:
     rows = [*run_rows(["x", "y"], group="g1"), *run_rows(["a", "b"], group="g2")]
     runs = judge_runs(rows, TASKS, build_judge(miscounts))
     assert [run.error is None for run in runs] == [False, False, False, True]
-    assert "gave 3 rewards for the 2 runs of a group" in str(runs[0].error)
+    assert "returned 3 rewards for the 2 runs of a group" in str(runs[0].error)
     with pytest.raises(UserCodeError, match="failed on all 2 runs"):
         judge_runs(rows[:2], TASKS, build_judge(miscounts))
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.common.errors import UserCodeError, UserError
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import RolloutRow
 from rft_platform.judging.execution.compose import JudgeSpec, build_judge
 from rft_platform.judging.execution.experience_pipeline import JUDGED, Operator, Pipeline
 from rft_platform.judging.execution.judge_rollouts import JUDGE_ERROR, JudgedRollouts, judge_rollouts
@@ -21,38 +21,16 @@ from rft_platform.judging.operators.reward_filter import REWARD_FILTER
 from rft_platform.judging.operators.std_filter import STD_FILTER
 from rft_platform.judging.operators.surplus_groups import SURPLUS_GROUPS
 from rft_platform.tasks.task import Task
+from tests.experience.samples import step_row
 
 TASKS = {f"t{i}": Task(f"t{i}", "sums", f"{i}+{i}", str(2 * i), {"answer": str(2 * i)}) for i in range(3)}
 
 
 def row(task: int, run: int, text: str, *, length: int = 1, step: int = 0, state: str | None = None) -> RolloutRow:
-    run_id = f"g{task}-{run}"
-    return RolloutRow.from_columns(
-        row_id=row_id(run_id, step),
-        task_id=f"t{task}",
-        taskset="sums",
-        group_id=f"g{task}",
-        run_id=run_id,
-        step=step,
-        msg_id="m",
-        round=1,
-        policy_version=0,
-        engine="test",
-        template_hash="h",
-        prompt_ids=[1],
-        response_ids=[2] * length,
-        rollout_logprobs=[-0.1] * length,
-        loss_mask=[True] * length,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=-1,
-        finish_reason="stop",
-        truncated=False,
-        messages=[],
-        tools=[],
-        response={"role": "assistant", "content": text},
-        env_state_hash=state,
-    )
+    return step_row(
+        f"g{task}-{run}", step, response_ids=[2] * length, task_id=f"t{task}", taskset="sums", group_id=f"g{task}",
+        response={"role": "assistant", "content": text}, env_state_hash=state,
+    )  # fmt: skip
 
 
 def pipeline(*operators: tuple[str, dict[str, Any]]) -> Pipeline:
@@ -295,7 +273,7 @@ def test_operators_of_the_user(tmp_path: Path) -> None:
         ("breaks", r"failed: RuntimeError: no luck \(.*own_operators.py:10"),
         ("not_a_number", "4 runs with a reward that is not finite"),
         ("wrong_shape", r"drop has the shape \(1,\), expected \(4,\): one value a run"),
-        ("nothing", "gave NoneType, expected a Change"),
+        ("nothing", "returned NoneType, expected a Change"),
     ):
         with pytest.raises(UserCodeError, match=said):
             judged(rows, pipeline((f"{file}:{function}", {})))

@@ -167,7 +167,7 @@ def test_the_judge_of_a_run_configuration() -> None:
         (["--rounds", "1", "--judge", "numeric", "--args", "tolerance: 1"], "expected JSON"),
         (["--rounds", "1", "--judge", "nomeric"], "did you mean 'numeric'"),
         (["--rounds", "1", "--args", '{"tolerance": 1}'], "without a judge"),
-        (["--rounds", "1", "--pairs", "pairs.txt"], "written as .jsonl or .parquet"),
+        (["--rounds", "1", "--pairs", "pairs.txt"], "expected a .jsonl or .parquet file"),
     ],
 )
 def test_what_the_command_refuses(project: Project, arguments: list[str], told: str) -> None:
@@ -202,8 +202,8 @@ def test_a_reward_that_the_judge_replaces_is_said_once(project: Project, caplog:
         assert judge(project, number)["own_rewards_replaced"] == 8
     said = [record.message for record in caplog.records if "workflow's own" in record.message]
     assert said == [
-        "8 runs have a reward of their workflow's own: the judge's counts in its place; set judge: null where the "
-        "workflow's is meant"
+        "8 runs have a reward of their workflow's own: the judge's reward replaces it; set judge: null "
+        "to use the workflow's reward"
     ]
     assert "own_rewards_replaced" not in judge(project, 1)
 

@@ -13,11 +13,12 @@ from rich.console import Console
 from rft_platform.cli.commands.trace import print_chain_summary, print_checkpoint, print_row
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_file, write_json
-from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
+from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import ModelRegistry
 from rft_platform.model_registry.sqlite_reader import read_versions
+from tests.experience.samples import step_row
 
 ROWS = 4
 
@@ -36,12 +37,9 @@ class World:
 
 
 def rollout(number: int, run: int) -> RolloutRow:
-    run_id = f"r{number:04d}-{run}"
-    return RolloutRow.from_columns(
-        row_id=row_id(run_id, 0), task_id=f"task{run % 2}", taskset="sums", group_id=f"g{run % 2}", run_id=run_id,
-        step=0, msg_id="m", round=number, policy_version=8 * (number - 1), engine="transformers 5", template_hash="t",
-        prompt_ids=[1, 2], response_ids=[3], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0,
-        top_k=-1, finish_reason="stop", truncated=False, messages=[], tools=[],
+    return step_row(
+        f"r{number:04d}-{run}", 0, response_ids=[3], prompt_ids=[1, 2], task_id=f"task{run % 2}", taskset="sums",
+        group_id=f"g{run % 2}", round=number, policy_version=8 * (number - 1), engine="transformers 5",
         response={"role": "assistant", "content": "3"},
     )  # fmt: skip
 
@@ -178,7 +176,7 @@ def test_verification_reads_every_byte(world: World) -> None:
     content[100] ^= 1
     path.write_bytes(content)
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is True  # by ledger and size
-    with pytest.raises(StorageError, match="other bytes than were written"):
+    with pytest.raises(StorageError, match="was changed after it was written"):
         trace_checkpoint(world.folder(8), world.store, verify=True)
     path.write_bytes(content[:-1])
     assert trace_checkpoint(world.folder(8), world.store).trainings[0].data_unchanged is False
@@ -241,7 +239,7 @@ def test_rounds_of_another_project_are_not_looked_up_here(world: World) -> None:
 
 
 def test_what_is_no_checkpoint_or_row_is_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no checkpoint of this platform.*global_step"):
+    with pytest.raises(UserError, match=r"not a checkpoint of this platform.*global_step"):
         trace_checkpoint(tmp_path / "base-model", world.store)
     with pytest.raises(UserError, match="needs the registry"):
         trace_checkpoint("models:/demo-model@champion", world.store)

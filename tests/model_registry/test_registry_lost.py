@@ -137,7 +137,7 @@ def test_a_lost_database_is_rebuilt_as_it_was(project: Project, monkeypatch: pyt
 
 def test_a_rollback_outlives_the_database(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     assert roll_back(project, new_registry(project)).version == 2
-    with pytest.raises(UserError, match="version 2 is the first champion; nothing to go back to"):
+    with pytest.raises(UserError, match="version 2 is the first champion; there is no previous champion"):
         roll_back(project, new_registry(project))
     note = project.store.read_note(5, "evaluation")
     assert note["promoted"] is False and note["rolled_back_at"] and project.store.read_note(2, "evaluation")["promoted"]
@@ -229,7 +229,7 @@ def test_the_commands_rebuild_and_roll_back(project: Project) -> None:
     assert back == "paper-lost: champion is version 2 again, instead of version 4\n"
     first = rft(project, "models", "rollback")
     assert (first.returncode, first.stdout) == (2, "")
-    assert "version 2 is the first champion; nothing to go back to" in first.stderr
+    assert "version 2 is the first champion; there is no previous champion" in first.stderr
 
 
 def rft(project: Project, *command: str) -> subprocess.CompletedProcess[str]:

@@ -140,5 +140,5 @@ def test_weights_that_are_not_what_was_registered_are_not_handed_out(registry: M
 
     (folder / "model.safetensors").write_bytes(b"weighty")
     assert registry.resolve(f"models:/demo-model/{version}").folder == folder  # lineage reads no weights
-    with pytest.raises(DamagedError, match=r"which is damaged: model\.safetensors holds other bytes"):
+    with pytest.raises(DamagedError, match=r"which is damaged: model\.safetensors was changed after it was written"):
         registry.resolve(f"models:/demo-model/{version}", verify=True)

@@ -91,5 +91,5 @@ def test_bad_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str
 
 
 def test_a_user_that_is_nowhere_is_named(engine: FakeEngine) -> None:
-    with pytest.raises(UserCodeError, match=r"user 'guest' is no auxiliary model \(none\)"):
+    with pytest.raises(UserCodeError, match=r"user 'guest' is not an auxiliary model \(none\)"):
         explore(engine, user="guest")

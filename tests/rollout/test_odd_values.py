@@ -193,7 +193,7 @@ def test_the_run_that_fails_is_named(engine: FakeEngine, caplog: pytest.LogCaptu
     batch = explored(engine, workflow)
     assert {row.task_id for row in batch.rows} == {"task-1"} and batch.report.failed == 2
     (said,) = {record.getMessage() for record in caplog.records}
-    assert "of task task-0, attempt 0 failed: ValueError: column messages cannot hold" in said
+    assert "of task task-0, attempt 0 failed: ValueError: column messages cannot store" in said
     assert "nested more than 200 levels deep" in said
 
 

@@ -101,7 +101,7 @@ def test_what_user_code_does_to_its_process_fails_its_own_run_alone(engine: Fake
     assert causes["SystemExit: 3"] == 1
     assert causes["WorkerDied: the worker process ended with exit code 7 during the run"] == 1
     assert causes["WorkerDied: the worker process was killed by SIGSEGV during the run"] == 1
-    assert causes["RuntimeError: the workflow was cancelled by itself, not by the platform"] == 1
+    assert causes["RuntimeError: the workflow cancelled itself; the platform did not cancel it"] == 1
     assert sum(batch.report.errors.values()) == batch.report.failed == len(faults) - len(sound)
     assert batch.report.dropped_for == {"failed": 7}
     left = [int(pid) for pid in pids.read_text().split()]
@@ -118,7 +118,7 @@ def test_a_worker_that_dies_is_reported_in_one_line_with_its_run(
     assert {row.task_id for row in batch.rows} == {"task-2"}
     first_pass = {record.getMessage() for record in caplog.records}
     for number, how in enumerate(
-        ["was killed by SIGKILL (the kernel does so where memory runs out)", "ended with exit code 7"]
+        ["was killed by SIGKILL (the kernel does this when memory runs out)", "ended with exit code 7"]
     ):
         run = f"run r0001-b0000-t0000{number}-000 of task task-{number}, attempt 0 failed"
         assert f"{run}: WorkerDied: the worker process {how} during the run" in first_pass
@@ -144,9 +144,9 @@ def test_a_workflow_that_workers_cannot_load_is_the_users_error(engine: FakeEngi
         explore(engine, WorkerWorkflow("no.such.agent:run"), tasks([None]))
     with pytest.raises(UserError, match="no-python: cannot be run"):
         explore(engine, WorkerWorkflow(ANSWER, python="/nowhere/no-python"), tasks([None]))
-    with pytest.raises(UserError, match=r"workflow_args .* worker processes take JSON values"):
+    with pytest.raises(UserError, match=r"workflow_args .* worker processes need JSON values"):
         explore(engine, WorkerWorkflow(f"{samples.__name__}:Custom", {"turns": {1}}), tasks([None]))
-    with pytest.raises(UserCodeError, match=r"task task-0 cannot be handed .* worker processes take JSON values"):
+    with pytest.raises(UserCodeError, match=r"task task-0 cannot be sent .* worker processes need JSON values"):
         explore(engine, WorkerWorkflow(ANSWER, count=1), tasks([None], extra={1, 2}), max_retries=0)
     assert workers_of(os.getpid()) == []
 

@@ -12,7 +12,7 @@ from rft_platform.cli.main import app
 from rft_platform.common.errors import UserError
 from rft_platform.common.files import write_json, write_text
 from rft_platform.config.home import Home
-from rft_platform.experience.record import JudgedRow, RolloutRow, row_id
+from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.jobs.maintenance import compact_job, retention_job
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import RegisteredModel
@@ -22,6 +22,7 @@ from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, c
 from rft_platform.rounds.maintenance.verification import verify
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
+from tests.experience.samples import step_row
 
 ROUNDS, BATCHES = 4, 2  # the last round is explored, not trained; round 3 descends from 1, and 2 is a dead end
 PARENT = {1: 0, 2: 1, 3: 1}
@@ -39,12 +40,9 @@ class Champion:
 
 
 def rollout(number: int, batch: int, run: int) -> RolloutRow:
-    run_id = f"r{number:04d}-{batch}-{run}"
-    return RolloutRow.from_columns(
-        row_id=row_id(run_id, 0), task_id="task", taskset="sums", group_id=f"g{batch}", run_id=run_id, step=0,
-        msg_id="m", round=number, policy_version=8 * (number - 1), engine="e", template_hash="t", prompt_ids=[1],
-        response_ids=[2], rollout_logprobs=[-0.5], loss_mask=[True], temperature=1.0, top_p=1.0, top_k=-1,
-        finish_reason="stop", truncated=False, messages=[], tools=[], response={"role": "assistant", "content": "2"},
+    return step_row(
+        f"r{number:04d}-{batch}-{run}", 0, response_ids=[2], task_id="task", taskset="sums", group_id=f"g{batch}",
+        round=number, policy_version=8 * (number - 1), response={"role": "assistant", "content": "2"},
     )  # fmt: skip
 
 

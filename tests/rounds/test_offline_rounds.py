@@ -180,7 +180,7 @@ def test_trace_tells_whether_the_dataset_is_still_what_was_trained_on(make_offli
     assert (training.rows_trained, training.data_unchanged) == (10, True)
 
     Path(dataset.path).write_bytes(b"x" * dataset.bytes)
-    with pytest.raises(DamagedError, match="not what was trained on"):
+    with pytest.raises(DamagedError, match="changed since the training"):
         trace_checkpoint(folder, project.store, verify=True)
 
     other = Project(Home(tmp_path / "elsewhere"), project.config)

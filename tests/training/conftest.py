@@ -13,6 +13,7 @@ from rft_platform.experience.store import ExperienceStore
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRequest
+from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model
 RequestFactory = Callable[..., TrainRequest]
@@ -37,30 +38,16 @@ def make_round(seed: int, groups: int, runs: int, number: int = 1) -> tuple[list
             run_id, group_id = f"{seed}-{group}-{run}", f"{seed}-{group}"
             identity = row_id(run_id, 0)
             rows.append(
-                RolloutRow.from_columns(
-                    row_id=identity,
+                step_row(
+                    run_id,
+                    0,
+                    response_ids=answer,
+                    rollout_logprobs=[-np.log(512)] * len(answer),
+                    prompt_ids=prompt,
+                    round=number,
                     task_id=group_id,
                     taskset="random",
                     group_id=group_id,
-                    run_id=run_id,
-                    step=0,
-                    msg_id=identity,
-                    round=number,
-                    policy_version=0,
-                    engine="test",
-                    template_hash="",
-                    prompt_ids=prompt,
-                    response_ids=answer,
-                    rollout_logprobs=[-np.log(512)] * len(answer),
-                    loss_mask=[True] * len(answer),
-                    temperature=1.0,
-                    top_p=1.0,
-                    top_k=-1,
-                    finish_reason="stop",
-                    truncated=False,
-                    messages=[],
-                    tools=[],
-                    response={},
                 )
             )
             advantage = (reward - rewards.mean()) / (spread + 1e-6)

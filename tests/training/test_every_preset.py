@@ -14,12 +14,13 @@ from rft_platform.algorithms.presets import PRESETS
 from rft_platform.common.digests import digest_weights
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
-from rft_platform.experience.record import RolloutRow, row_id
+from rft_platform.experience.record import RolloutRow
 from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy, publish, required
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.train import train_request
+from tests.experience.samples import step_row
 
 END = 2  # <|im_end|> of the tiny model
 EXPLORING = [name for name, found in PRESETS.items() if found.trains_on == "rollouts"]
@@ -85,33 +86,11 @@ def sampled_logprobs(model: Any, prompt: list[int], answer: list[int]) -> list[f
 def row(
     task: Any, run: str, step: int, prompt: list[int], answer: list[int], logprobs: list[float], right: bool
 ) -> RolloutRow:
-    return RolloutRow.from_columns(
-        row_id=row_id(run, step),
-        task_id=task.task_id,
-        taskset=task.taskset,
-        group_id=run.split("-")[0],
-        run_id=run,
-        step=step,
-        msg_id=f"{run}-{step}",
-        round=1,
-        policy_version=0,
-        engine="test",
-        template_hash="",
-        prompt_ids=prompt,
-        response_ids=answer,
-        rollout_logprobs=logprobs,
-        loss_mask=[True] * len(answer),
-        temperature=1.0,
-        top_p=1.0,
-        top_k=-1,
-        finish_reason="stop",
-        truncated=False,
-        messages=[],
-        tools=[],
-        response={},
+    return step_row(
+        run, step, response_ids=answer, prompt_ids=prompt, rollout_logprobs=logprobs, task_id=task.task_id,
+        taskset=task.taskset, group_id=run.split("-")[0], env_state_hash=f"state {step}",
         run_output=(task.answer if right else "wrong") if step else None,
-        env_state_hash=f"state {step}",
-    )
+    )  # fmt: skip
 
 
 def ignore(*_: object) -> bool:

@@ -120,7 +120,7 @@ def test_system_and_tools_are_part_of_the_prompt(tiny_model: Path, tmp_path: Pat
             },
             "row 0: chosen and rejected differ before their last message",
         ),
-        ({"prompt": pa.array([], pa.string()), "chosen": [], "rejected": []}, "no pair in it"),
+        ({"prompt": pa.array([], pa.string()), "chosen": [], "rejected": []}, "contains no pair"),
     ],
 )
 def test_what_is_no_pair_is_refused(tiny_model: Path, tmp_path: Path, columns: dict[str, Any], message: str) -> None:

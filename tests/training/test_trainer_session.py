@@ -298,7 +298,7 @@ def test_the_kl_to_a_reference_holds_the_policy_back(session, round_request, tin
     [
         ({"parent": "/nowhere"}, "model folder /nowhere does not exist"),
         ({"rollouts": (), "judged": ()}, "takes one of rollouts with their judgements, demonstrations"),
-        ({"algorithm": AlgorithmSpec(beta=0.1)}, "needs a reference model: name its folder"),
+        ({"algorithm": AlgorithmSpec(beta=0.1)}, "needs a reference model: set its folder"),
         ({"algorithm": AlgorithmSpec(policy_loss="pppo")}, "pppo"),
         ({"optimizer": OptimizerSpec(lr_scheduler_type="cosine")}, "total_steps"),
     ],

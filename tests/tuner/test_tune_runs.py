@@ -83,7 +83,7 @@ def test_a_script_is_interrupted_and_the_shell_goes_on(folder: Path) -> None:
     said = interrupted(folder, after="start  held-out")
     experiment = folder / "checkpoints" / "AgentScope" / "mine"
     home = Home(experiment / ".rft")
-    assert "interrupted: tune(..., experiment_name='mine') goes on from here" in said
+    assert "interrupted: tune(..., experiment_name='mine') continues this run" in said
     resume = f"or, from this folder: RFT_HOME={home.root.relative_to(folder)} "
     assert resume in said and f"run --config {home.config_file}" in said.partition(resume)[2], said
     assert said.count('  File "') <= 3 and "DagsterExecutionInterruptedError" not in said, said

@@ -4,6 +4,6 @@ Read ``check_config`` first: it calls all other modules and raises one ``UserErr
 settings or the configuration and yield problems:
 
 - ``algorithm``, ``synchronizer``, ``sizes``, ``data``: settings that do not fit the algorithm or each other.
-- ``models`` (auxiliary models, policies), ``workers`` (worker processes), ``texts`` (names and secrets).
-- ``machine``: files, processors and GPUs of this machine.
+- ``models`` (auxiliary models, policies), ``texts`` (names and secrets).
+- ``machine``: files, processors and GPUs of this machine, and the interpreter of worker processes.
 """

@@ -11,7 +11,6 @@ from rft_platform.config.checks.models import auxiliary_problems, policies_probl
 from rft_platform.config.checks.sizes import gate_problems, size_problems
 from rft_platform.config.checks.synchronizer import sync_problems
 from rft_platform.config.checks.texts import name_problems, secret_problems
-from rft_platform.config.checks.workers import explorer_problems
 from rft_platform.config.offline import offline_problems
 from rft_platform.config.resolve import RunSettings
 from rft_platform.config.schema.evaluation import PAIRED_METRICS
@@ -45,7 +44,6 @@ def check_config(run: RunSettings, *, cpu_count: int, gpu_count: int) -> None:
         *_batch_problems(run),
         *_sampling_problems(config, run.algorithm),
         *_schedule_problems(run),
-        *explorer_problems(config),
         *policies_problems(run),
         *_online_problems(config),
         *_unbuilt_problems(config),

@@ -1,5 +1,6 @@
-"""Checks against this machine: its files, processors and GPUs."""
+"""Checks against this machine: its files, programs, processors and GPUs."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
         )
     yield from _model_problems(config)
     yield from _data_problems(config)
+    yield from _worker_problems(config)
     if config.mode != "train":
         yield from _engine_problems(config, cpu_count, gpu_count)
     if config.mode in ("both", "train", "colocate"):
@@ -44,6 +46,22 @@ def _model_problems(config: RftConfig) -> Iterator[str]:
                 f"model.max_prompt_tokens + model.max_response_tokens = {length} exceeds model.max_model_len "
                 f"{model.max_model_len}: raise the limit or lower one of them"
             )
+
+
+def _worker_problems(config: RftConfig) -> Iterator[str]:
+    workers = config.explorer.workers
+    if workers.kind == "inprocess":
+        for key, value in (("python", workers.python), ("count", workers.count)):
+            if value is not None:
+                yield (
+                    f"explorer.workers.{key} is {value}, but workflows run in this process: set explorer.workers.kind "
+                    "to process, or leave it out"
+                )
+    elif workers.python is not None and shutil.which(workers.python) is None:
+        yield (
+            f"explorer.workers.python {workers.python}: no such program; give the interpreter of the environment that "
+            "the agent needs, as in /envs/agents/bin/python"
+        )
 
 
 def _folder_problems(key: str, path: str) -> Iterator[str]:

@@ -125,7 +125,8 @@ def _check_parsers(tool_call_parser: str | None, reasoning_parser: str | None) -
     ):
         if given not in (None, *known):
             raise UserError(
-                f"explorer.rollout_model.{key} {given!r}: the transformers engine knows {', '.join(known)}; use one of "
+                f"explorer.rollout_model.{key} {given!r}: the transformers engine supports "
+                f"{', '.join(known)}; use one of "
                 "them, leave it out, or set engine.kind: vllm"
             )
 

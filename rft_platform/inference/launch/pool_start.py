@@ -31,7 +31,7 @@ def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> Engi
         if error is None:
             clients[number] = future.result()
         elif isinstance(error, EngineError):
-            LOGGER.warning("replica %d of the engine does not come up: %s", number, error)
+            LOGGER.warning("replica %d of the engine does not start: %s", number, error)
             down[number] = str(error)
         else:
             raise error

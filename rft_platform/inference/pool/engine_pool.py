@@ -247,10 +247,10 @@ class EnginePool:
         """Restore a replica's previous weights; if that fails, mark it down until it is restarted."""
         try:
             if not isinstance(before, EngineStatus):
-                raise EngineError(f"what it served is not known: {before}")
+                raise EngineError(f"the version that it served is unknown: {before}")
             self._weights.restore(replica.client, before)
         except RftError as error:
-            self.replicas.mark_down(replica, f"it could not go back to the weights it had: {error}")
+            self.replicas.mark_down(replica, f"it could not restore its previous weights: {error}")
 
     def _learn(self, status: EngineStatus) -> None:
         for replica in self.replicas.serving()[:1]:

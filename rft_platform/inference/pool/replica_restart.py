@@ -59,9 +59,9 @@ class ReplicaRestarter:
             self._admit(number, client)
             LOGGER.warning("replica %d of the engine serves again at %s", number, client.url)
         except Exception as error:  # any error: the other replicas go on, and ``none_left`` names this reason
-            self._set_down_reason(number, f"it could not be brought back: {error}")
+            self._set_down_reason(number, f"it could not be restarted: {error}")
             self._failed_at[number] = time.monotonic()
-            LOGGER.warning("replica %d of the engine could not be brought back: %s", number, error)
+            LOGGER.warning("replica %d of the engine could not be restarted: %s", number, error)
         finally:
             with self._lock:
                 self._threads.pop(number, None)

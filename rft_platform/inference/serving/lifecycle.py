@@ -57,5 +57,5 @@ class ServerLifecycle:
             if busy():
                 self.touch()
             remaining = self.idle_timeout_s - (time.monotonic() - self.last_use)
-        LOG.info("no request for %g s: the engine ends", self.idle_timeout_s)
+        LOG.info("no request for %g s: the engine stops", self.idle_timeout_s)
         stop()

@@ -91,7 +91,7 @@ def check_names(given: set[str], expected: set[str], source: Path) -> None:
     missing, unexpected = sorted(expected - given), sorted(given - expected)
     if missing or unexpected:
         raise WeightMismatchError(
-            f"{source}: not the tensors of the served model: "
+            f"{source}: its tensors are not those of the served model: "
             + "; ".join(
                 f"{len(n)} {kind} ({some(n)})" for kind, n in (("missing", missing), ("unexpected", unexpected)) if n
             )

@@ -32,8 +32,8 @@ def shorten_sensor_loop(sensor_daemon: ModuleType, interval_s: int) -> None:
     missing = [name for name in (_LOOP, _ELAPSED) if not hasattr(sensor_daemon, name)]
     if missing:
         raise RftError(
-            f"dagster._daemon.sensor has no {', '.join(missing)}: this version of Dagster is not one that the platform "
-            "was tried with; install the pinned one, or run `dagster-daemon` itself"
+            f"dagster._daemon.sensor has no {', '.join(missing)}: this version of Dagster is not supported; "
+            "install the pinned version, or run `dagster-daemon` itself"
         )
     elapsed = getattr(sensor_daemon, _ELAPSED)
 

@@ -41,7 +41,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
         run = context.dagster_run
         with locked(self._claims / ".launch"):
             if is_claimed(self._claims, run.run_id):
-                self._instance.report_engine_event("Launched already, by another daemon.", run, cls=type(self))
+                self._instance.report_engine_event("Another daemon has already launched this run.", run, cls=type(self))
                 return
             other = self._active_twin(run)
             claim(self._claims, run.run_id)
@@ -78,7 +78,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
             if super().terminate(run_id):
                 return True
         except Exception as error:  # any error of a call to a dead code server
-            self._report(run_id, f"The code server did not take the cancellation ({type(error).__name__}).")
+            self._report(run_id, f"The code server rejected the cancellation ({type(error).__name__}).")
         return self._terminate_worker(run_id)
 
     @property
@@ -94,7 +94,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
             return False
         worker = self._workers.find(run_id, *reported)
         if worker is None:
-            self._instance.report_run_canceled(run, f"The run's worker, process {reported[0]}, had ended already.")
+            self._instance.report_run_canceled(run, f"The run's worker, process {reported[0]}, had already ended.")
             self._instance.event_log_storage.free_concurrency_slots_for_run(run_id)
         else:
             self._report(run_id, f"Interrupting the run's worker, process {worker.pid}.")
@@ -118,7 +118,7 @@ class WatchedRunLauncher(DefaultRunLauncher):
 
     def _refuse(self, run: dg.DagsterRun, other: dg.DagsterRun) -> None:
         where = f" for {run.tags[_PARTITION_TAG]}" if _PARTITION_TAG in run.tags else ""
-        cause = f"{run.job_name}{where} is under way in run {other.run_id}: wait for that run, or cancel it first"
+        cause = f"{run.job_name}{where} is already running in run {other.run_id}: wait for that run, or cancel it first"
         self._instance.add_run_tags(run.run_id, fault_tags(TransientError(cause), run.run_id))
         self._instance.report_run_failed(run, f"Refused: {cause}.")
 

@@ -13,11 +13,16 @@ class Judgement(Protocol):
     """The judgement of a run on which the judge did not fail."""
 
     @property
-    def run_id(self) -> str: ...
+    def run_id(self) -> str:
+        """The run."""
+
     @property
-    def reward(self) -> float: ...
+    def reward(self) -> float:
+        """Its reward."""
+
     @property
-    def parts(self) -> Mapping[str, float]: ...
+    def parts(self) -> Mapping[str, float]:
+        """The named parts of the reward."""
 
 
 def experiences_of(

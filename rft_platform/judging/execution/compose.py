@@ -62,11 +62,16 @@ class WeightedEntry(Protocol):
     """One entry of a weighted judge in the configuration."""
 
     @property
-    def judge(self) -> str: ...
+    def judge(self) -> str:
+        """Name of the judge."""
+
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """Factor of its reward in the sum."""
+
     @property
-    def args(self) -> Mapping[str, Any]: ...
+    def args(self) -> Mapping[str, Any]:
+        """Arguments of the judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,9 @@ def build_judge(
     if isinstance(judge, str) or callable(judge):
         parts = [_part(judge, dict(args or {}), 1.0, columns)]
     elif args:
-        raise UserError(f"judge_args {dict(args)!r}: in a list of judges each entry has arguments of its own")
+        raise UserError(f"judge_args {dict(args)!r}: in a list of judges, give each entry its own args")
     elif not judge:
-        raise UserError("judge: the list is empty; give at least one judge, or null where the workflow sets the reward")
+        raise UserError("judge: the list is empty; give at least one judge, or null if the workflow sets the reward")
     else:
         parts = [_part(entry.judge, dict(entry.args), entry.weight, columns) for entry in judge]
     parts = _distinct(parts)

@@ -20,9 +20,12 @@ class NamedOperator(Protocol):
     """An operator in the configuration."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in the registry of operators."""
+
     @property
-    def args(self) -> Mapping[str, Any]: ...
+    def args(self) -> Mapping[str, Any]:
+        """Arguments of the operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,8 @@ class Pipeline:
         if len(bad):
             named = some([experiences.run_ids[run] for run in bad.tolist()])
             raise UserCodeError(
-                f"the experience operators left {len(bad)} runs with a reward that is not finite ({named}): let "
-                "invalid_filter come last, or mend the operator"
+                f"the experience operators left {len(bad)} runs with a reward that is not finite ({named}): put "
+                "invalid_filter last, or correct the operator"
             )
         return Processed(experiences, dropped.tolist(), tuple(reports))
 
@@ -121,7 +124,7 @@ def _call(entry: Operator, function: OperatorFunction, experiences: Experiences)
         cause = f"{described(error)}{f' ({location})' if location else ''}"
         raise UserCodeError(f"experience operator {entry.name!r} failed: {cause}") from error
     if not isinstance(change, Change):
-        raise UserCodeError(f"experience operator {entry.name!r} gave {type(change).__name__}, expected a Change")
+        raise UserCodeError(f"experience operator {entry.name!r} returned {type(change).__name__}, expected a Change")
     return change
 
 

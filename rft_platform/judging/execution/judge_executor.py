@@ -164,7 +164,7 @@ class _Judging:
                     raise _wrong_result(part, "", outputs, f"a list of {len(runs)} rewards")
                 outputs = list(outputs)
                 if len(outputs) != len(runs):
-                    raise ValueError(f"the judge gave {len(outputs)} rewards for the {len(runs)} runs of a group")
+                    raise ValueError(f"the judge returned {len(outputs)} rewards for the {len(runs)} runs of a group")
             except Exception as error:
                 failure = _own_failure(error, part, f"{runs[0].run.run_id} and the others of its group")
                 for verdict in verdicts:
@@ -224,7 +224,7 @@ def _own_failure(error: Exception, part: JudgePart, run_id: str) -> Exception:
     if part.builtin and machine:  # no disk, no process: not caused by a run
         raise error
     if _is_unanswered(error):
-        raise JudgeUnavailableError(f"a model that the judge asks does not answer: {error}") from error
+        raise JudgeUnavailableError(f"a model that the judge calls does not answer: {error}") from error
     _log.debug("judge failed on run %s: %r", run_id, error)
     return error
 

@@ -71,7 +71,7 @@ def judge_runs(
     last_rows = _last_rows(rows)
     for row in last_rows:
         if row.task_id not in tasks:
-            raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset that it is judged against")
+            raise StorageError(f"run {row.run_id}: task {row.task_id} is not in the taskset of this judgement")
     if judge is None:
         return refuse_beyond([_own_reward(row, needs_reward) for row in last_rows], max_abs_reward)
     of_run: dict[str, list[RolloutRow]] = {}
@@ -96,7 +96,7 @@ def judge_runs(
     if failed:
         first = f"run {failed[0].run_id} (task {failed[0].task_id}): {failed[0].error}"
         _log.warning(
-            "the judge failed on %d of %d runs, which are left out; the first: %s", len(failed), len(last_rows), first
+            "the judge failed on %d of %d runs, which are excluded; the first: %s", len(failed), len(last_rows), first
         )
     judgements = [judged.get(row.run_id) or _own_reward(row, needs_reward) for row in last_rows]
     return refuse_beyond(judgements, max_abs_reward)

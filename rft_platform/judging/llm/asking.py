@@ -133,7 +133,7 @@ async def _answer(
             pause = max(pause, _requested_pause(error))
         if attempt < settings.retries:
             context.usage.retries += 1
-            _log.debug("judge model %s: %s; repeated in %.1f s", endpoint.model, problem, pause)
+            _log.debug("judge model %s: %s; retried in %.1f s", endpoint.model, problem, pause)
             await asyncio.sleep(pause)
     message = f"the judge's model {endpoint.model!r} gave no valid answer in {settings.retries + 1} attempts: {problem}"
     if invalid and settings.on_invalid == "drop":
@@ -150,7 +150,7 @@ async def _one_call(
             if allowed is not None and spent >= allowed:
                 raise BudgetSpentError(
                     f"the judge's budget is used up: this judging has made {usage.calls:,} calls with {usage.tokens:,} "
-                    f"tokens, budget.{name} allows {allowed:,}; raise it and judge again (what was answered is kept)"
+                    f"tokens, budget.{name} allows {allowed:,}; raise it and judge again (received answers are kept)"
                 )
         context.answers.reserve_call(context.project, budget.project_calls, budget.project_tokens)
         usage.calls += 1

@@ -32,7 +32,7 @@ def _validator(text: str) -> Any:
         kind = validator_for(schema)
         kind.check_schema(schema)
     except (ValueError, SchemaError) as error:
-        raise ValueError(f"{text[:80]!r} is no JSON schema: {str(error).splitlines()[0]}") from error
+        raise ValueError(f"{text[:80]!r} is not a JSON schema: {str(error).splitlines()[0]}") from error
     if isinstance(schema, dict):
         schema.pop("$schema", None)  # else a reference to the root would select the dialect again, without our keywords
     if '"patternProperties"' not in text:

@@ -35,7 +35,7 @@ async def math(
         try:
             equal = await call_bounded(are_equal, reference, text, cpu_s=limit_s, imports=_IMPORTS)
         except LimitExceededError as error:
-            _log.debug("math: an answer counts as wrong, it needed %s", error)
+            _log.debug("math: an answer is scored as wrong because it needed %s", error)
             equal = False if await _is_expression(reference, limit_s) else None
     if equal is None:
         raise ValueError(f"the reference answer {reference[:80]!r} is not a mathematical expression")

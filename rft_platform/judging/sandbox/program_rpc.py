@@ -75,7 +75,7 @@ class Peer:
             value = function(*positional, **named)
             return value, [None, self._changed(positional), self._changed(named)]
         if not self._holds_program:
-            raise PermissionError("a program may call what the tests hand to it, and no more")
+            raise PermissionError("a program may only call functions that the tests pass to it")
         if what == "names":
             return {name: value for name, value in self._mine[0].items() if not name.startswith("__")}, []
         return _OPERATIONS[what](*arguments), []
@@ -118,7 +118,7 @@ class Peer:
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
             return self.encode(value.tolist())
         if not self._holds_program and not callable(value):
-            raise TypeError(f"a test cannot hand a {type(value).__name__} to the program")
+            raise TypeError(f"a test cannot pass a {type(value).__name__} to the program")
         self._mine[id(value)] = value
         reference: dict[str, Any] = {"mine": id(value)}
         if isinstance(value, type) and issubclass(value, Exception):

@@ -57,11 +57,11 @@ def _refuse_what_needs_a_store(body: dict[str, Any]) -> None:
         if body.get(name) is not None:
             raise UserError(f"{name}: no response is stored here; send the whole conversation as `input` items instead")
     if body.get("background"):
-        raise UserError("background: a response is answered when it is asked for, not later; leave it out")
+        raise UserError("background: responses are only answered synchronously; leave it out")
     if body.get("truncation") not in (None, "disabled"):
         raise UserError(f"truncation {body['truncation']!r}: only 'disabled' is supported; shorten the input yourself")
     if (body.get("n") or 1) != 1:
-        raise UserError("n: a response has one answer; ask several times, or use chat completions")
+        raise UserError("n: a response has one answer; send several requests, or use chat completions")
 
 
 def _chat_body(body: dict[str, Any]) -> dict[str, Any]:

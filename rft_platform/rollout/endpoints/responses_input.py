@@ -50,7 +50,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     else:
         raise UserError(
             f"input: items of type {kind!r} are not supported; send messages, function_call, function_call_output or "
-            "reasoning items, whole, for nothing is stored here"
+            "reasoning items, in full, because no items are stored here"
         )
 
 

@@ -10,6 +10,7 @@ replica, while a group on one replica would leave the others idle.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rft_platform.common.errors import EngineError
@@ -61,10 +62,22 @@ class _Trip:
             extensions=request.extensions,
         )
 
+    @contextmanager
+    def attempt(self, replica: Replica) -> Iterator["_Attempt"]:
+        """Try ``replica``: a lost connection marks it as down and is not raised. In the end the replica is released."""
+        attempt = _Attempt(self, replica)
+        try:
+            yield attempt
+        except _LOST as error:
+            attempt.lost(error)
+        finally:
+            if not attempt.streams:
+                attempt.release()
+
     def lost(self, replica: Replica, error: Exception) -> None:
         """Mark ``replica`` as down: it does not answer."""
         self._failure = error
-        self._replicas.mark_down(replica, f"{replica.url} does not answer: {error or type(error).__name__}")
+        self._replicas.mark_down(replica, f"{replica.url} does not answer: {str(error) or type(error).__name__}")
 
     def unavailable(self, replica: Replica, response: Any) -> None:
         """Mark ``replica`` as down: it answered that it cannot serve."""
@@ -74,6 +87,37 @@ class _Trip:
     def release(self, replica: Replica) -> None:
         """Release ``replica``: its work on the request is done."""
         self._replicas.release(replica, self._tokens)
+
+
+class _Attempt:
+    """The request at one replica."""
+
+    def __init__(self, trip: _Trip, replica: Replica) -> None:
+        self._trip = trip
+        self._replica = replica
+        self.streams = False
+
+    def lost(self, error: Exception) -> None:
+        """The replica does not answer."""
+        self._trip.lost(self._replica, error)
+
+    def release(self) -> None:
+        """The replica's work on the request is done."""
+        self._trip.release(self._replica)
+
+    def pass_on(self, response: Any) -> Any:
+        """Pass on a streamed answer; its end releases the replica. Once begun it cannot be rerouted: it breaks off."""
+        self.streams = True
+        stream = _RoutedStream(response.stream, self.release, self.lost)
+        status, headers = response.status_code, response.headers
+        return wire.Response(status, headers=headers, stream=stream, extensions=response.extensions)
+
+    def accepts(self, response: Any) -> bool:
+        """Whether the caller gets ``response``. If not, the replica cannot serve, and another one is tried."""
+        if response.status_code != _UNAVAILABLE:
+            return True
+        self._trip.unavailable(self._replica, response)
+        return False
 
 
 class AsyncRouter(wire.AsyncBaseTransport):
@@ -95,23 +139,15 @@ class AsyncRouter(wire.AsyncBaseTransport):
         await request.aread()
         trip = _Trip(self._replicas, self._home, request)
         while (replica := trip.next_replica()) is not None:
-            self._home, streamed = replica, False
-            try:
+            self._home = replica
+            with trip.attempt(replica) as attempt:
                 response = await self._inner.handle_async_request(trip.addressed(replica))
-                streamed = _is_stream(response)
-                if streamed:
-                    return _passed_on(response, trip, replica)
+                if _is_stream(response):
+                    return attempt.pass_on(response)
                 await response.aread()
                 await response.aclose()
-            except _LOST as error:
-                trip.lost(replica, error)
-                continue
-            finally:
-                if not streamed:
-                    trip.release(replica)
-            if response.status_code != _UNAVAILABLE:
-                return response
-            trip.unavailable(replica, response)
+                if attempt.accepts(response):
+                    return response
         return trip.last_answer
 
 
@@ -134,34 +170,20 @@ class SyncRouter(wire.BaseTransport):
         request.read()
         trip = _Trip(self._replicas, self._home, request)
         while (replica := trip.next_replica()) is not None:
-            self._home, streamed = replica, False
-            try:
+            self._home = replica
+            with trip.attempt(replica) as attempt:
                 response = self._inner.handle_request(trip.addressed(replica))
-                streamed = _is_stream(response)
-                if streamed:
-                    return _passed_on(response, trip, replica)
+                if _is_stream(response):
+                    return attempt.pass_on(response)
                 response.read()
                 response.close()
-            except _LOST as error:
-                trip.lost(replica, error)
-                continue
-            finally:
-                if not streamed:
-                    trip.release(replica)
-            if response.status_code != _UNAVAILABLE:
-                return response
-            trip.unavailable(replica, response)
+                if attempt.accepts(response):
+                    return response
         return trip.last_answer
 
 
 def _is_stream(response: Any) -> bool:
     return bool(response.headers.get("content-type", "").startswith("text/event-stream"))
-
-
-def _passed_on(response: Any, trip: _Trip, replica: Replica) -> Any:
-    """Pass on a streamed answer; its end releases the replica. Once begun it cannot be rerouted: it breaks off."""
-    stream = _RoutedStream(response.stream, lambda: trip.release(replica), lambda error: trip.lost(replica, error))
-    return wire.Response(response.status_code, headers=response.headers, stream=stream, extensions=response.extensions)
 
 
 class _RoutedStream(wire.AsyncByteStream, wire.SyncByteStream):

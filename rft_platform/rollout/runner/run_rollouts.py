@@ -153,7 +153,7 @@ def nothing_whole(
     settings.
     """
     errors = sorted(report.errors.items(), key=lambda item: -item[1])[:NAMED]
-    errors_text = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was told"
+    errors_text = "; ".join(f"{count} x {error}" for error, count in errors) or "no error was reported"
     needed = "a whole group of" if policy != "partial" else "any of"
     what = (
         f"{where}: no task has {needed} {repeat_times} runs (algorithm.repeat_times): all {report.dropped_groups} "
@@ -163,8 +163,8 @@ def nothing_whole(
     if isinstance(last_error, EngineError) or (last_error is None and not report.stopped):
         return EngineError(what)
     failure = UserCodeError(
-        f"{what}. Fix what fails, or let groups train that are not whole (explorer.group_policy: partial), or ask for "
-        "fewer runs of a task"
+        f"{what}. Fix what fails, or let groups train that are not whole (explorer.group_policy: partial), or request "
+        "fewer runs per task"
     )
     failure.__cause__ = last_error
     return failure

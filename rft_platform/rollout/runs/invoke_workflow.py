@@ -63,7 +63,7 @@ async def await_user_code(coroutine: Coroutine[Any, Any, Any]) -> Any:
         await asyncio.wait([task], timeout=STOP_S)
         raise
     if task.cancelled():
-        raise RuntimeError("the workflow was cancelled by itself, not by the platform")
+        raise RuntimeError("the workflow cancelled itself; the platform did not cancel it")
     returned, error = task.result()
     if error is not None:
         raise error

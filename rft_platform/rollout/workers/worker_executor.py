@@ -195,8 +195,8 @@ def _specs(auxiliary_models: Mapping[str, Any] | None) -> dict[str, Any]:
     for name, model in (auxiliary_models or {}).items():
         if not isinstance(model, AuxiliaryModel):
             raise UserError(
-                f"auxiliary model {name!r} is {type(model).__name__}: worker processes take models of "
-                "explorer.auxiliary_models, which they can reach by address"
+                f"auxiliary model {name!r} is {type(model).__name__}: worker processes can "
+                "only use models of explorer.auxiliary_models, which have an address"
             )
         specs[name] = model.spec.to_json()
     return specs

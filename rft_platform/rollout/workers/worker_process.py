@@ -89,7 +89,7 @@ class WorkerProcess:
             return "closed its connection"
         if code >= 0:
             return f"ended with exit code {code}"
-        hint = " (the kernel does so where memory runs out)" if -code == signal.SIGKILL else ""
+        hint = " (the kernel does this when memory runs out)" if -code == signal.SIGKILL else ""
         return f"was killed by {signal.Signals(-code).name}{hint}"
 
     def kill(self) -> None:

@@ -28,7 +28,7 @@ def message_line(message: Mapping[str, Any], what: str) -> bytes:
         return json.dumps(message).encode() + b"\n"
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"{what} cannot be handed to a worker process: {error}; worker processes take JSON values"
+            f"{what} cannot be sent to a worker process: {error}; worker processes need JSON values"
         ) from error
 
 

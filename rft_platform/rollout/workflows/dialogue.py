@@ -80,7 +80,7 @@ class DialogueWorkflow:
         if function is None and self.user not in auxiliary:
             known = ", ".join(sorted(auxiliary)) or "none"
             raise UserError(
-                f"workflow dialogue: user {self.user!r} is no auxiliary model ({known}); name one of "
+                f"workflow dialogue: user {self.user!r} is not an auxiliary model ({known}); name one of "
                 "explorer.auxiliary_models, or a function as package.module:function"
             )
 

@@ -140,4 +140,4 @@ def _archive_fault(retired: RetiredFile, home: Path, digest: bool) -> DamagedFil
     if not path.is_file():
         return DamagedFile(path, "was archived there, but is missing")
     same = path.stat().st_size == entry.bytes and (not digest or digest_file(path) == entry.sha256)
-    return None if same else DamagedFile(path, f"was archived there, but holds other bytes (sha256 was {entry.sha256})")
+    return None if same else DamagedFile(path, f"was archived there and changed afterwards (sha256 was {entry.sha256})")

@@ -103,5 +103,5 @@ def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:
         return f"{said}: launch evaluate_job for its round"
     return (
         f"{said}: its checkpoint {champion.folder} is of another project on this MLflow server; start projects that "
-        "share one under names (or registry.model_name) of their own"
+        "share one under different names (or registry.model_name)"
     )

@@ -48,7 +48,7 @@ class StoredRollouts:
         if not rows or not fits:
             self._anew = True
             return None
-        _log.info("%s goes on with %d stored rollouts of batch %d", round_key(self._round), len(rows), number)
+        _log.info("%s continues with %d stored rollouts of batch %d", round_key(self._round), len(rows), number)
         return RolloutBatch(rows, self._report(rows, len(tasks)))
 
     @property
@@ -83,5 +83,5 @@ def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]
     try:
         return project.store.rollout_rows(round_number)
     except StorageError as error:
-        _log.warning("%s is explored anew: %s", round_key(round_number), error)
+        _log.warning("%s is explored again: %s", round_key(round_number), error)
         return []

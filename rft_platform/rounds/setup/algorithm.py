@@ -99,7 +99,7 @@ def check_algorithm(run: RunSettings) -> None:
     if spec.expert_weight is not None and not loss.experts:
         problems.append(
             f"algorithm.experts: the loss {spec.policy_loss} learns nothing from demonstrations among rollouts; leave "
-            "out algorithm.policy_loss_fn, which is mix then, or set another algorithm_type without experts"
+            "out algorithm.policy_loss_fn, whose default is mix, or set another algorithm_type without experts"
         )
     if loss.teacher and not chosen.teacher:
         problems.append(

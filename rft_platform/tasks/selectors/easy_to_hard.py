@@ -24,7 +24,7 @@ def easy_to_hard(
         by_column = _by_columns(tasks, moment.feature_keys, descending)
         return in_epochs(len(tasks), moment, lambda epoch: by_column)
     if descending:
-        raise UserError("task selector 'easy_to_hard': descending is of the columns feature_keys, and none is given")
+        raise UserError("task selector 'easy_to_hard': descending needs feature_keys, and none is set")
 
     def measured(epoch: int) -> Sequence[int]:
         first = epoch * len(tasks) // moment.batch_size  # the batch in which the epoch begins

@@ -99,7 +99,7 @@ def read_preferences(path: str, model_folder: Path) -> TrainingRows:
     digest = digest_files([path])
     turns = [turn for pair in _pairs(path, read_table(path)) for turn in pair]
     if not turns:
-        raise UserError(f"{path}: there is no pair in it to learn from")
+        raise UserError(f"{path}: it contains no pair to learn from")
     samples = []
     for index, (prompt_ids, answer_ids) in enumerate(tokenise(turns, model_folder)):
         sample = answer_sample(f"{index // 2}:{'rejected' if index % 2 else 'chosen'}", prompt_ids, answer_ids)
@@ -149,5 +149,5 @@ def _with_answer(where: str, name: str, before: Conversation, answer: str | Conv
         answer = [{"role": "assistant", "content": answer}]
     whole = answer if before and answer[: len(before)] == before else [*before, *answer]
     if not answer or whole[-1]["role"] != "assistant":
-        raise UserError(f"{where}: {name} does not end with an assistant's message; that is what is compared")
+        raise UserError(f"{where}: {name} does not end with an assistant's message, which the loss compares")
     return whole

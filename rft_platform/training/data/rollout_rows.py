@@ -160,7 +160,7 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
     if len(unknown):
         raise StorageError(
             f"{selection}: {len(unknown)} of its rows are in none of the files ({_few(unknown)}): a round was explored "
-            "anew since it was settled; delete the file, and other rows are settled"
+            "again after this selection; delete the file to select rows again"
         )
     return pc.is_in(rows["row_id"], taken)
 

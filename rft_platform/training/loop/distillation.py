@@ -49,7 +49,7 @@ def distillation_loss(
     Raises UserError without a teacher, and if the vocabulary sizes of student and teacher differ.
     """
     if teacher is None:
-        raise UserError("distillation needs a teacher: name its folder (algorithm.teacher_model_path)")
+        raise UserError("distillation needs a teacher: set its folder (algorithm.teacher_model_path)")
     beta = policy_loss.beta
     assert beta is not None, "a loss of kind teacher is registered with one"
     check_beta(beta)

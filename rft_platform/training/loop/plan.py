@@ -144,10 +144,10 @@ def _check(request: TrainRequest, objective: Objective) -> None:
     needs_reference = objective.needs_reference or algorithm.kl_penalty is not None
     if needs_reference and request.reference is None and request.lora is None:
         raise UserError(
-            f"the loss {algorithm.policy_loss!r} with beta {algorithm.beta} needs a reference model: name its folder"
+            f"the loss {algorithm.policy_loss!r} with beta {algorithm.beta} needs a reference model: set its folder"
         )
     if loss.teacher and request.teacher is None:
-        raise UserError(f"the loss {algorithm.policy_loss!r} learns from a teacher: name its folder")
+        raise UserError(f"the loss {algorithm.policy_loss!r} learns from a teacher: set its folder")
 
 
 def _check_mix(request: TrainRequest, weight: float) -> None:

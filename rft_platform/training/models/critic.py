@@ -97,7 +97,7 @@ def _start_head(model: Any, missing: set[str], folder: Path) -> None:
         )
     random = sorted(name for name in missing if not name.startswith("score."))
     if random:
-        raise UserError(f"{folder}: the critic's body would be random, for want of {', '.join(random[:3])}")
+        raise UserError(f"{folder}: the critic's body would be random, because {', '.join(random[:3])} are missing")
     if missing:
         for parameter in head.parameters():
             nn.init.zeros_(parameter)

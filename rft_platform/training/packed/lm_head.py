@@ -264,6 +264,7 @@ class HeadLoss(torch.autograd.Function):
         loss_of: ChunkLoss,
         whole_rows: bool,
     ) -> Tensor:
+        """Return the loss; keep its gradients for ``backward``."""
         head = LMHead(hidden, weight, bias, batch)
         ctx.gradient = gradient = HeadGradient.zeros(head, ctx.needs_input_grad)
         total = hidden.new_zeros((), dtype=torch.float32)
@@ -291,6 +292,7 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_loss: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the stored gradients, scaled by ``by_loss``."""
         return *ctx.gradient.scaled(by_loss), None, None, None
 
 

@@ -28,10 +28,12 @@ class PackedModel(Protocol):
     compute_dtype: torch.dtype
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Device of the parameters."""
 
     @property
-    def layers(self) -> nn.ModuleList: ...
+    def layers(self) -> nn.ModuleList:
+        """Decoder layers, in order."""
 
     def __call__(self, batch: PackTensors) -> Any: ...
 
