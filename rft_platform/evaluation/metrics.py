@@ -47,7 +47,7 @@ def pass_rate(scores: Scores, threshold: float = 1.0) -> PassRate:
     import numpy as np
 
     if not scores:
-        raise ValueError("pass rate of no tasks: at least one scored run is needed")
+        raise ValueError("pass rate: there are no tasks; at least one scored run is needed")
     shares_T = np.array([np.mean(np.asarray(runs) >= threshold - 1e-9) for runs in scores.values()])
     runs, value = sum(len(runs) for runs in scores.values()), float(shares_T.mean())
     low, high = _wilson(value, _effective_size(shares_T, runs))

@@ -110,7 +110,7 @@ class WarmStartCourse:
         result = self.trainer.train(self._request(demonstrations, digest, steps, optimizer), self._on_step)
         too_long = int(result.metrics.get("rows_too_long", 0))
         if too_long and not self.step:
-            LOG.warning("warm start: %d demonstrations longer than max_model_len left out", too_long)
+            LOG.warning("warm start: %d demonstrations longer than max_model_len are excluded", too_long)
         before, self.folder = self.folder, result.checkpoint
         if self.step:
             _keep_manifest_only(Path(before))

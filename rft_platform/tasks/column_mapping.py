@@ -116,7 +116,7 @@ def _prompt(columns: Columns, value: Any, where: str) -> list[Message]:
 def _answer(columns: Columns, value: Any, where: str) -> list[Message]:
     messages = as_messages(value, "assistant", where, prompt_type=columns.prompt_type)
     if messages[0]["role"] != "assistant" or messages[-1]["role"] != "assistant":
-        raise UserError(f"{where}: begins or ends with another role than assistant; expected the answer alone")
+        raise UserError(f"{where}: begins or ends with a role other than assistant; expected only the answer")
     return messages
 
 

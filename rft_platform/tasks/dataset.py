@@ -135,8 +135,8 @@ def _identity(path: str, number: int, row: dict[str, Any]) -> str:
     except UnicodeEncodeError as error:
         half = ascii(error.object[error.start : error.end])
         raise UserError(
-            f"{path}, line {number}: holds {half}, half of a surrogate pair, which is no character; write the whole "
-            "pair, or U+FFFD in its place"
+            f"{path}, line {number}: holds {half}, half of a surrogate pair, which is not a character; "
+            "write the whole pair, or U+FFFD instead"
         ) from None
 
 

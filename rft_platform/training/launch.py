@@ -31,7 +31,7 @@ class Rendezvous:
         host, _, port = self.endpoint.rpartition(":")
         if self.nodes > 1 and not (host and port.isdigit()):
             raise UserError(
-                f"a trainer group on {self.nodes} nodes meets at a host and port of the first one; "
+                f"a trainer group on {self.nodes} nodes connects to a host and port of the first node; "
                 f"trainer.rendezvous.endpoint is {self.endpoint!r}: give HOST:PORT"
             )
 

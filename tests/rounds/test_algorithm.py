@@ -236,7 +236,7 @@ def test_the_entropy_bonus_can_be_switched_off(configure: Configure) -> None:
         ("rft", {"rollout_correction": {"token_mask": [0.5, 5]}}, "uses no log-probs of the engine"),
         ("grpo", {"repeat_times": 1}, "one run gives no signal; set it to 8"),
         ("ppo", {"advantage_fn": "rloo", "repeat_times": 1}, "one run gives no signal"),
-        ("mix", {**EXPERTS, "policy_loss_fn": "ppo"}, "the loss ppo learns nothing from demonstrations"),
+        ("mix", {**EXPERTS, "policy_loss_fn": "ppo"}, "the loss ppo cannot train on demonstrations"),
         ("mix", {**EXPERTS, "advantage_fn": "reinforce_plus_plus"}, "computed when a round is judged, such as grpo"),
         ("ppo", {"kl_penalty_fn_args": {"target": 0.1}}, "set algorithm.kl_penalty_fn_args.kl_coef"),
         ("ppo", {"kl_penalty_fn_args": {"kl_coef": 0.1, "horizon": 5}}, "set algorithm.kl_penalty_fn_args.target"),

@@ -132,7 +132,7 @@ def test_the_digest_is_of_content_and_order(tmp_path):
         (conversations, {"messages": [{"role": "bot", "content": "x"}]}, {}, "role 'bot'; expected one of system"),
         (conversations, {"messages": [USER, {"role": "assistant"}]}, {}, "nothing to learn"),
         (conversations, {"prompt": [USER, GOOD], "response": "x"}, {}, "prompt: ends with an assistant message"),
-        (conversations, {"prompt": "x", "response": [USER]}, {}, "another role than assistant"),
+        (conversations, {"prompt": "x", "response": [USER]}, {}, "a role other than assistant"),
         (pairs, {"chosen": [USER, GOOD], "rejected": [{**USER, "content": "y"}, BAD]}, {}, "start with the same"),
         (conversations, {"prompt": " ", "response": "x"}, {}, "rows can be trained on: 1 empty (first: train.jsonl:1)"),
         (conversations, {"prompt": "x", "response": True}, {}, "expected text or a list of messages, got bool 'True'"),

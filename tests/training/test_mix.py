@@ -156,11 +156,11 @@ def test_what_cannot_be_mixed_is_refused(session: TrainingSession, mixed_request
         train(session, mixed_request(demonstrations=None))
     with pytest.raises(UserError, match="takes one of rollouts"):
         train(session, mixed_request(algorithm=AlgorithmSpec()))
-    with pytest.raises(UserError, match="the loss 'ppo' learns nothing from demonstrations"):
+    with pytest.raises(UserError, match="the loss 'ppo' cannot train on demonstrations"):
         train(session, mixed_request(algorithm=AlgorithmSpec(expert_weight=0.5)))
     with pytest.raises(UserError, match=r"expert_weight is 1\.5"):
         train(session, mixed_request(1.5))
     with pytest.raises(UserError, match="expert_batch_size is 0"):
         train(session, mixed_request(expert_batch_size=0))
-    with pytest.raises(UserError, match="'reinforce_plus_plus' is made of rewards"):
+    with pytest.raises(UserError, match="'reinforce_plus_plus' is computed from rewards"):
         train(session, mixed_request(algorithm=mix(0.5, token_advantage="reinforce_plus_plus")))

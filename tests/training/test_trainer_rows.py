@@ -82,7 +82,7 @@ def test_a_selection_takes_its_rows_and_no_others(round_request, tmp_path: Path)
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (lambda ids: [ids[0], ids[0]], "names a row_id more than once"),
+        (lambda ids: [ids[0], ids[0]], "contains a row_id more than once"),
         (lambda ids: ["gone"], "none of the files .gone"),
     ],
 )

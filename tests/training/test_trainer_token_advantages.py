@@ -180,13 +180,13 @@ def test_choices_of_one_call_are_no_line_of_steps() -> None:
     twins = "|".join(rows.samples[row].row_id for row in np.flatnonzero(rows.facts["run"] == 5))
     elsewhere = np.flatnonzero(rows.group == 0)  # a rank that has other rows stops, too
     for mine in (np.arange(len(rows.samples)), elsewhere):
-        with pytest.raises(UserError, match=rf"1 rows are of a run's step .*\(({twins})\).* alternatives"):
+        with pytest.raises(UserError, match=rf"1 rows belong to a step of a run .*\(({twins})\).* alternatives"):
             set_token_advantages(rows, mine, SPEC, None, one_rank)
 
 
 def test_a_penalty_in_a_reward_that_nobody_reads_is_refused() -> None:
     distilled = AlgorithmSpec(token_advantage="on_policy_distill", kl_penalty=KlPenaltySpec(coef=0.1))
-    with pytest.raises(UserError, match="token advantage 'on_policy_distill' does not read: leave the penalty out"):
+    with pytest.raises(UserError, match="token advantage 'on_policy_distill' does not read: remove the penalty"):
         check_token_parts(distilled)
     check_token_parts(replace(distilled, kl_penalty=None))
     check_token_parts(SPEC)

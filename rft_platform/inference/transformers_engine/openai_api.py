@@ -26,8 +26,8 @@ from rft_platform.inference.transformers_engine.request import Request, TokenEve
 LARGE_BYTES = 1 << 18  # a larger body is parsed in a thread
 COMPLETION_TOKENS = 16  # OpenAI's default for plain completions
 _NO_GRAMMAR = (
-    "response_format is not supported by the embedded engine, which samples under no grammar: set engine.kind: vllm, "
-    "or ask for JSON in the prompt or through a tool"
+    "response_format is not supported by the embedded engine, which cannot sample under a grammar: set engine.kind: "
+    "vllm, or request JSON in the prompt or by a tool"
 )
 
 

@@ -104,7 +104,7 @@ def _each_once(experiences: list[ModelCall]) -> list[ModelCall]:
     if not experiences:
         raise ValueError(
             "the workflow returned an empty list: return the experiences to train on, as "
-            "model.extract_experience_from_history() gives them (those that an earlier extraction cleared come no more)"
+            "model.extract_experience_from_history() gives them (without those that an earlier extraction cleared)"
         )
     kept = list({id(call): call for call in experiences}.values())
     times = Counter((call.order, call.choice) for call in kept)

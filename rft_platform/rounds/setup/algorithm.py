@@ -98,7 +98,7 @@ def check_algorithm(run: RunSettings) -> None:
         )
     if spec.expert_weight is not None and not loss.experts:
         problems.append(
-            f"algorithm.experts: the loss {spec.policy_loss} learns nothing from demonstrations among rollouts; leave "
+            f"algorithm.experts: the loss {spec.policy_loss} cannot train on demonstrations mixed with rollouts; leave "
             "out algorithm.policy_loss_fn, whose default is mix, or set another algorithm_type without experts"
         )
     if loss.teacher and not chosen.teacher:

@@ -154,7 +154,7 @@ def _chosen(rows: "pa.Table", selection: str) -> "pa.ChunkedArray":
 
     named = read_table(Path(selection), SELECTION_SCHEMA, ["row_id", "use"])
     if pc.count_distinct(named["row_id"]).as_py() != len(named):
-        raise StorageError(f"{selection}: names a row_id more than once, and a training takes a row once")
+        raise StorageError(f"{selection}: contains a row_id more than once, but a training uses each row once")
     taken = named.filter(pc.not_equal(named["use"], STALE))["row_id"].combine_chunks()
     unknown = taken.filter(pc.is_null(pc.index_in(taken, rows["row_id"].combine_chunks())))
     if len(unknown):

@@ -59,7 +59,7 @@ def set_token_advantages(
     if out.returns is not None:
         layout.spread("returns", out.returns)
     elif algorithm.critic is not None:
-        raise UserError(f"token advantage {name!r} asks for a critic, but gives it no returns to learn from")
+        raise UserError(f"token advantage {name!r} requires a critic, but computes no returns to train it with")
     return TokenAdvantages(metrics, control if penalty is not None else None)
 
 
@@ -73,8 +73,8 @@ def check_token_parts(algorithm: AlgorithmSpec) -> None:
     entry = None if name is None else check_token_advantage(name, algorithm.token_advantage_args)
     if penalty is not None and entry is not None and not entry.rewards:
         raise UserError(
-            f"a KL penalty stands in the reward, which token advantage {name!r} does not read: leave the penalty out, "
-            "or put the KL into the loss (beta)"
+            f"the KL penalty changes the reward, which token advantage {name!r} does not read: remove the penalty, "
+            "or use the KL in the loss (beta)"
         )
     uses_critic = entry is not None and entry.critic
     if uses_critic and algorithm.critic is None:
@@ -95,7 +95,7 @@ class _Layout:
     @classmethod
     def of(cls, rows: TrainingRows, mine: np.ndarray) -> "_Layout":
         if not {"run", "step", "reward"} <= rows.facts.keys():
-            raise UserError("token advantages are made of rollouts: these rows have no runs and no rewards")
+            raise UserError("token advantages need rollouts: these rows have no runs and no rewards")
         _check_steps(rows)
         run, group = rows.facts["run"][mine], rows.group[mine]
         order = mine[np.lexsort((rows.facts["step"][mine], run, group))]
@@ -112,7 +112,7 @@ class _Layout:
         if missing:
             raise UserError(
                 f"{len(missing)} rows have no {name} ({some(missing)}): the token advantage or the KL "
-                "penalty needs them; train on rollouts, and name the models that it asks for"
+                "penalty needs them; train on rollouts, and configure the models that it requires"
             )
         parts = [getattr(sample, name)[sample.loss_mask] for sample in self.samples]
         return np.concatenate([np.zeros(0), *parts]).astype(np.float64)
@@ -191,9 +191,9 @@ def _check_steps(rows: TrainingRows) -> None:
     if len(again):
         named = some([rows.samples[row].row_id for row in again])
         raise UserError(
-            f"{len(again)} rows are of a run's step that another row has already ({named}): the choices of one call "
-            "(n > 1) are alternatives, and a token advantage follows one line of steps; let the workflow ask for one "
-            "choice a call, or set an algorithm.advantage_fn that is made of rewards (grpo, step_wise_grpo)"
+            f"{len(again)} rows belong to a step of a run that already has a row ({named}): the choices of one call "
+            "(n > 1) are alternatives, but a token advantage needs one row per step; let the workflow request "
+            "one choice per call, or set an algorithm.advantage_fn that is computed from rewards (grpo, step_wise_grpo)"
         )
 
 

@@ -137,8 +137,8 @@ def _check(request: TrainRequest, objective: Objective) -> None:
     if algorithm.expert_weight is not None:
         if not loss.experts:
             raise UserError(
-                f"the loss {algorithm.policy_loss!r} learns nothing from demonstrations among rollouts: use 'mix', or "
-                "give no expert_weight"
+                f"the loss {algorithm.policy_loss!r} cannot train on demonstrations mixed with rollouts: use "
+                "'mix', or do not set expert_weight"
             )
         _check_mix(request, algorithm.expert_weight)
     needs_reference = objective.needs_reference or algorithm.kl_penalty is not None
@@ -157,8 +157,8 @@ def _check_mix(request: TrainRequest, weight: float) -> None:
         raise UserError(f"expert_batch_size is {request.expert_batch_size}: expected at least one demonstration a step")
     if request.algorithm.token_advantage is not None:
         raise UserError(
-            f"token advantage {request.algorithm.token_advantage!r} is made of rewards, which demonstrations among the "
-            "rollouts do not have: use an advantage made at judge time, such as grpo"
+            f"token advantage {request.algorithm.token_advantage!r} is computed from rewards, which demonstrations "
+            "do not have: use an advantage that is computed when a round is judged, such as grpo"
         )
 
 

@@ -37,7 +37,7 @@ def check_packable(model: Any) -> None:
         found = f"layers of type {', '.join(others)}" if others else f"decoder layers without self_attn, {without[:5]}"
         raise UserError(
             f"{name} has {found if layers else 'no decoder layers called layers'}: rows are trained in packs, where "
-            "only attention keeps them apart; choose a model whose layers are all full_attention or sliding_attention"
+            "only attention separates them; choose a model whose layers are all full_attention or sliding_attention"
         )
     _check_attention(name, config, [layer.self_attn for layer in layers])
     for rope in _ropes(getattr(config, "rope_parameters", None)):
@@ -106,6 +106,6 @@ def _check_rope(model: str, rope: Mapping[str, Any], longest: int) -> None:
         "that, or choose a model of another rope_type"
     )
     raise UserError(
-        f"{model} has rope_type {kind} in its config.json: beyond {limit} tokens its frequencies follow the longest "
-        f"row of a pack, and a row's log-probs would depend on the rows beside it; {fix}"
+        f"{model} has rope_type {kind} in its config.json: beyond {limit} tokens its frequencies depend on the "
+        f"longest row of a pack, so a row's log-probs would depend on the other rows; {fix}"
     )
