@@ -134,6 +134,8 @@ def test_a_worker_that_is_stopped_for_long_is_killed_and_its_run_given_up(instan
     try:
         say_pid(instance, run, worker.pid)
         worker.send_signal(signal.SIGSTOP)
+        while psutil.Process(worker.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         found = [health(run).status]
         time.sleep(0.5)
         found.append(health(run).status)

@@ -51,6 +51,7 @@ def test_a_feedback_on_nothing_known_is_an_error() -> None:
         FeedbackResult.of({"status": "unknown", "unknown": ["a1"], "matched": 0, "duplicate": 0})
 
 
+@pytest.mark.slow
 def test_the_clients_need_neither_torch_nor_dagster() -> None:
     code = "import rft_platform.online, sys; print({'torch', 'dagster', 'sqlalchemy', 'mlflow'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -72,6 +72,7 @@ def dying(work: Callable[..., Any], before: bool) -> Callable[..., Any]:
     return killed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_a_round_that_is_killed_while_it_collects_is_repeated_exactly(project: Project, seed: int, monkeypatch) -> None:
     generator, traffic = random.Random(seed), traffic_store(project)

@@ -117,6 +117,7 @@ def press(tab: Tab, key: str) -> None:
         tab.call("Input.dispatchKeyEvent", type=kind, key=key)
 
 
+@pytest.mark.slow
 def test_the_status_page_is_live(site, tab) -> None:
     tab.open(site.url)
     text = tab.run("document.body.innerText")
@@ -141,6 +142,7 @@ def test_the_status_page_is_live(site, tab) -> None:
     assert set(tab.statuses.values()) <= {200, 307, 404}
 
 
+@pytest.mark.slow
 def test_preferences_by_keyboard(site, tab) -> None:
     tab.open(f"{site.url}/preferences")
     tab.wait_for("window.htmx")
@@ -168,6 +170,7 @@ def test_preferences_by_keyboard(site, tab) -> None:
     picture(tab, "online_preferences_empty")
 
 
+@pytest.mark.slow
 def test_preferences_by_mouse(site, tab) -> None:
     tab.open(f"{site.url}/preferences")
     tab.wait_for("window.htmx")

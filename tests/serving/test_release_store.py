@@ -93,6 +93,7 @@ def fill(made: Traffic, release: Release, base: float, candidate: float, runs: i
             made.answer(f"{release.number}/{arm}", reward, subject=f"{arm}-{number % (runs // 2)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "status", "serves"), [(0.9, "promoted", 3), (0.1, "rolled_back", 2)])
 def test_canaries_decide_themselves(made, rate, status, serves) -> None:
     release = made.commands.canary(3, rule=CanaryRule(least_runs=100))
@@ -122,6 +123,7 @@ def test_a_candidate_that_does_not_answer_is_rolled_back(made) -> None:
     assert decide(made.store, release, MOST_FAILURES) == "rolled_back"
 
 
+@pytest.mark.slow
 def test_ab_tests_decide_themselves_and_report(made) -> None:
     release = made.commands.ab_test(3, rule=ABRule(units=50))
     fill(made, release, 0.3, 0.9)

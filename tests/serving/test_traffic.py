@@ -147,6 +147,7 @@ def test_unlabelled_calls_expire(store, clock) -> None:
     assert store.counts()["expired"] == 1
 
 
+@pytest.mark.slow
 def test_processes_that_record_and_label_at_once_lose_nothing(url) -> None:
     stores, failures = [TrafficStore(open_database(url)) for _ in range(4)], []
 

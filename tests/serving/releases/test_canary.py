@@ -48,11 +48,13 @@ def test_the_last_look_rolls_back_what_may_be_worse() -> None:
     assert canary_verdict(Successes(10, 20), Successes(10, 20), CanaryRule(20, 2, margin=0.05)).decision == "wait"
 
 
+@pytest.mark.slow
 def test_a_candidate_that_is_worse_by_the_margin_is_rarely_promoted() -> None:
     promoted = sum(decide(0.6, 0.5, RULE, seed) == "promote" for seed in range(200))
     assert promoted <= 10, "5 % over all looks together"
 
 
+@pytest.mark.slow
 def test_better_candidates_are_promoted_and_worse_ones_rolled_back() -> None:
     assert sum(decide(0.5, 0.8, RULE, seed) == "promote" for seed in range(100)) == 100
     assert sum(decide(0.8, 0.5, RULE, seed) == "roll_back" for seed in range(100)) == 100
