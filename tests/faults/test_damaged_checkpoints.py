@@ -127,7 +127,7 @@ def test_a_checkpoint_of_another_project_is_never_touched(project: Project, make
     policy = Policy(str(folder), 0, digest_file(folder / "model.safetensors"), 0)
     publish(project.store, policy)
     flip_a_byte(folder)
-    with pytest.raises(StorageError, match=r"was changed after it was written .*: bring back"):
+    with pytest.raises(StorageError, match=r"was changed after it was written .*: restore the model"):
         repair_checkpoint(project, policy)
     assert folder.exists()
     assert published(project.store, 0) == policy

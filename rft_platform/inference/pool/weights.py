@@ -69,7 +69,9 @@ class PoolWeights:
         compare with: then the next ``deploy`` sets and checks the weights.
         """
         if not serving and (self._served is None or self._scored is None):
-            raise EngineError(f"the engine at {client.url} runs, but nothing is known that it could be compared with")
+            raise EngineError(
+                f"the engine at {client.url} is running, but there is no reference to compare its weights with"
+            )
         target, scored = self._served, self._scored
         if serving:
             target = serving[0].status()
@@ -83,7 +85,7 @@ class PoolWeights:
         tolerance = TOLERANCE[target.dtype]
         if not difference <= tolerance:
             raise WeightMismatchError(
-                f"the engine at {client.url} came back with policy version {target.policy_version}, but its log-probs "
+                f"the engine at {client.url} restarted with policy version {target.policy_version}, but its log-probs "
                 f"differ from those of its pool by {difference:.3g} nats on average (at most {tolerance:g})"
             )
         client.resume()

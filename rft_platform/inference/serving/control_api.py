@@ -93,7 +93,7 @@ def _route(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
         try:
             return await handler(body, http)
         except (KeyError, TypeError) as error:
-            raise ApiError(400, f"{http.url.path}: the body does not fit: {error!r}", "invalid_value") from error
+            raise ApiError(400, f"{http.url.path}: the body is invalid: {error!r}", "invalid_value") from error
 
     return route
 

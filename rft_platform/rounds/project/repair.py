@@ -62,7 +62,7 @@ def repair_checkpoint(project: Project, policy: Policy) -> None:
         return
     folder, rounds = Path(policy.folder), _rounds_of(project.store, policy)
     if project.checkpoints not in folder.parents:
-        raise StorageError(f"base model {folder}: {why}: bring back what the project was started with")
+        raise StorageError(f"base model {folder}: {why}: restore the model that the project was started with")
     if rounds.dependents:
         raise StorageError(
             f"checkpoint {folder} is damaged: {why}. {_named(rounds.dependents)} descend from it, so it is not made "
