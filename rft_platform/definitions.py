@@ -12,6 +12,7 @@ from rft_platform.assets import (
     offline_data,
     online,
     policy,
+    releases,
     rollouts,
     tasks,
 )
@@ -46,6 +47,7 @@ defs = dg.Definitions(
         offline.dpo_checkpoint,
         offline.distilled_checkpoint,
         evaluation.evaluation_report,
+        releases.release_report,
     ],
     jobs=[*ALL_JOBS, *MAINTENANCE_JOBS],
     sensors=[next_round_sensor, experience_threshold_sensor, alert_on_run_failure],

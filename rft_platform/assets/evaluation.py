@@ -35,7 +35,7 @@ def evaluation_report(
     engine: EngineResource,
     registry: RegistryResource,
 ) -> dg.MaterializeResult:
-    """Held-out results of the round's policy, compared with the champion; the engine serves the policy from here on."""
+    """Held-out results of the round's policy, compared with the champion. The measuring engine serves it then."""
     from rft_platform.rounds.offline import evaluate_offline
     from rft_platform.rounds.reporting.bench import write_bench
     from rft_platform.rounds.round import Round

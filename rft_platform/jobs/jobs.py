@@ -1,6 +1,6 @@
 """The jobs of a project, the tags of their runs, and the round partitions in Dagster.
 
-Jobs: the warm start, the two halves of a round, offline trainings, evaluation and judging.
+Jobs: the warm start, the two halves of a round, offline trainings, evaluation, judging, and releases.
 """
 
 import dagster as dg
@@ -90,8 +90,17 @@ distill_job = dg.define_asset_job(
     tags={"rft/phase": "distill"},
 )
 
+release_job = dg.define_asset_job(
+    "release_job",
+    selection=["release_report"],
+    description="Online: report on the versions in production; the configuration may name a decision to make first.",
+    tags={"rft/phase": "release"},
+)
+
 OFFLINE_JOBS = [sft_job, dpo_job, distill_job]
-ALL_JOBS = [warm_start_job, explore_job, collect_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job]
+ALL_JOBS = [
+    warm_start_job, explore_job, collect_job, sync_round_job, *OFFLINE_JOBS, evaluate_job, judge_job, release_job,
+]  # fmt: skip
 
 
 def run_tags(round_number: int) -> dict[str, str]:

@@ -5,13 +5,15 @@ A version is named by its policy version, which every answer carries in its head
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.release_store import Release, ReleaseStore, Rule
 from rft_platform.serving.releases.ab_test import ABReport, ABRule, ab_report
 from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Sticky
 from rft_platform.serving.releases.canary import CanaryRule
+
+Decision = Literal["none", "promote", "rollback", "canary", "ab"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +108,24 @@ class ReleaseCommands:
         release = next((each for each in found if number is None or each.number == number), None)
         if release is None:
             raise UserError("there was no canary or A/B test yet" if number is None else f"no release {number}")
+        return {**release.to_json(), "comparison": self.comparison(release).to_json()}
+
+    def comparison(self, release: Release) -> ABReport:
+        """The present comparison of a release's versions."""
         rule = release.rule if isinstance(release.rule, ABRule) else ABRule()
-        return {**release.to_json(), "comparison": compare_arms(self.store, release, rule).to_json()}
+        return compare_arms(self.store, release, rule)
+
+    def decide(self, decision: Decision, version: int | None, share: float | None, reason: str) -> None:
+        """Make a decision by its name; ``share`` is for a canary or an A/B test, None its default."""
+        shares: dict[str, Any] = {} if share is None else {"share": share}
+        if decision == "promote":
+            self.promote(version, reason)
+        elif decision == "rollback":
+            self.roll_back(version, reason)
+        elif decision == "canary":
+            self.canary(version, reason=reason, **shares)
+        elif decision == "ab":
+            self.ab_test(version, reason=reason, **shares)
 
     def compare(self, one: int, other: int) -> dict[str, Any]:
         """Scores of two versions on held-out tasks, and their difference."""

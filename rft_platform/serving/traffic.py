@@ -33,6 +33,7 @@ from rft_platform.serving.database import (
     Feedback,
     FeedbackCall,
 )
+from rft_platform.serving.preferences import Preference
 
 ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
 REWARD = "reward"  #: the metric that trains
@@ -286,6 +287,12 @@ class TrafficStore:
                 update(Feedback)
                 .where(Feedback.feedback_id.in_(about))
                 .values(comment=None, correction=None, tags={}, request={})
+            )
+            numbers = select(Call.number).where(Call.subject == name)
+            session.execute(
+                update(Preference)
+                .where(or_(Preference.left_call.in_(numbers), Preference.right_call.in_(numbers)))
+                .values(comment=None)
             )
             session.flush()
             session.expunge_all()

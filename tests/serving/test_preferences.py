@@ -20,14 +20,14 @@ class Calls:
     """A database of calls and preferences."""
 
     def __init__(self, folder: Path) -> None:
-        engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
-        self.traffic, self.preferences = TrafficStore(engine), PreferenceStore(engine)
+        self.engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
+        self.traffic, self.preferences = TrafficStore(self.engine), PreferenceStore(self.engine)
 
-    def add(self, msg_id: str, *texts: str, messages: Any = QUESTION, version: int = 1, tenant: str = "") -> None:
+    def add(self, msg_id: str, *texts: str, messages: Any = QUESTION, version: int = 1, **place: str) -> None:
         calls = [
             NewCall(
                 msg_id, choice, {"messages": messages, "tools": [], "response": {"role": "assistant", "content": text}},
-                version, 10, 0.0, tenant=tenant,
+                version, 10, 0.0, **place,
             )
             for choice, text in enumerate(texts)
         ]  # fmt: skip
@@ -86,6 +86,16 @@ def test_tenants_see_their_own_calls(calls) -> None:
         calls.preferences.pick(pair.left, pair.right, "left", tenant="b")
     calls.preferences.pick(pair.left, pair.right, "left", tenant="a")
     assert (len(calls.preferences.pairs("a")), len(calls.preferences.pairs("b"))) == (1, 0)
+
+
+def test_a_forgotten_person_leaves_no_comment_and_no_pair(calls) -> None:
+    calls.add("m", "84", "83", subject="ann")
+    pair = calls.preferences.next_pair()
+    calls.preferences.pick(pair.left, pair.right, "left", "Ann asked this")
+    calls.traffic.forget("ann")
+    assert calls.preferences.pairs() == []
+    with calls.engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT picked, comment FROM preferences").all() == [("left", None)]
 
 
 @pytest.mark.parametrize(("left", "right", "picked"), [(1, 1, "left"), (1, 9, "left"), (1, 2, "best")])
