@@ -12,6 +12,7 @@ TESTS = ["test_recording.py", "test_routing.py", "test_gateway.py", "test_endpoi
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_with_openai_2() -> None:
     named = os.environ.get("RFT_OPENAI2_PYTHON") or str(FOLDER.parents[1] / ".venv-openai2" / "bin" / "python")
     python = shutil.which(named)
@@ -24,5 +25,5 @@ def test_with_openai_2() -> None:
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
     paths = [str(FOLDER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]  # tests use the tools beside them
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=560)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
