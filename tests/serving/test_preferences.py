@@ -1,7 +1,6 @@
 """Preferences of people: which pairs are shown, what is kept, and the pairs that DPO reads."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +18,8 @@ QUESTION = [{"role": "user", "content": "What is 12*7?"}]
 class Calls:
     """A database of calls and preferences."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
+    def __init__(self, url: str) -> None:
+        self.engine = open_database(url)
         self.traffic, self.preferences = TrafficStore(self.engine), PreferenceStore(self.engine)
 
     def add(self, msg_id: str, *texts: str, messages: Any = QUESTION, version: int = 1, **place: str) -> None:
@@ -35,8 +34,8 @@ class Calls:
 
 
 @pytest.fixture
-def calls(tmp_path) -> Calls:
-    return Calls(tmp_path)
+def calls(database_url) -> Calls:
+    return Calls(database_url)
 
 
 def test_choices_of_a_request_are_a_pair_until_one_is_picked(calls) -> None:

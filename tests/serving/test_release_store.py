@@ -1,7 +1,5 @@
 """Releases in the database: one at a time, every decision with its reason, outcomes by unit."""
 
-from pathlib import Path
-
 import pytest
 
 from rft_platform.common.errors import UserError
@@ -21,8 +19,8 @@ VERSIONS = [
 class Traffic:
     """A traffic database with its releases."""
 
-    def __init__(self, folder: Path) -> None:
-        engine = open_database(f"sqlite:///{folder / 'traffic.db'}")
+    def __init__(self, url: str) -> None:
+        engine = open_database(url)
         self.store, self.traffic = ReleaseStore(engine), TrafficStore(engine)
         self.commands = ReleaseCommands(self.store, lambda: VERSIONS)
         self._count = 0
@@ -42,8 +40,8 @@ class Traffic:
 
 
 @pytest.fixture
-def made(tmp_path) -> Traffic:
-    return Traffic(tmp_path)
+def made(database_url) -> Traffic:
+    return Traffic(database_url)
 
 
 def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
