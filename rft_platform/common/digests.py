@@ -14,6 +14,8 @@ from rft_platform.common.files import digest_file, digest_json, read_sealed_json
 
 MANIFEST = "manifest.json"
 THINNED = "thinned.json"  # marks a checkpoint whose weights were removed to free space
+#: Lists the files of a trainer state that was saved after its checkpoint was published; written when they are complete.
+SAVED_STATE = "trainer_state/saved.json"
 
 Digest = Callable[[Path], str]
 
@@ -37,7 +39,30 @@ def checkpoint_damage(folder: Path, digest: Digest | None = digest_file) -> str 
         return f"{MANIFEST} was changed after it was written"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
-    return first_damage(folder, files, digest)
+    return first_damage(folder, files, digest) or saved_state_damage(folder, digest)
+
+
+def saved_state(folder: Path) -> dict[str, Any] | None:
+    """Files (name to size and sha256) of the trainer state that was saved after the checkpoint; None without one."""
+    path = folder / SAVED_STATE
+    return dict(read_sealed_json(path)["files"]) if path.exists() else None
+
+
+def lacks_state(folder: Path) -> bool:
+    """Whether ``folder`` is a checkpoint whose trainer state is not saved (yet): repeating its training makes it."""
+    try:
+        deferred = bool(read_sealed_json(folder / MANIFEST).get("deferred_state"))
+    except (OSError, ValueError, DamagedError):
+        return False  # no checkpoint, or a damaged one, which readers report
+    return deferred and not (folder / SAVED_STATE).exists()
+
+
+def saved_state_damage(folder: Path, digest: Digest | None = digest_file) -> str | None:
+    """Describe the damage of a trainer state that was saved after its checkpoint; None if it is whole or not saved."""
+    try:
+        return first_damage(folder, saved_state(folder) or {}, digest)
+    except (OSError, ValueError, KeyError, TypeError, DamagedError) as error:
+        return f"{SAVED_STATE} cannot be read ({type(error).__name__}: {error})"
 
 
 def first_damage(

@@ -25,12 +25,13 @@ SEAL = "$sha256"
 
 
 @contextmanager
-def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
+def atomic_path(path: Path, needs: int | None = None, *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary sibling of ``path``; on success fsync and rename it, on failure remove it.
 
     The body may write a file, or create and fill a folder. An existing target file is replaced; an existing target
     folder is replaced after the new one is complete. Leftovers of killed writers of the same target are removed. Raises
-    DiskFullError if the disk is full; with ``needs`` (bytes) the message states how much space is needed.
+    DiskFullError if the disk is full; with ``needs`` (bytes) the message states how much space is needed. Without
+    ``sync`` nothing is fsynced: the caller does that later, and can repair what a power failure destroys.
     """
     temp = temporary_path(path)
     try:
@@ -38,7 +39,7 @@ def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
         remove_leftovers(path)
         yield temp
         with naming(path):
-            _put_in_place(temp, path)
+            _put_in_place(temp, path, sync)
     except Exception as error:
         if isinstance(error, DiskFullError) or not is_disk_full(error):
             raise
@@ -50,8 +51,9 @@ def atomic_path(path: Path, needs: int | None = None) -> Iterator[Path]:
             temp.unlink()
 
 
-def _put_in_place(temp: Path, path: Path) -> None:
-    _fsync_tree(temp)
+def _put_in_place(temp: Path, path: Path, sync: bool) -> None:
+    if sync:
+        fsync_tree(temp)
     if temp.is_dir() and path.exists():
         old = temporary_path(path, "old")
         path.rename(old)
@@ -59,7 +61,8 @@ def _put_in_place(temp: Path, path: Path) -> None:
         shutil.rmtree(old)
     else:
         temp.replace(path)
-    _fsync(path.parent)
+    if sync:
+        fsync(path.parent)
 
 
 @contextmanager
@@ -159,7 +162,8 @@ def _no_room(path: Path, temp: Path, needs: int | None) -> str:
     )
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Fsync a file, or the entries of a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -167,11 +171,12 @@ def _fsync(path: Path) -> None:
         os.close(handle)
 
 
-def _fsync_tree(path: Path) -> None:
+def fsync_tree(path: Path) -> None:
+    """Fsync a file, or a folder and everything below it."""
     if path.is_dir():
         for child in path.rglob("*"):
-            _fsync(child)
-    _fsync(path)
+            fsync(child)
+    fsync(path)
 
 
 #: Target's name, machine and process id of the writer, random digits; ``.old`` is a folder that is being replaced.

@@ -47,6 +47,7 @@ FREE = (
     "trainer.max_checkpoints_to_keep",
     "trainer.keep_every",
     "trainer.save_interval",
+    "trainer.save_in_background",
     "trainer.save_hf_checkpoint",
     "trainer.nproc",
     "trainer.rendezvous",

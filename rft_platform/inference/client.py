@@ -17,7 +17,9 @@ from typing import Any
 
 import httpx
 import psutil
+from pydantic_core import from_json
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
 from rft_platform.common.processes.lease import Lease, holder
 from rft_platform.common.processes.spawn import stop_holder, wait_until_ended
@@ -143,14 +145,17 @@ class EngineClient:
         try:
             with self._watched():
                 response = self._http.post(
-                    f"/{name}", json=body, headers=context_headers(), timeout=timeout_s or self._http.timeout
+                    f"/{name}",
+                    content=json_codec.dump(body),
+                    headers={**context_headers(), "Content-Type": "application/json"},
+                    timeout=timeout_s or self._http.timeout,
                 )
         except httpx.HTTPError as error:
             raise EngineError(
                 f"the engine at {self.url} does not answer {name}: {error or type(error).__name__}"
             ) from error
         if response.status_code == 200:
-            answer: dict[str, Any] = response.json()
+            answer: dict[str, Any] = from_json(response.content)
             return answer
         raise self._refusal(name, response)
 

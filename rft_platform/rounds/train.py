@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.common.files import digest_json
@@ -126,10 +126,18 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         demonstrations=experts_file(project, algorithm),
         expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
         save_interval=config.trainer.save_interval,
+        save_state=_when_to_save(project, round_number, selection),
         save_hf_checkpoint=config.trainer.save_hf_checkpoint,
         max_checkpoints_to_keep=config.trainer.max_checkpoints_to_keep,
         lineage=lineage(project, round_number, dagster_run_id, policy),
     )
+
+
+def _when_to_save(project: Project, round_number: int, selection: Mapping[str, Any] | None) -> Literal["now", "later"]:
+    """Save the trainer state later, in the background, if another training follows that continues from memory."""
+    last = round_number >= project.rounds_budget or bool(selection and selection["last"])
+    alternates = bool(project.config.policies)  # each policy's training replaces the state of another one
+    return "now" if last or alternates or not project.config.trainer.save_in_background else "later"
 
 
 def rounds_read(round_number: int, selection: Mapping[str, Any] | None) -> list[int]:

@@ -3,8 +3,11 @@
 Commands and events travel as JSON objects, one per line (``rpc``). Does not import torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
+
+from pydantic import TypeAdapter, ValidationError
 
 from rft_platform.algorithms.spec import ObjectiveSpec
 from rft_platform.common import errors
@@ -131,10 +134,16 @@ class TrainRequest:
     lora: LoraSpec | None = None
     reference: str | None = None  # folder of the frozen reference of a KL; with LoRA and None: the base model
     teacher: str | None = None  # folder of the distillation teacher; its vocabulary must be the policy's
-    save_interval: int | None = None  # optimiser steps between intermediate checkpoints; None: none are saved
+    save_interval: int | None = None  # optimiser steps between saved states; None: one state, that of the last step
+    #: When the state of the last step is written: before the result is returned, or ``later`` in the background. Later,
+    #: ``save_interval`` counts: a training whose steps contain no multiple of it saves no state, only weights.
+    save_state: Literal["now", "later"] = "now"
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"  # which checkpoints hold HF weights
     max_checkpoints_to_keep: int | None = None  # intermediate ones that hold HF weights; None: keep all
     lineage: dict[str, Any] = field(default_factory=dict)  # copied into the checkpoint's manifest
+
+
+_REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +167,14 @@ class TrainResult:
     seconds: dict[str, float]  # by phase: load, data, forward_backward, optimizer, save, ...
     cpu_seconds: float  # processor time of the worker for this request
     reused: bool = False  # an identical request had already published this checkpoint
+
+
+def train_request(message: Mapping[str, Any]) -> TrainRequest:
+    """Build a request from JSON values. Raises UserError if they are none."""
+    try:
+        return _REQUEST.validate_python(dict(message))
+    except ValidationError as error:
+        raise UserError(f"not a training request: {error}") from error
 
 
 def error_message(error: RftError) -> Message:

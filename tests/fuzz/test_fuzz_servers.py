@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_platform.common import json_codec
 from rft_platform.inference.interface import PolicyEngine, SamplingParams
-from rft_platform.inference.serving import json_codec
 from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.rollout.recording.gateway_openapi import document
 from rft_platform.rollout.recording.history import RunHistory

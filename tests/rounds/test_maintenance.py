@@ -82,7 +82,7 @@ def checkpoint(project: Project, number: int) -> Path:
 
 
 def test_closed_rounds_are_compacted_but_for_the_last(project: Project) -> None:
-    assert closed_rounds(project.store) == [1, 2, 3]
+    assert closed_rounds(project) == [1, 2, 3]
     planned = compact(project, keep_last=1, dry_run=True)
     assert [rewrite.round for rewrite in planned.rewrites] == [1, 2]
     done = compact(project, keep_last=1, grace_s=0)

@@ -22,8 +22,12 @@ class Trainer(Section):
     """The trainer group and its checkpoints."""
 
     save_interval: PositiveInt | None = None
-    """Optimiser steps between periodic checkpoints during a training. The end of a training always publishes a
-    checkpoint."""
+    """Optimiser steps between two saves of the trainer state (float32 weights, moments). A training of more steps saves
+    periodic checkpoints; a round whose steps contain no multiple of it saves only weights, and a trainer that was
+    killed trains such rounds again. Default: once per training. The end of a training always publishes the weights."""
+    save_in_background: bool = True
+    """Save the trainer state of a round while the next round explores. A trainer that is killed before the state is
+    complete trains the round again."""
     save_hf_checkpoint: Literal["last", "always", "never"] = "last"
     """Which checkpoints contain Hugging Face weights: ``last``: the one at the end; ``always``: the periodic ones too;
     ``never``: none (offline training only)."""

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rft_platform.common import json_codec
 from rft_platform.inference.http_contract import api_key_of
-from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.web_guard.checks import (

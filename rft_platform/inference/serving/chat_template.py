@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.template_process import TemplateLimitError, template_process
 from rft_platform.inference.serving.tokenizer import PolicyTokenizer
 

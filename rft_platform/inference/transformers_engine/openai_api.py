@@ -12,7 +12,7 @@ from fastapi import Request as HttpRequest
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from rft_platform.inference.serving import json_codec
+from rft_platform.common import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.context_limit import check_text
 from rft_platform.inference.serving.lifecycle import VERSION_HEADER

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rft_platform.inference.serving import json_codec
+from rft_platform.common import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, error_body
 from rft_platform.inference.serving.chat_template import text_of
 from rft_platform.inference.serving.context_limit import check_text, says_too_long

@@ -5,6 +5,7 @@ import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from rft_platform.common.digests import digest_weights
@@ -49,7 +50,7 @@ class ServedWeights:
         """Check whether ``folder`` fits, without changing anything; WeightMismatchError if it does not."""
         if not is_adapter(folder):
             check_folder(self.layout, folder)
-            return Weights(policy_version, digest_weights(folder), folder, folder)
+            return Weights(policy_version, "", folder, folder)
         if not self.max_lora_rank:
             raise WeightMismatchError(
                 f"{folder}: is a LoRA adapter, and this engine was started without room for one: set "
@@ -60,25 +61,34 @@ class ServedWeights:
             read_json(folder / "adapter_config.json")
         except (OSError, json.JSONDecodeError) as error:
             raise WeightMismatchError(f"{folder}: adapter_config.json cannot be read: {error}") from error
-        return Weights(policy_version, digest_weights(folder), folder, self.served.base)
+        return Weights(policy_version, "", folder, self.served.base)
 
     async def apply(self, target: Weights) -> None:
-        """Serve ``wanted``; if vLLM refuses it, restore the previous weights and raise WeightMismatchError."""
-        before = self.served
+        """Serve ``target``; if vLLM refuses it, restore the previous weights and raise WeightMismatchError.
+
+        The digest of the files is computed while vLLM loads them.
+        """
+        before, started = self.served, perf_counter()
+        digest = asyncio.ensure_future(asyncio.to_thread(digest_weights, target.folder))
         if target.adapter is not None:  # the full weights may have changed since ``prepare``
             target = replace(target, base=before.base)
         try:
             await self._load(target, loaded=before)
+            loaded_s = perf_counter() - started
+            target = replace(target, weights_digest=await digest)
         except Exception as error:
+            await asyncio.gather(digest, return_exceptions=True)
             LOG.warning("vLLM refuses %s: %s", target.folder, error)
             await self._load(before, loaded=None)
             raise WeightMismatchError(f"{target.folder}: vLLM cannot take it over: {_reason(error)}") from error
         self.served = target
         self.updates += 1
+        seconds = perf_counter() - started
         LOG.info("serves policy version %d, %s", target.policy_version, target.folder)
+        LOG.info("vLLM loaded it in %.2f s, its digest was known after %.2f s", loaded_s, seconds)
 
     async def _load(self, target: Weights, loaded: Weights | None) -> None:
-        """Load ``wanted`` into the workers; ``loaded``: the weights there now, None if unknown."""
+        """Load ``target`` into the workers; ``loaded``: the weights there now, None if unknown."""
         if target.adapter is None or loaded is None or loaded.base != target.base:
             await self.llm.collective_rpc("rft_load_weights", args=(str(target.base),))
         await self._load_adapter(target.adapter)

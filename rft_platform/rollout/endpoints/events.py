@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rft_platform.inference.serving.json_codec import dump, parse
+from rft_platform.common.json_codec import dump, parse
 
 END = b"\n\n"
 

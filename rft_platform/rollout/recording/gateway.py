@@ -19,8 +19,8 @@ from typing import Any
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
-from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError, describe
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger
 from rft_platform.inference.serving.http_server import server_config

@@ -10,8 +10,8 @@ from dataclasses import replace
 from time import perf_counter, time
 from typing import Any
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import UserError
-from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.context_limit import is_too_long
 from rft_platform.rollout.endpoints import events
 from rft_platform.rollout.endpoints.chat import ChatCall

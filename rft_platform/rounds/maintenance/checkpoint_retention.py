@@ -2,7 +2,8 @@
 
 The manifest, the metrics of each step and a note on the removed files stay, so that the ancestry of later weights can
 be traced. Kept complete: the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and its
-predecessor (for a rollback), the starting policy, and the policies that untrained rounds explore with.
+predecessor (for a rollback), the starting policy, the policies that untrained rounds explore with, and the newest one
+whose trainer state is saved, with those after it: a killed trainer repeats their trainings.
 """
 
 import logging
@@ -11,11 +12,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rft_platform.common.digests import MANIFEST, THINNED
+from rft_platform.common.digests import MANIFEST, THINNED, lacks_state
 from rft_platform.common.files import write_json
 from rft_platform.model_registry.models import PREVIOUS_TAG
 from rft_platform.rounds.project.notes import SNAPSHOT, note_of
-from rft_platform.rounds.project.policy import published, snapshot_of
+from rft_platform.rounds.project.policy import Policy, published, snapshot_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.pending_rows import trained_through
 
@@ -42,7 +43,8 @@ def _thin_policy(project: Project, champions: set[Path], name: str | None) -> li
     policies = [policy for number in sorted(store.rounds()) if (policy := published(store, number, name)) is not None]
     folders = list(dict.fromkeys(Path(policy.folder) for policy in policies))  # no-op rounds share their parent's
     marked = {Path(policy.folder) for policy in policies if every is not None and policy.policy_version % every == 0}
-    kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name)}
+    repeatable = {Path(policy.folder) for policy in needed_to_repeat(project, name)}
+    kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name), *repeatable}
     old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
     return [folder for folder in old if _thin(folder)]
 
@@ -67,6 +69,22 @@ def in_use(project: Project, name: str | None = None) -> set[Path]:
         exploring = [n for n in exploring if published(store, n) is None]
     used = {Path(snapshot_of(store, number, name).folder) for number in exploring}
     return used if start is None else used | {Path(start.folder)}
+
+
+def needed_to_repeat(project: Project, name: str | None = None) -> list[Policy]:
+    """Policies that a killed trainer needs to make the state of the newest one: newest first.
+
+    These are the newest one, and while the trainer state of one is not saved, the one before it.
+    """
+    store, needed = project.store, []
+    for number in sorted(store.rounds(), reverse=True):
+        policy = published(store, number, name)
+        if policy is None:
+            continue
+        needed.append(policy)
+        if not lacks_state(Path(policy.folder)):
+            break
+    return needed
 
 
 def _thin(folder: Path) -> bool:

@@ -1,15 +1,17 @@
 """Maintenance of a project's store: decide which rounds are compacted, upgraded or retired.
 
-Only closed rounds are changed. A closed round is trained and evaluated, so no stage reads or writes its rows.
+Only closed rounds are changed. A closed round is trained and evaluated, so no stage reads or writes its rows, and its
+trainer state is saved, so its training is not repeated.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rft_platform.common.digests import lacks_state
 from rft_platform.common.errors import StorageError, UserError
 from rft_platform.experience.maintenance import (
     GRACE_S,
@@ -21,7 +23,8 @@ from rft_platform.experience.maintenance import (
     upgrade_round,
 )
 from rft_platform.experience.store import ExperienceStore
-from rft_platform.model_registry.manifests import chain
+from rft_platform.model_registry.manifests import chain, read_manifest
+from rft_platform.rounds.maintenance.checkpoint_retention import needed_to_repeat
 from rft_platform.rounds.project.notes import EVALUATION, POLICY
 from rft_platform.rounds.project.project import Project
 
@@ -48,19 +51,28 @@ class Upkeep:
         return asdict(self)
 
 
-def closed_rounds(store: ExperienceStore) -> list[int]:
-    """Rounds that are trained and evaluated, ascending."""
-    return [n for n in store.rounds() if n and store.has_note(n, POLICY) and store.has_note(n, EVALUATION)]
+def closed_rounds(project: Project) -> list[int]:
+    """Rounds that are trained and evaluated, and whose training a killed trainer would not repeat, ascending."""
+    store, repeated = project.store, _rounds_to_repeat(project)
+    done = [n for n in store.rounds() if n and store.has_note(n, POLICY) and store.has_note(n, EVALUATION)]
+    return [number for number in done if number not in repeated]
+
+
+def _rounds_to_repeat(project: Project) -> set[int]:
+    """Rounds whose rows the trainings read whose trainer state is not saved."""
+    names = [None, *(entry.name for entry in project.config.policies)]
+    folders = {Path(policy.folder) for name in names for policy in needed_to_repeat(project, name)}
+    return {n for folder in folders if lacks_state(folder) for n in _rounds_read(read_manifest(folder).lineage)}
 
 
 def compact(project: Project, *, keep_last: int = 2, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
     """Merge the rollout files of each closed round into one, except for the newest ``keep_last`` rounds."""
-    return _rewrite_all(project.store, compact_round, _all_but_last(project.store, keep_last), grace_s, dry_run)
+    return _rewrite_all(project.store, compact_round, _all_but_last(project, keep_last), grace_s, dry_run)
 
 
 def upgrade(project: Project, *, grace_s: float = GRACE_S, dry_run: bool = False) -> Upkeep:
     """Rewrite the rollout files of closed rounds that have an older schema."""
-    return _rewrite_all(project.store, upgrade_round, closed_rounds(project.store), grace_s, dry_run)
+    return _rewrite_all(project.store, upgrade_round, closed_rounds(project), grace_s, dry_run)
 
 
 def retain(
@@ -84,7 +96,7 @@ def retain(
     store, report = project.store, Upkeep(dry_run)
     protected = set() if champion_too else champion_rounds(project, registry)
     before = None if older_than_days is None else time.time() - older_than_days * _DAY_S
-    for number in _all_but_last(store, keep_last or 0):
+    for number in _all_but_last(project, keep_last or 0):
         entries = [store.entry(number, path) for path in store.rollout_files(number)]
         if before is not None and any(entry.written_at > before for entry in entries):
             continue
@@ -103,17 +115,19 @@ def champion_rounds(project: Project, registry: "ModelRegistry") -> set[int]:
     champion = registry.champion()
     if champion is None:
         return set()
-    found: set[int] = set()
-    for lineage in (manifest.lineage for manifest in chain(champion.folder)):
-        number, settled = lineage.get("round"), lineage.get("row_selection") or {}
-        found |= {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
-    return found
+    return {number for manifest in chain(champion.folder) for number in _rounds_read(manifest.lineage)}
 
 
-def _all_but_last(store: ExperienceStore, keep_last: int) -> list[int]:
+def _rounds_read(lineage: Mapping[str, Any]) -> set[int]:
+    """Rounds whose rows a training read: those of its row selection, else its own."""
+    number, settled = lineage.get("round"), lineage.get("row_selection") or {}
+    return {*map(int, settled.get("judge_versions", ()))} or ({number} if number is not None else set())
+
+
+def _all_but_last(project: Project, keep_last: int) -> list[int]:
     if keep_last < 0:
         raise UserError(f"rounds to keep: {keep_last}, expected 0 or more")
-    closed = closed_rounds(store)
+    closed = closed_rounds(project)
     return closed[: max(0, len(closed) - keep_last)]
 
 

@@ -68,20 +68,27 @@ class Draft:
     progress: dict[str, Any]
 
     @classmethod
-    def take(cls, state: TrainerState, position: Position | None, ranks: Ranks, *, hf: bool, copy: bool) -> "Draft":
+    def take(
+        cls,
+        state: TrainerState,
+        position: Position | None,
+        ranks: Ranks,
+        *,
+        hf: bool,
+        copy: bool,
+        with_state: bool = True,
+    ) -> "Draft":
         """Snapshot ``state`` for a checkpoint. With ``copy``, training may continue before the snapshot is written.
+
+        Without ``with_state`` only the published weights and the small files are taken.
 
         Without ``hf``, a model's weights are written as float32 shards only; an adapter is small and always written.
         Every rank must call it.
         """
-        model, publish = state.policy.model, hf or state.lora is not None
-        shards = {("", OPTIMIZER): moments(model, state.optimizer)}
-        if state.lora is None and (not publish or state.dtype != torch.float32 or ranks.world_size > 1):
-            shards["", MASTER] = master_weights(model)
-        if state.critic is not None:
-            shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
+        publish = hf or state.lora is not None
+        shards = _shards(state, ranks, with_master=not publish) if with_state else {}
         weights = gather_weights(state) if publish else None
-        critic = None if state.critic is None else _gather_critic(state.critic)
+        critic = _gather_critic(state.critic) if with_state and state.critic is not None else None
         if ranks.world_size == 1:
             shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
         if copy and (ranks.world_size > 1 or ranks.device.type == "cpu"):
@@ -91,6 +98,10 @@ class Draft:
             critic = None if critic is None else critic.copied()
         return cls(state, shards, weights, critic, random_state(), _progress(state, position))
 
+    def split(self) -> tuple["Draft", "Draft"]:
+        """Split into what is published at once (weights and small files) and the trainer state, saved afterwards."""
+        return replace(self, shards={}, critic=None), replace(self, weights=None)
+
     @property
     def nbytes(self) -> int:
         """Lower bound in bytes of what this rank writes."""
@@ -99,7 +110,8 @@ class Draft:
         return published + own + (0 if self.critic is None else self.critic.nbytes)
 
     def make_folders(self, folder: Path) -> None:
-        """Create the folders of the shards. Rank 0 calls it before any rank writes."""
+        """Create ``folder`` and those of the shards in it. Rank 0 calls it before any rank writes."""
+        folder.mkdir(parents=True, exist_ok=True)
         for place, _ in self.shards:
             (folder / place).mkdir(parents=True, exist_ok=True)
 
@@ -116,6 +128,15 @@ class Draft:
             for written in [pool.submit(write) for write in writers]:
                 written.result()
         self._write_rest(folder, trainer_state)
+
+    def write_state(self, trainer_state: Path, ranks: Ranks) -> None:
+        """Write rank 0's shards and the critic, in parallel."""
+        writers = self._shard_writers(trainer_state, ranks)
+        if self.state.critic is not None and self.critic is not None:
+            writers.append(partial(_write_critic, trainer_state, self.state.critic, self.critic))
+        with ThreadPoolExecutor(max(1, len(writers))) as pool:
+            for written in [pool.submit(write) for write in writers]:
+                written.result()
 
     def _shard_writers(self, folder: Path, ranks: Ranks) -> list[Callable[[], None]]:
         return [
@@ -155,6 +176,17 @@ class Draft:
         if dtype != torch.float32:  # transformers records the dtype of the float32 model in memory
             config = read_json(folder / "config.json")
             write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
+
+
+def _shards(state: TrainerState, ranks: Ranks, *, with_master: bool) -> dict[tuple[str, str], dict[str, Tensor]]:
+    """The sharded tensors of a checkpoint: moments, and float32 weights if the published ones do not hold them."""
+    model = state.policy.model
+    shards = {("", OPTIMIZER): moments(model, state.optimizer)}
+    if state.lora is None and (with_master or state.dtype != torch.float32 or ranks.world_size > 1):
+        shards["", MASTER] = master_weights(model)
+    if state.critic is not None:
+        shards[CRITIC, MOMENTS] = moments(state.critic.model.model, state.critic.optimizer)
+    return shards
 
 
 def _progress(state: TrainerState, position: Position | None) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rft_platform.common.digests import MANIFEST, digest_once, digest_weights, first_damage
+from rft_platform.common.digests import (
+    MANIFEST,
+    digest_once,
+    digest_weights,
+    first_damage,
+    saved_state_damage,
+)
 from rft_platform.common.errors import DamagedError, StorageError, UserError
 from rft_platform.common.files import digest_file, digest_json, read_sealed_json, write_sealed_json
 
@@ -18,7 +24,7 @@ COMPANIONS = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "*.tiktoken",
 )  # fmt: skip
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: identity of the state from the digests of all files
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +47,17 @@ class Manifest:
     base_model: str | None = None  # folder of the full weights if this checkpoint holds an adapter
     lora: dict[str, Any] | None = None  # settings of the adapter
     base_digest: str | None = None  # ``weights_digest`` of the full weights; None in older manifests
+    deferred_state: bool = False  # ``files`` lacks the trainer state: it is saved later, or not at all
     schema_version: int = SCHEMA_VERSION
 
     @property
     def state_digest(self) -> str:
-        """Identity of the state that training continues from: weights, optimizer, position, but not the metrics."""
+        """Identity of the state that training continues from: weights, optimizer, position, but not the metrics.
+
+        A training and its weights determine the rest, so the identity is known before the state is on disk.
+        """
+        if self.schema_version > 1:
+            return digest_json([self.request_digest, self.weights_digest, self.base_digest])
         digests = {name: entry["sha256"] for name, entry in self.files.items() if name != STEPS}
         return digest_json(digests if self.base_digest is None else [digests, self.base_digest])
 
@@ -82,7 +94,7 @@ def describe_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def verify(folder: Path, manifest: Manifest) -> None:
     """Raise DamagedError with the first file of a checkpoint that is missing or differs from the manifest."""
-    why = first_damage(folder, manifest.files)
+    why = first_damage(folder, manifest.files) or saved_state_damage(folder)
     if why is not None:
         raise DamagedError(f"checkpoint {folder} is damaged: {why}; restore it or train from an earlier one")
 

@@ -1,8 +1,11 @@
-"""Publish a checkpoint atomically: in the foreground, or in a thread while training continues.
+"""Write checkpoints: publish a folder atomically, and save the trainer state into it, at once or in a thread.
 
-Rank 0 creates a temporary folder, and every rank writes its shards into it. Rank 0 writes the rest. When all shards are
-there it writes the manifest and renames the folder. The ranks do not communicate while they write: each rank creates a
-marker file beside its shards, so a thread can do all of the work. The ranks synchronise in ``finish``.
+``Publication`` makes the folder of a checkpoint: rank 0 creates a temporary folder, and every rank writes its shards
+into it. Rank 0 writes the rest. When all shards are there it writes the manifest and renames the folder.
+``StateSaving`` adds the trainer state to a folder that was published without it, while later rounds go on.
+
+The ranks do not communicate while they write: each rank creates a marker file beside its shards, so a thread can do all
+of the work. The ranks synchronise in ``finish``.
 """
 
 import logging
@@ -13,8 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rft_platform.common.errors import StorageError
-from rft_platform.common.files import atomic_path, write_json
+from safetensors import SafetensorError
+
+from rft_platform.common.digests import SAVED_STATE
+from rft_platform.common.errors import DiskFullError, StorageError
+from rft_platform.common.files import atomic_path, fsync, fsync_tree, is_disk_full, write_json, write_sealed_json
 from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import STEPS, Manifest, describe_files, write_manifest
 from rft_platform.training.distributed import Ranks
@@ -22,18 +28,17 @@ from rft_platform.training.models.shards import TRAINER_STATE
 
 LOG = logging.getLogger(__name__)
 _POLL_S = 0.01  # polling interval for the other ranks' marker files
+_UNFINISHED = ".saving"  # folder in ``trainer_state`` of files that are not complete
 
 
 @dataclass(slots=True)
-class Publication:
-    """A checkpoint that is being written to ``folder``."""
+class _SharedWriting:
+    """Files that all ranks write together: each its shards, rank 0 the rest. ``folder`` is the checkpoint."""
 
     folder: Path
     draft: Draft
-    manifest: Manifest  # its digests are empty before publication
-    steps: list[dict[str, Any]]
     ranks: Ranks
-    _temp: Path = field(init=False)
+    _shards: Path = field(init=False)  # where every rank writes
     _stack: ExitStack = field(default_factory=ExitStack)
     _thread: threading.Thread | None = None
     _ended: threading.Event = field(default_factory=threading.Event)  # this rank has written its shards, or has failed
@@ -41,9 +46,9 @@ class Publication:
     _abort: threading.Event = field(default_factory=threading.Event)
     _error: Exception | None = None
 
-    def start(self, *, background: bool) -> "Publication":
+    def begin(self, *, background: bool) -> None:
         """Start writing. With one rank and without ``background``, all is written on return. All ranks must call it."""
-        self._temp = Path(self.ranks.from_first(self._open))
+        self._shards = Path(self.ranks.from_first(self._open))
         if self.ranks.world_size == 1:
             self._released.set()
         if background or self.ranks.world_size > 1:
@@ -51,10 +56,14 @@ class Publication:
             self._thread.start()
         else:
             self._write()
-        return self
 
-    def finish(self) -> Manifest:
-        """Wait for the publication and return the manifest. All ranks must call it, and all raise rank 0's error.
+    @property
+    def failed(self) -> bool:
+        """Whether this rank is known to have failed; ``end`` raises the error."""
+        return self._error is not None
+
+    def end(self) -> None:
+        """Wait until everything is written. All ranks must call it, and all raise rank 0's error.
 
         Raises DiskFullError, or StorageError if another rank could not write its part.
         """
@@ -64,43 +73,34 @@ class Publication:
         self._released.set()
         if self._thread is not None:
             self._thread.join()
-        return replace(self.manifest, **self.ranks.from_first(self._result))
+        self.ranks.from_first(self._raise_error)
 
     def _open(self) -> str:
-        remove_leftovers_of(self.folder)
-        temp = self._stack.enter_context(atomic_path(self.folder, needs=self.draft.nbytes))
-        with ExitStack() as guard:  # from here on an error removes the folder
-            guard.push(self._stack)
-            self.draft.make_folders(temp / TRAINER_STATE)
-            guard.pop_all()
-        return str(temp)
+        """Rank 0: create the folder of the shards, and return it."""
+        raise NotImplementedError
+
+    def _lead(self) -> None:
+        """Rank 0: write its shards, call ``_await_others``, and write the rest."""
+        raise NotImplementedError
 
     def _write(self) -> None:
         try:
             if self.ranks.is_first:
                 with self._stack:
-                    self._lead()
+                    self._lead_or_release()
             else:
-                self.draft.write_shards(self._temp / TRAINER_STATE, self.ranks)
+                self.draft.write_shards(self._shards, self.ranks)
                 self._mark(self.ranks.rank).touch()
-        except Exception as error:  # ``finish`` raises it on all ranks
+        except Exception as error:  # ``end`` raises it on all ranks
             if not self.ranks.is_first:
                 LOG.error("rank %d could not write its part of %s: %s", self.ranks.rank, self.folder, error)
             self._error = error
         finally:
             self._ended.set()
 
-    def _lead(self) -> None:
-        trainer_state = self._temp / TRAINER_STATE
+    def _lead_or_release(self) -> None:
         try:
-            self.draft.write_all(self._temp, trainer_state, self.ranks)
-            write_json(self._temp / STEPS, self.steps)
-            self._ended.set()
-            self._await_others()
-            files = describe_files(self._temp)
-            digest = self.draft.weights_digest(self._temp, files, self.ranks)
-            self.manifest = replace(self.manifest, weights_digest=digest, files=files)
-            write_manifest(self._temp, self.manifest)
+            self._lead()
         except Exception as error:
             self._error = error
             self._ended.set()
@@ -109,6 +109,7 @@ class Publication:
 
     def _await_others(self) -> None:
         """Wait for the marker file of every other rank; remove the files."""
+        self._ended.set()
         for rank in range(1, self.ranks.world_size):
             mark = self._mark(rank)
             while not mark.exists():
@@ -120,12 +121,98 @@ class Publication:
             mark.unlink()
 
     def _mark(self, rank: int) -> Path:
-        return self._temp / TRAINER_STATE / f"rank-{rank}.written"
+        return self._shards / f"rank-{rank}.written"
 
-    def _result(self) -> dict[str, Any]:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-        return {"files": self.manifest.files, "weights_digest": self.manifest.weights_digest}
+
+
+@dataclass(slots=True)
+class Publication(_SharedWriting):
+    """A checkpoint that is being written. The digests of ``manifest`` are empty before publication."""
+
+    manifest: Manifest = field(kw_only=True)
+    steps: list[dict[str, Any]] = field(kw_only=True)
+    _temp: Path = field(init=False)
+
+    def start(self, *, background: bool) -> "Publication":
+        """Start writing; see ``begin``."""
+        self.begin(background=background)
+        return self
+
+    def finish(self) -> Manifest:
+        """Wait for the publication and return the manifest; see ``end``."""
+        self.end()
+        manifest = self.manifest
+        written = self.ranks.from_first(lambda: {"files": manifest.files, "weights_digest": manifest.weights_digest})
+        return replace(self.manifest, **written)
+
+    def _open(self) -> str:
+        remove_leftovers_of(self.folder)
+        sync = not self.manifest.deferred_state  # ``StateSaving`` syncs later what was published without a state
+        temp = self._stack.enter_context(atomic_path(self.folder, needs=self.draft.nbytes, sync=sync))
+        with ExitStack() as guard:  # from here on an error removes the folder
+            guard.push(self._stack)
+            self.draft.make_folders(temp / TRAINER_STATE)
+            guard.pop_all()
+        self._temp = temp
+        return str(temp / TRAINER_STATE)
+
+    def _lead(self) -> None:
+        self.draft.write_all(self._temp, self._shards, self.ranks)
+        write_json(self._temp / STEPS, self.steps)
+        self._await_others()
+        files = describe_files(self._temp)
+        digest = self.draft.weights_digest(self._temp, files, self.ranks)
+        self.manifest = replace(self.manifest, weights_digest=digest, files=files)
+        write_manifest(self._temp, self.manifest)
+
+
+@dataclass(slots=True)
+class StateSaving(_SharedWriting):
+    """Saves the trainer state of a checkpoint that was published without it, and syncs the published files.
+
+    Until it is complete, a killed trainer gets the state by repeating the training (``TrainingSession``).
+    """
+
+    with_state: bool = field(kw_only=True)  # False: only sync the published files
+
+    def again(self) -> "StateSaving":
+        """A new attempt to save the same state."""
+        return StateSaving(self.folder, self.draft, self.ranks, with_state=self.with_state)
+
+    def _open(self) -> str:
+        shards = self.folder / TRAINER_STATE / _UNFINISHED
+        if shards.exists():
+            shutil.rmtree(shards)
+        self.draft.make_folders(shards)
+        return str(shards)
+
+    def _lead(self) -> None:
+        try:
+            self.draft.write_state(self._shards, self.ranks)
+            self._await_others()
+            fsync_tree(self.folder)
+            fsync(self.folder.parent)
+            if self.with_state:
+                self._put_in_place()
+            shutil.rmtree(self._shards)
+        except (OSError, SafetensorError) as error:
+            if is_disk_full(error):
+                needs = f"{self.draft.nbytes / 1e9:.1f} GB"
+                raise DiskFullError(f"{self.folder}: no space for the trainer state, which needs {needs}") from error
+            raise StorageError(f"{self.folder}: the trainer state cannot be saved: {error}") from error
+
+    def _put_in_place(self) -> None:
+        files = describe_files(self._shards)
+        for written in self._shards.iterdir():
+            target = self._shards.parent / written.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            written.replace(target)
+        named = {f"{TRAINER_STATE}/{name}": entry for name, entry in files.items()}
+        write_sealed_json(self.folder / SAVED_STATE, {"files": named})
 
 
 def remove_leftovers_of(folder: Path) -> None:

@@ -23,8 +23,8 @@ from rft_platform.training.protocol import AlgorithmSpec, OptimizerSpec, TrainRe
 #: Fields outside the identity: paths (contents count by digest), the lineage, and options of what is saved.
 _NOT_IDENTITY = (
     "parent", "output", "rollouts", "judged", "selection", "demonstrations", "preferences", "data_position",
-    "reference", "teacher", "max_tokens_per_row", "save_interval", "save_hf_checkpoint", "max_checkpoints_to_keep",
-    "lineage",
+    "reference", "teacher", "max_tokens_per_row", "save_interval", "save_state", "save_hf_checkpoint",
+    "max_checkpoints_to_keep", "lineage",
 )  # fmt: skip
 
 Reader = Callable[[str, Path], TrainingRows]

@@ -19,11 +19,13 @@ import numpy as np
 
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.plugins import import_plugins
+from rft_platform.common.digests import lacks_state
 from rft_platform.common.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.common.files import read_json
 from rft_platform.training.checkpoint.manifest import STEPS, identify, read_manifest
 from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints, latest
 from rft_platform.training.checkpoint.reading import load_state
+from rft_platform.training.checkpoint.writing import StateSaving
 from rft_platform.training.data.samples import demonstration_sample
 from rft_platform.training.data.token_advantages import check_token_parts
 from rft_platform.training.distributed import Ranks
@@ -31,9 +33,15 @@ from rft_platform.training.loop.optimiser_step import OptimiserStep
 from rft_platform.training.loop.plan import Planner, TrainingPlan
 from rft_platform.training.loop.precompute import FrozenModel, Precompute
 from rft_platform.training.loop.step_metrics import Stopwatch
-from rft_platform.training.loop.training_run import TrainingRun, is_published, published_before
+from rft_platform.training.loop.training_run import (
+    TrainingRun,
+    is_published,
+    published_before,
+    repeated_request,
+    warn_if_different,
+)
 from rft_platform.training.models.loading import compute_dtype
-from rft_platform.training.models.optimizer import build_optimizer, check_schedule
+from rft_platform.training.models.optimizer import check_schedule
 from rft_platform.training.models.trainer_state import TrainerState
 from rft_platform.training.packed.packed_policy import score, warm_up
 from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
@@ -50,6 +58,7 @@ class TrainingSession:
         self.ranks = ranks
         self.dtype = compute_dtype(dtype, ranks.device)
         self.state: TrainerState | None = None
+        self._saving: StateSaving | None = None  # of the last published checkpoint
         self._planner = Planner()
         self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
         # dtypes of activations and of gradient sums: they change the result, so they are part of a training's identity
@@ -63,6 +72,7 @@ class TrainingSession:
         that has started, the parent's state is held again. A policy's version is the number of optimiser steps since
         the start.
         """
+        self._save_again_if_failed()
         watch, cpu_start = Stopwatch(), time.process_time()
         objective = build_objective(request)
 
@@ -78,50 +88,51 @@ class TrainingSession:
 
         # 2. Load the parent: policy, optimizer, critic and random state.
         with watch.time("load"):
-            run = TrainingRun(
-                state=self._ensure_state(parent, parent_digest, request),
-                plan=plan,
-                request=request,
-                ranks=self.ranks,
-                parent_digest=parent_digest,
-                watch=watch,
-                cpu_start=cpu_start,
-            )
+            state = self._ensure_state(parent, parent_digest, request)
+        run = TrainingRun(state, plan, request, self.ranks, parent_digest, watch, cpu_start)
+        del state  # only the session and the run may hold it
         if not plan.steps:  # no row has a gradient
             return run.without_steps()
 
         with self._parent_restored_on_error(run):
-            # 3. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values,
-            #    token advantages. This needs the parent's weights, so it comes before a resumed state replaces them.
-            self._precompute.compute(run)
+            # 3. Compute what the rows need of other models, resume an interrupted training, run the optimiser steps.
+            done_steps = self._optimise(run, on_step, cancelled)
 
-            # 4. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
-            done_steps = self._resume(run, on_step)
-            with watch.time("compile"):
-                warm_up(run.state.policy, request.max_tokens_per_pack)
-
-            # 5. Run the optimiser steps.
-            with PeriodicCheckpoints(request, plan.identity, self.ranks) as checkpoints:
-                for rows in plan.steps[len(done_steps) :]:
-                    run.check_cancelled(cancelled, done=len(done_steps))
-                    step = OptimiserStep(run, rows, version=request.parent_version + len(done_steps))
-                    if step.trains_policy:  # not while the critic warms up
-                        step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
-                        step.update_policy()  # clip the gradient, then AdamW
-                    step.update_critic()
-                    done_steps.append(step.event())
-                    on_step(done_steps[-1])
-                    if checkpoints.is_due(done_steps[-1].step, remaining=len(plan.steps) - len(done_steps)):
-                        # A resumed training goes on at ``position`` of its demonstrations or pairs. ``run.manifest``
-                        # makes the manifest of a state from the steps behind it: lineage and metrics.
-                        position = plan.position_after(len(done_steps))
-                        with watch.time("save"):
-                            checkpoints.save(run.state, position, run.manifest, done_steps)
-
-            # 6. Publish the checkpoint.
-            result = run.publish(target, done_steps)
-            checkpoints.clear()  # periodic checkpoints that only served for resuming
+            # 4. Publish the checkpoint: its weights now; the trainer state now, or later in the background.
+            self._await_saving()
+            result, self._saving = run.publish(target, done_steps)
+            PeriodicCheckpoints(request, plan.identity, self.ranks).clear()  # those that only served for resuming
             return result
+
+    def _optimise(self, run: TrainingRun, on_step: OnStep, cancelled: Callable[[], bool]) -> list[StepEvent]:
+        """Train ``run.state`` on all steps of the plan, or on those after the last periodic checkpoint."""
+        # 1. Compute what the rows need of models as they are now: reference, teacher and old log-probs, values, token
+        #    advantages. This needs the parent's weights, so it comes before a resumed state replaces them.
+        self._precompute.compute(run)
+
+        # 2. Continue after the last periodic checkpoint, if an earlier trainer was killed in this training.
+        done_steps = self._resume(run, on_step)
+        with run.watch.time("compile"):
+            warm_up(run.state.policy, run.request.max_tokens_per_pack)
+
+        # 3. Run the optimiser steps.
+        with PeriodicCheckpoints(run.request, run.plan.identity, self.ranks) as checkpoints:
+            for rows in run.plan.steps[len(done_steps) :]:
+                run.check_cancelled(cancelled, done=len(done_steps))
+                step = OptimiserStep(run, rows, version=run.request.parent_version + len(done_steps))
+                if step.trains_policy:  # not while the critic warms up
+                    step.accumulate_gradients()  # for each pack of rows: log-probs, loss, backward pass
+                    step.update_policy()  # clip the gradient, then AdamW
+                step.update_critic()
+                done_steps.append(step.event())
+                on_step(done_steps[-1])
+                if checkpoints.is_due(done_steps[-1].step, remaining=len(run.plan.steps) - len(done_steps)):
+                    # A resumed training continues at ``position`` of its demonstrations or pairs. ``run.manifest``
+                    # makes the manifest of a state from the steps behind it: lineage and metrics.
+                    position = run.plan.position_after(len(done_steps))
+                    with run.watch.time("save"):
+                        checkpoints.save(run.state, position, run.manifest, done_steps)
+        return done_steps
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Log-prob of each token given those before it, at temperature 1; the first token's is 0.0."""
@@ -135,6 +146,68 @@ class TrainingSession:
         tokens = self.state.policy.compiled_for or _SCORE_PACK
         values = score(self.state.policy, samples, max_tokens_per_pack=tokens, reduce=self.ranks.reduce)
         return [[0.0, *row.tolist()] for row in values]
+
+    def close(self) -> None:
+        """Wait until the state of the last checkpoint is on disk. Every rank must call it."""
+        self._await_saving()
+
+    def _await_saving(self) -> None:
+        """Wait for the running save. A failure is only logged: a later state, or a repeated training, replaces it."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            try:
+                saving.end()
+            except RftError as error:
+                LOG.error("%s", error)
+
+    def _save_again_if_failed(self) -> None:
+        """If the last state could not be saved, try once more before the next training; raise the error then."""
+        if self._saving is None or not self.ranks.largest(float(self._saving.failed)):
+            return
+        failed = self._saving
+        self._await_saving()
+        self._saving = failed.again()
+        self._saving.begin(background=False)
+        self._saving.end()
+
+    def _repeat(self, folder: Path, request: TrainRequest) -> None:
+        """Hold the state of ``folder``, which was not saved, by repeating the training that made it.
+
+        The parent's state may have to be made in the same way. Raises StorageError if the training cannot be repeated
+        exactly, or if ``request`` trains another adapter or critic.
+        """
+        manifest = read_manifest(folder)
+        assert manifest is not None
+        repeated = repeated_request(folder, manifest)
+        parent = Path(repeated.parent).absolute()
+        LOG.info("the trainer state of %s was not saved: repeating its training from %s", folder, parent)
+        try:
+            parent_digest: str = self.ranks.from_first(lambda: identify(parent))
+            plan = self._planner.plan(repeated, parent, parent_digest, build_objective(repeated), self._formats)
+            if plan.identity != manifest.request_digest:
+                raise StorageError("rows, parent checkpoint or settings differ from those recorded in its manifest")
+        except (RftError, OSError) as error:
+            raise StorageError(
+                f"{folder}: its trainer state was not saved, and its training cannot be repeated: {error}; restore "
+                "what is missing, or start a project of another name from this checkpoint"
+            ) from error
+        run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
+        run.state.digest = ""  # modified from here on
+        try:
+            self._optimise(run, lambda event: None, lambda: False)
+        except RftError:
+            run.drop_state()
+            self.state = None
+            raise
+        state = run.state
+        if not state.serves(request.lora, request.algorithm.critic):
+            raise StorageError(
+                f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: repeat "
+                "it with the settings of the training before"
+            )
+        warn_if_different(state, folder)
+        state.folder, state.digest = folder, manifest.state_digest
+        state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
 
     @contextmanager
     def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
@@ -175,14 +248,17 @@ class TrainingSession:
         state = self.state
         exact = state is not None and state.digest == digest and state.serves(request.lora, request.algorithm.critic)
         if state is not None and exact and not request.fresh_optimizer:
-            state.folder = folder
-            state.optimizer = build_optimizer(state.policy.model, request.optimizer, state.optimizer)
-            if state.critic is not None and request.algorithm.critic is not None:
-                state.critic.take_settings(request.algorithm.critic)
+            state.continue_with(request.optimizer, request.algorithm.critic, folder)
             return state
         if state is not None:
             self.state = state = None  # free it before the next state is read
             gc.collect()  # sharded models contain reference cycles
+        self._await_saving()
+        if not request.fresh_optimizer and self.ranks.from_first(lambda: lacks_state(folder)):
+            self._repeat(folder, request)
+            assert self.state is not None
+            self.state.continue_with(request.optimizer, request.algorithm.critic, folder)
+            return self.state
         self.state = load_state(
             folder,
             self.ranks,

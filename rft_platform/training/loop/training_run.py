@@ -1,24 +1,31 @@
 """A training in progress: what its stages share, the manifest of its checkpoints, and its result."""
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from safetensors.torch import load_file
 
 from rft_platform.common.errors import StorageError, TrainingCancelled
+from rft_platform.common.recorded_paths import from_manifest
 from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import Manifest, library_versions, read_manifest
-from rft_platform.training.checkpoint.writing import Publication
+from rft_platform.training.checkpoint.writing import Publication, StateSaving
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.plan import TrainingPlan
 from rft_platform.training.loop.step_metrics import Stopwatch, row_metrics, summarise
-from rft_platform.training.models.trainer_state import TrainerState
+from rft_platform.training.models.trainer_state import TrainerState, gather_weights
 from rft_platform.training.packed.flops import TrainingCost, added_flops
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult
+from rft_platform.training.protocol import StepEvent, TrainRequest, TrainResult, train_request
+
+LOG = logging.getLogger(__name__)
+#: Fields of a request that name one file or folder.
+_FILES = ("parent", "selection", "demonstrations", "preferences", "reference", "teacher")
 
 
 @dataclass(slots=True)
@@ -89,22 +96,40 @@ class TrainingRun:
             lora=settings["lora"],
         )
 
-    def publish(self, target: Path, events: Sequence[StepEvent]) -> TrainResult:
-        """Publish the state as ``target``; the state then refers to ``target``. Every rank must call it."""
-        state, manifest, steps = self.state, self.manifest(events), [asdict(event) for event in events]
+    def publish(self, target: Path, events: Sequence[StepEvent]) -> tuple[TrainResult, StateSaving | None]:
+        """Publish the state as ``target``; the state then refers to ``target``. Every rank must call it.
+
+        If the request saves the trainer state later, only the weights are written on return; the second value writes
+        the rest in the background.
+        """
+        state, steps = self.state, [asdict(event) for event in events]
+        hf = self.request.save_hf_checkpoint != "never"
+        later = self.request.save_state == "later" and hf
+        manifest, saving = replace(self.manifest(events), deferred_state=later), None
         with self.watch.time("save"):
-            hf = self.request.save_hf_checkpoint != "never"
-            draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=False)
-            manifest = Publication(target, draft, manifest, steps, self.ranks).start(background=False).finish()
+            due = not later or self._is_due(events[-1].step)
+            draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=later and due, with_state=due)
+            at_once, rest = draft.split() if later else (draft, None)
+            writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
+            manifest = writing.start(background=False).finish()
+            if rest is not None:
+                saving = StateSaving(target, rest, self.ranks, with_state=due)
+                saving.begin(background=True)
         state.folder, state.digest = target, manifest.state_digest
         state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
-        return TrainResult(
+        result = TrainResult(
             checkpoint=str(target),
             policy_version=manifest.policy_version,
             weights_digest=manifest.weights_digest,
             steps=len(events),
             **(manifest.result | {"seconds": dict(self.watch.seconds)}),
         )
+        return result, saving
+
+    def _is_due(self, last_step: int) -> bool:
+        """Whether the steps of this training contain a multiple of the saving interval."""
+        interval = self.request.save_interval or 1
+        return last_step // interval > self.request.parent_version // interval
 
     def without_steps(self) -> TrainResult:
         """Return the result if no row has a gradient: the parent. Every rank must call it."""
@@ -151,6 +176,35 @@ def published_before(target: Path, manifest: Manifest, plan: TrainingPlan) -> Tr
         reused=True,
         **manifest.result,
     )
+
+
+def repeated_request(folder: Path, manifest: Manifest) -> TrainRequest:
+    """The request that made checkpoint ``folder``, with the current places of its files."""
+
+    recorded = manifest.request
+
+    def here(path: str) -> str:
+        return str(from_manifest(path, recorded["output"], folder))
+
+    one = {name: here(recorded[name]) for name in _FILES if recorded.get(name) is not None}
+    many = {name: [here(file) for file in recorded[name]] for name in ("rollouts", "judged")}
+    now = {"output": str(folder.parent), "save_interval": None, "lineage": manifest.lineage}
+    return train_request(recorded | one | many | now)
+
+
+def warn_if_different(state: TrainerState, folder: Path) -> None:
+    """Log the largest difference of a repeated training from the weights that it published first.
+
+    On a GPU the order of sums varies from run to run, and so do the last bits of the weights.
+    """
+    if state.lora is not None:
+        return
+    weights = gather_weights(state)
+    published = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    both = weights.keys() & published.keys()
+    largest = max((float((weights[name] - published[name]).abs().max()) for name in both), default=0.0)
+    if largest > 0.0:
+        LOG.warning("%s: its repeated training ended up to %.2g from its published weights", folder, largest)
 
 
 def is_published(target: Path, identity: str, hf: bool) -> bool:

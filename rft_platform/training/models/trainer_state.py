@@ -11,9 +11,10 @@ from torch.distributed.tensor import DTensor
 from rft_platform.algorithms.kl import KlControl
 from rft_platform.training.models.critic import Critic
 from rft_platform.training.models.loading import master_weights
+from rft_platform.training.models.optimizer import build_optimizer
 from rft_platform.training.models.shards import local_part, on_host
 from rft_platform.training.packed.packed_policy import PackedPolicy
-from rft_platform.training.protocol import CriticSpec, LoraSpec
+from rft_platform.training.protocol import CriticSpec, LoraSpec, OptimizerSpec
 
 #: Gather full tensors, not shards, for the published weights.
 _GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -39,6 +40,13 @@ class TrainerState:
         """Whether a training with this adapter and critic can continue from this state without reading from disk."""
         fits = critic is None if self.critic is None else critic is not None and critic.folder == self.critic.origin
         return self.lora == lora and fits
+
+    def continue_with(self, optimizer: OptimizerSpec, critic: CriticSpec | None, folder: Path) -> None:
+        """Take the settings of the next training; moments, weights and counts stay."""
+        self.folder = folder
+        self.optimizer = build_optimizer(self.policy.model, optimizer, self.optimizer)
+        if self.critic is not None and critic is not None:
+            self.critic.take_settings(critic)
 
     @property
     def dtype(self) -> torch.dtype:

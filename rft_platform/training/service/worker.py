@@ -23,10 +23,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # models are local folders: never ask the hub
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from transformers.utils import logging as transformers_logging
 
-from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError, UserError
+from rft_platform.common.errors import RftError, TrainerError, TrainerMemoryError
 from rft_platform.common.fault_classification import is_out_of_memory
 from rft_platform.common.processes.gc_control import NOT_FOR_TRANSFORMERS, importing, keep_imports
 from rft_platform.common.processes.lease import Lease, remove_lease, write_lease
@@ -35,7 +34,7 @@ from rft_platform.observability.logs import configure, hide
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.loop.step_metrics import peak_rss_mb
-from rft_platform.training.protocol import Layout, Message, StepEvent, TrainRequest, error_message
+from rft_platform.training.protocol import Layout, Message, StepEvent, error_message, train_request
 from rft_platform.training.service.rpc import CommandServer, Job
 
 LOG = logging.getLogger("rft_platform.training.service.worker")
@@ -43,7 +42,6 @@ _LAYOUT = {
     "cpu-offload": "keep parameters and moments in host memory",
     "gradient-checkpointing": "compute activations again in the backward pass",
 }
-_REQUEST: TypeAdapter[TrainRequest] = TypeAdapter(TrainRequest)
 
 
 def main() -> None:
@@ -61,6 +59,7 @@ def main() -> None:
         _lead(session, options)
     else:
         _follow(session)
+    session.close()
     ranks.leave()
 
 
@@ -151,11 +150,7 @@ def _execute(
     def on_step(event: StepEvent) -> None:
         send({"event": "step", **asdict(event)})
 
-    try:
-        request = _REQUEST.validate_python(command["request"])
-    except ValidationError as error:
-        raise UserError(f"not a training request: {error}") from error
-    result = session.train(request, on_step, cancelled)
+    result = session.train(train_request(command["request"]), on_step, cancelled)
     LOG.info("%d steps led to policy version %d, %s", result.steps, result.policy_version, result.checkpoint)
     return {"event": "done", "result": asdict(result)}
 
