@@ -8,6 +8,6 @@ Read in this order:
   and identity of weights; ``recorded_paths``: paths stored relative to a home; ``sqlite_files``: damaged SQLite files.
 - ``processes``: leases, start and end of long-lived processes.
 - ``user_code`` and ``call_signature``: references to the user's functions, and their parameters.
-- ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work; ``json_codec``: strict
-  and fast JSON.
+- ``threads``: blocking code in threads that may hang; ``progress``: progress reports of long work.
+- ``json_codec``: strict and fast JSON.
 """
