@@ -69,6 +69,7 @@ FREE = (
     "engine.threads",
     "engine.python",
     "engine.kv_cache_gb",
+    "explorer.engines_per_gpu",
     "evaluation",
     "registry.tracking_uri",
 )

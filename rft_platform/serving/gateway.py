@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from rft_platform.common import json_codec
 from rft_platform.common.errors import RftError
 from rft_platform.experience.record import ModelCall
 from rft_platform.inference.interface import SamplingParams
-from rft_platform.inference.serving import json_codec
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.rollout.recording.gateway import RecordingApp, RunRecord
 from rft_platform.rollout.recording.gateway_connections import GatewayConnections

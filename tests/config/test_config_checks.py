@@ -169,6 +169,18 @@ def test_gpus_are_counted(make_config: MakeConfig) -> None:
     assert "this machine has 2 processors" in problems(make_config(explorer__rollout_model__engine_num=3))[0]
 
 
+def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
+    two = {"explorer__rollout_model__engine_num": 2, "explorer__engines_per_gpu": 2}
+    assert (
+        "2 * gpu_memory_utilization 0.9 is more than a GPU has; set gpu_memory_utilization to 0.5 or less"
+        in (problems(make_config(**two), gpu_count=1)[0])
+    )
+    half = {**two, "explorer__rollout_model__gpu_memory_utilization": 0.4}
+    assert problems(make_config(**half), gpu_count=1) == []
+    wide = {**half, "explorer__rollout_model__tensor_parallel_size": 2}
+    assert "a replica of tensor_parallel_size 2 cannot share" in problems(make_config(**wide), gpu_count=2)[0]
+
+
 def test_a_project_goes_on_only_with_its_own_settings() -> None:
     old = build_config({"buffer": {"total_steps": 10}, "algorithm": {"optimizer": {"lr": 1e-6}}})
     longer = build_config({"buffer": {"total_steps": 20}, "algorithm": {"optimizer": {"lr": 1e-6}}})

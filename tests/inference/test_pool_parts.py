@@ -1,12 +1,14 @@
 """How a pool shares work out, without any process."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_platform.common.errors import EngineError
 from rft_platform.inference.client import EngineClient
-from rft_platform.inference.launch.pool_start import replica_gpus
+from rft_platform.inference.launch.pool_start import find_or_start_pool, replica_gpus
 from rft_platform.inference.pool.partition import ROWS_A_SHARE, level, partition
 from rft_platform.inference.pool.replicas import PROBE_AFTER_S, Replica, Replicas
 
@@ -94,6 +96,24 @@ def test_when_none_is_left_each_is_named() -> None:
         table.take(1)
     with pytest.raises(EngineError, match="replica 0: fault 0; replica 1: fault 1"):
         table.partition([1], 1)
+
+
+def test_replicas_that_share_a_gpu_start_one_after_the_other() -> None:
+    running: list[int] = []
+    together: list[set[int]] = []
+
+    def start(number: int) -> EngineClient:
+        running.append(number)
+        together.append(set(running))
+        time.sleep(0.05)
+        running.remove(number)
+        raise EngineError(f"replica {number} is not started in this test")
+
+    with pytest.raises(EngineError, match="replica 4"):
+        find_or_start_pool(5, start, engines_per_gpu=2)
+    for first in (0, 2):
+        assert not any({first, first + 1} <= started for started in together)
+    assert any(len(started) > 1 for started in together)  # those of different GPUs start together
 
 
 def test_each_replica_has_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:

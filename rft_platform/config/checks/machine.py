@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rft_platform.config.paths import DATA_SUFFIXES
+from rft_platform.config.schema.explorer import RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -100,10 +101,12 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
             f"explorer.rollout_model.engine_num {serving.engine_num}: this machine has {cpu_count} processors; set it "
             f"to {cpu_count} or less"
         )
+    if (each := config.explorer.engines_per_gpu) > 1:
+        yield from _sharing_problems(serving, each)
     # Without a GPU the replicas share the processor, and ``cluster`` describes another machine.
     declared = cluster.node_num * (gpu_count if cluster.gpu_per_node is None else cluster.gpu_per_node)
     available = max(declared, 1)
-    needed = serving.tensor_parallel_size * (serving.engine_num if declared else 1)
+    needed = config.explorer.policy_gpus if declared else serving.tensor_parallel_size
     auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
     if needed + auxiliaries > available:
         others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
@@ -111,6 +114,18 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
             f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
             f"{serving.engine_num}{others} needs {needed + auxiliaries} devices, and {available} "
             "are available: lower one of them, or raise cluster.gpu_per_node on a machine that has more"
+        )
+
+
+def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[str]:
+    key = f"explorer.engines_per_gpu {engines_per_gpu}"
+    if serving.tensor_parallel_size > 1:
+        size = serving.tensor_parallel_size
+        yield f"{key}: a replica of tensor_parallel_size {size} cannot share its GPUs; set it to 1"
+    if engines_per_gpu * serving.gpu_memory_utilization > 1:
+        yield (
+            f"{key}: {engines_per_gpu} * gpu_memory_utilization {serving.gpu_memory_utilization:g} is more than a GPU "
+            f"has; set gpu_memory_utilization to {1 / engines_per_gpu:.2g} or less"
         )
 
 

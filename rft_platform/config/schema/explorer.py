@@ -137,6 +137,9 @@ class Explorer(Section):
     """Rollouts and the explorer service."""
 
     rollout_model: RolloutModel = RolloutModel()
+    engines_per_gpu: PositiveInt = 1
+    """Replicas of the policy's engine that share a GPU. A small model keeps a GPU busy only if several processes
+    prepare its batches. ``rollout_model.gpu_memory_utilization`` is the share of each replica."""
     auxiliary_models: list[AuxiliaryModel] = Field(default_factory=list)
     runner_per_model: PositiveInt = 8
     """Concurrent runs for each engine replica."""
@@ -164,6 +167,11 @@ class Explorer(Section):
     truncated_reward: float | None = Field(default=0.0, allow_inf_nan=False)
     """Reward of a run that exceeded the context before its workflow returned a reward (if there is a judge, the judge's
     reward counts instead). null: such a run counts as failed."""
+
+    @property
+    def policy_gpus(self) -> int:
+        """GPUs of the policy's engine: all its replicas."""
+        return self.rollout_model.tensor_parallel_size * -(-self.rollout_model.engine_num // self.engines_per_gpu)
 
 
 class Engine(Section):

@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rft_platform.common.errors import EngineError, UserError
@@ -17,14 +18,16 @@ from rft_platform.inference.pool.engine_pool import EnginePool
 LOGGER = logging.getLogger(__name__)
 
 
-def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> EnginePool:
+def find_or_start_pool(count: int, start: Callable[[int], EngineClient], engines_per_gpu: int = 1) -> EnginePool:
     """A pool of ``count`` replicas; ``start`` finds or starts a replica by number, now and whenever it is lost.
 
+    Replicas that share a GPU start one after the other, because vLLM measures the free memory of the GPU meanwhile.
     A replica that does not start is marked down and retried later. Raises UserError for wrong settings, and
     EngineError, naming each replica, if none starts.
     """
-    with ThreadPoolExecutor(count) as threads:
-        starts = [threads.submit(start, number) for number in range(count)]
+    on_each_gpu = [range(first, min(first + engines_per_gpu, count)) for first in range(0, count, engines_per_gpu)]
+    with ThreadPoolExecutor(len(on_each_gpu)) as threads:
+        starts = [future for own in threads.map(partial(_start_in_turn, start), on_each_gpu) for future in own]
     clients, down = {}, {}
     for number, future in enumerate(starts):
         error = future.exception()
@@ -39,6 +42,12 @@ def find_or_start_pool(count: int, start: Callable[[int], EngineClient]) -> Engi
     if not clients:
         raise pool.replicas.none_left()
     return pool
+
+
+def _start_in_turn(start: Callable[[int], EngineClient], numbers: Iterable[int]) -> list[Future[EngineClient]]:
+    """Call ``start`` for each number, one after the other; errors are in the futures."""
+    with ThreadPoolExecutor(1) as thread:
+        return [thread.submit(start, number) for number in numbers]
 
 
 def end_surplus(home_leases: Path, count: int) -> None:

@@ -46,11 +46,12 @@ def connect_engine(project: Project) -> PolicyEngine:
     """
     from rft_platform.inference.launch.pool_start import end_surplus, find_or_start_pool
 
-    count, folder = project.config.explorer.rollout_model.engine_num, base_model_folder(project)
+    explorer, folder = project.config.explorer, base_model_folder(project)
+    count = explorer.rollout_model.engine_num
     end_surplus(project.home.leases, count)
     if count == 1:
         return connect_replica(project, folder)
-    return find_or_start_pool(count, lambda number: connect_replica(project, folder, number))
+    return find_or_start_pool(count, lambda number: connect_replica(project, folder, number), explorer.engines_per_gpu)
 
 
 def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineClient":
@@ -69,7 +70,7 @@ def connect_replica(project: Project, folder: Path, number: int = 0) -> "EngineC
         project.home.logs,
         policy_spec(config, number, rank),
         replica=number,
-        gpus=None if alone else replica_gpus(number, serving.tensor_parallel_size),
+        gpus=None if alone else replica_gpus(number // config.explorer.engines_per_gpu, serving.tensor_parallel_size),
     )
 
 
@@ -89,7 +90,7 @@ def _connect_policy(project: Project, index: int) -> "EngineClient":
     config, entry = project.config, project.config.policies[index]
     serving, engine = config.explorer.rollout_model, config.engine
     size = serving.tensor_parallel_size
-    before = size * serving.engine_num + sum(model.devices for model in config.explorer.auxiliary_models)
+    before = config.explorer.policy_gpus + sum(model.devices for model in config.explorer.auxiliary_models)
     on_gpu = engine.device != "cpu" and any(Path(file).exists() for file in GPU_FILES)
     return find_or_start_engine(
         start_folder(project, entry, verify=False),

@@ -69,7 +69,5 @@ def _has_devices(project: Project, name: str) -> bool:
 def _devices_before(project: Project) -> int:
     """GPUs of the serving engine, the auxiliary models and the further policies."""
     explorer = project.config.explorer
-    serving = explorer.rollout_model.tensor_parallel_size * (
-        explorer.rollout_model.engine_num + len(project.config.policies)
-    )
+    serving = explorer.policy_gpus + explorer.rollout_model.tensor_parallel_size * len(project.config.policies)
     return serving + sum(model.devices for model in explorer.auxiliary_models)

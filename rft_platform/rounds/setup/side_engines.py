@@ -77,7 +77,7 @@ def check_keys(config: "RftConfig") -> None:
 def _served(project: Project, entries: Sequence["Entry"]) -> Iterator[list[AuxiliarySpec]]:
     """Yield the address and settings of each model; keep its engines from reaching their idle time-out in the block."""
     config = project.config
-    first = config.explorer.rollout_model.tensor_parallel_size * config.explorer.rollout_model.engine_num
+    first = config.explorer.policy_gpus
     starts: list[tuple[Entry, int, int]] = []
     for entry in entries:
         starts += [(entry, number, first) for number in range(0 if entry.base_url else entry.engine_num)]
