@@ -1,17 +1,18 @@
 """Old checkpoints lose their weights, never the ones that somebody needs, and never their manifests."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rft_platform.common.digests import MANIFEST, checkpoint_damage
-from rft_platform.common.files import digest_file, write_json, write_text
+from rft_platform.common.digests import MANIFEST, SAVED_STATE, checkpoint_damage
+from rft_platform.common.files import digest_file, write_json, write_sealed_json, write_text
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
-from rft_platform.rounds.maintenance.checkpoint_retention import thin_checkpoints
+from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
 from rft_platform.rounds.project.policy import Policy, publish, take_snapshot
 from rft_platform.rounds.project.project import Project
 
@@ -119,3 +120,30 @@ def test_an_interrupted_removal_is_completed(project: Project) -> None:
     (checkpoint(project, 1) / "model.safetensors").unlink()
     thin_checkpoints(project, Registry())  # type: ignore[arg-type]
     assert not (checkpoint(project, 1) / "trainer_state").exists()
+
+
+def test_removed_files_are_deleted_in_the_background_also_those_of_a_killed_process(project: Project) -> None:
+    discarded = project.checkpoints / DISCARDED
+    (discarded / "removed.global_step_0.trainer_state.0").mkdir(parents=True)
+    (discarded / "removed.global_step_0.model.safetensors.0").write_bytes(b"0")
+    assert thin_checkpoints(project, Registry())  # type: ignore[arg-type]
+    for thread in threading.enumerate():
+        if thread.name == "delete-checkpoints":
+            thread.join()
+    assert list(discarded.iterdir()) == []
+
+
+def test_policies_that_a_killed_trainer_repeats_are_kept(project: Project) -> None:
+    """The newest policy has no trainer state: its training is repeated from the newest saved one, which stays."""
+    for number in (5, 6):
+        write_sealed_json(checkpoint(project, number) / "manifest.json", {"deferred_state": True, "files": {}})
+    limited = project.config.trainer.model_copy(update={"max_checkpoints_to_keep": 1})
+    one = replace(project, config=project.config.model_copy(update={"trainer": limited}))
+    assert [Path(policy.folder).name for policy in needed_to_repeat(one)] == [
+        checkpoint(project, number).name for number in (6, 5, 4)
+    ]
+    thin_checkpoints(one, Registry())  # type: ignore[arg-type]
+    assert {4, 5, 6} <= set(whole(project))
+    (checkpoint(project, 6) / "trainer_state").mkdir(exist_ok=True)
+    write_sealed_json(checkpoint(project, 6) / SAVED_STATE, {"files": {}})
+    assert [policy.round for policy in needed_to_repeat(one)] == [6]

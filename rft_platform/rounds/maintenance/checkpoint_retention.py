@@ -7,8 +7,11 @@ whose trainer state is saved, with those after it: a killed trainer repeats thei
 """
 
 import logging
+import secrets
 import shutil
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _STEPS = "steps.json"
+DISCARDED = "discarded"  # folder beside the checkpoints of files that are about to be deleted
 
 
 def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
@@ -33,7 +37,9 @@ def thin_checkpoints(project: Project, registry: "ModelRegistry") -> list[Path]:
         return []
     champions = _champions(registry)
     names = [None, *(entry.name for entry in project.config.policies)]
-    return [folder for name in names for folder in _thin_policy(project, champions, name)]
+    thinned = [folder for name in names for folder in _thin_policy(project, champions, name)]
+    _delete_discarded(project)
+    return thinned
 
 
 def _thin_policy(project: Project, champions: set[Path], name: str | None) -> list[Path]:
@@ -46,7 +52,7 @@ def _thin_policy(project: Project, champions: set[Path], name: str | None) -> li
     repeatable = {Path(policy.folder) for policy in needed_to_repeat(project, name)}
     kept = {*folders[-(limit or 0) :], *marked, *champions, *in_use(project, name), *repeatable}
     old = [folder for folder in folders if folder not in kept and folder.parent == project.checkpoints_of(name)]
-    return [folder for folder in old if _thin(folder)]
+    return [folder for folder in old if _thin(folder, project.checkpoints / DISCARDED)]
 
 
 def _champions(registry: "ModelRegistry") -> set[Path]:
@@ -87,8 +93,30 @@ def needed_to_repeat(project: Project, name: str | None = None) -> list[Policy]:
     return needed
 
 
-def _thin(folder: Path) -> bool:
-    """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction."""
+def _delete_discarded(project: Project) -> None:
+    """Delete what ``_thin`` moved to the folder of discarded files, also in an earlier process.
+
+    A thread does it, because a file system takes seconds for gigabytes. The process ends when the thread has ended.
+    """
+    discarded = project.checkpoints / DISCARDED
+    found = list(discarded.iterdir()) if discarded.is_dir() else []
+    if found:
+        threading.Thread(target=_delete, args=(found,), name="delete-checkpoints").start()
+
+
+def _delete(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _thin(folder: Path, discarded: Path) -> bool:
+    """Reduce one folder; False if there was nothing to remove. Completes an interrupted reduction.
+
+    The removed files are moved to ``discarded``, on the same file system.
+    """
     if not (folder / MANIFEST).is_file():
         return False
     gone = [path for path in folder.iterdir() if path.name not in (MANIFEST, _STEPS, THINNED)]
@@ -97,7 +125,8 @@ def _thin(folder: Path) -> bool:
     why = "trainer.max_checkpoints_to_keep"
     if not (folder / THINNED).exists():
         write_json(folder / THINNED, {"removed_by": why, "removed_at": time.time()})
+    discarded.mkdir(exist_ok=True)
     for path in gone:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.rename(discarded / f"removed.{folder.name}.{path.name}.{secrets.token_hex(4)}")
     LOG.info("removed the weights of %s (%s); its manifest stays", folder, why)
     return True
