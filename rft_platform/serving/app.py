@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from starlette.types import Receive, Scope, Send
 
+from rft_platform.common.errors import StorageError
 from rft_platform.inference.serving import api_errors
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, send_error
@@ -23,6 +24,7 @@ from rft_platform.serving.traffic import MOST_IDS, REWARD, NewFeedback
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
+_METRICS_S = 2.0  # a scrape waits this long for the database
 _LONGEST_TEXT = 100_000  # characters of a comment or a correction
 
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
@@ -163,8 +165,14 @@ def build_app(
 
     @app.get("/metrics")
     async def metrics(format: str = Query(default="prometheus")) -> Response:
-        """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON."""
-        rows = await writer.run(lambda store: store.counts())
+        """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON.
+
+        The counts of rows are missing while the database does not answer.
+        """
+        try:
+            rows = await writer.run(lambda store: store.counts(), _METRICS_S)
+        except StorageError:
+            rows = {}
         counts = {f"rows_{state}": number for state, number in rows.items()} | {
             "requests_answered": gateway.counts.answered,
             "requests_not_selected": gateway.counts.not_selected,

@@ -9,14 +9,13 @@ import pytest
 
 from rft_platform.config.home import Home
 from rft_platform.experience.record import row_id
-from rft_platform.experience.store import ExperienceStore
 from rft_platform.recipes.front_desk.run import Goal, Outcome, run
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, STALE, Call
 from rft_platform.serving.traffic import TrafficStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def outcome(home: Home) -> Outcome:
     """The demo, ended at two thirds of right answers: customers of three departments begin with a third."""
-    return run(home, 3, Goal(success_rate=0.66, limit_s=420.0), print)
+    return run(home, 3, Goal(success_rate=0.66, limit_s=1200.0), print)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_every_acknowledged_rating_is_in_the_database(outcome: Outcome, traffic:
 def test_every_consumed_row_is_in_the_parquet_files_of_one_round(
     outcome: Outcome, traffic: TrafficStore, home: Home
 ) -> None:
-    store = ExperienceStore(home.root)
+    store = Project.open(home).store
     consumed: list[Call] = [call for call in traffic.calls(outcome.rated) if call.state == CONSUMED]
     expected = {
         row_id(call.msg_id, 0, call.choice): (call.batch, call.reward, call.policy_version) for call in consumed

@@ -2,8 +2,10 @@
 
 import json
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -27,9 +29,17 @@ QUESTION = [{"role": "user", "content": "What is 12*7?"}]
 class Service:
     """A running service and its store."""
 
-    def __init__(self, engine: PolicyEngine, folder: Path, *, rate: float = 1.0, keys: dict[str, str] | None = None):
+    def __init__(
+        self,
+        engine: PolicyEngine,
+        folder: Path,
+        *,
+        rate: float = 1.0,
+        keys: dict[str, str] | None = None,
+        most_waiting: int = 10_000,
+    ):
         self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
-        writer = TrafficWriter(self.store)
+        writer = TrafficWriter(self.store, most_waiting)
         status = engine.status()
 
         def find() -> ServedEngine:
@@ -151,6 +161,25 @@ def test_keys_belong_to_tenants(policy_engine, tmp_path) -> None:
         assert service.post("/feedback", body).status_code == 401
         assert service.post("/feedback", body, authorization="Bearer secret-b").status_code == 404
         assert service.post("/feedback", body, authorization="Bearer secret-a").status_code == 200
+    finally:
+        service.close()
+
+
+def test_a_database_that_cannot_be_written_fails_no_chat_request(policy_engine: PolicyEngine, tmp_path: Path) -> None:
+    service = Service(policy_engine, tmp_path, most_waiting=3)
+    try:
+        with closing(sqlite3.connect(tmp_path / "traffic.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # another process's write lock
+            chat = service.client().chat.completions
+            answers = [chat.create(model="m", messages=QUESTION, max_tokens=2) for _ in range(5)]
+            metrics = httpx.get(service.url + "/metrics?format=json", trust_env=False, timeout=10).json()
+            other.execute("ROLLBACK")
+        assert (metrics["requests_answered"], metrics["calls_recorded"], metrics["calls_dropped"]) == (5, 0, 2)
+        assert "rows_recorded" not in metrics, "the database does not answer"
+        rated = service.post(
+            "/feedback", json.dumps({"msg_ids": [answer.id for answer in answers], "reward": 1})
+        ).json()
+        assert (rated["matched"], rated["unknown"]) == (3, [answer.id for answer in answers[3:]])
     finally:
         service.close()
 
