@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from rft_platform.experience.record import row_id
 from rft_platform.recipes.front_desk.run import Goal, Outcome, run
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_store
-from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, STALE, Call
+from rft_platform.serving.database import COMMITTED, CONSUMED, FORGOTTEN, LABELLED, STALE, Call
 from rft_platform.serving.traffic import TrafficStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1700)]
@@ -64,8 +65,25 @@ def test_a_consumed_row_is_traced_to_the_weights_that_were_trained_on_it(
     outcome: Outcome, traffic: TrafficStore, home: Home
 ) -> None:
     call = next(call for call in traffic.calls(outcome.rated) if call.state == CONSUMED and call.batch == 1)
-    command = [sys.executable, "-P", "-m", "rft_platform", "trace", row_id(call.msg_id, 0, call.choice), "--json"]
+    trace = rft(home, "trace", row_id(call.msg_id, 0, call.choice), "--json")
+    assert trace["round"] == 1
+    assert [checkpoint["round"] for checkpoint in trace["trained"]] == [1]
+
+
+def test_a_forgotten_customer_is_erased_and_the_trained_versions_are_named(
+    outcome: Outcome, traffic: TrafficStore, home: Home
+) -> None:
+    found = rft(home, "forget", "--subject", "customer-0", "--json")
+    assert found["rows"] == traffic.counts()[FORGOTTEN] > 0
+    assert {checkpoint["round"] for checkpoint in found["trained"]} >= {1}
+    rows = Project.open(home).store.rollout_rows(1)
+    assert 0 < sum(not row.call.messages for row in rows) < len(rows)
+
+
+def rft(home: Home, *arguments: str) -> Any:
+    """What ``rft ... --json`` prints."""
+    command = [sys.executable, "-P", "-m", "rft_platform", *arguments]
     environment = {**os.environ, "RFT_HOME": str(home.root), "NO_COLOR": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["round"] == 1
+    return json.loads(done.stdout)

@@ -58,7 +58,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     for number, held in sorted(by_round.items()):
         rows = [row_id(call.msg_id, 0, call.choice) for call in held]
         _erase_canaries(project, erase_rows(project.store, number, rows))
-        for row in rows:
+        for row in _traced(project, number, set(rows)):
             trace = trace_row(row, project.store, project.home.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}
             descendants |= {ref.checkpoint: ref for ref in trace.descendants}
@@ -71,6 +71,15 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     )
     rounds = ", ".join(map(round_key, found.rounds)) or "no round"
     traffic.log("forgotten", f"{found.rows} calls of one subject were erased; rows of {rounds}", **found.to_json())
+    return found
+
+
+def _traced(project: Project, number: int, rows: set[str]) -> set[str]:
+    """Rows that stand for all: a training of the round read those that its judgement kept, so one per judgement."""
+    found = set[str]()
+    for version in project.store.judge_versions(number):
+        kept = (row.row_id for row in project.store.judged_rows(number, version) if row.dropped_by is None)
+        found |= {next((row_id for row_id in kept if row_id in rows), "")} - {""}
     return found
 
 
