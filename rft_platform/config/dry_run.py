@@ -47,7 +47,7 @@ def run_plan(run: RunSettings, *, gpu_count: int, task_count: int | None = None)
         processes=tuple(_processes(config, gpu_count, serves)),
         batches=run.batches if exploring and not config.online else None,
         length=length,
-        waits=tuple(_waits(config) if offline is None else _offline_waits(config)),
+        waits=tuple(_waits(run) if offline is None else _offline_waits(config)),
         notices=(*config_notices(config, gpu_count), *_length_notices(run, length, task_count)),
         tasksets=tuple(_tasksets(config)) if offline is None else (),
     )
@@ -183,10 +183,10 @@ def _saves(config: RftConfig) -> list[str]:
     return [f"a checkpoint every {every} steps, from which an interrupted training resumes"] if every else []
 
 
-def _waits(config: RftConfig) -> list[str]:
-    sync = config.synchronizer
+def _waits(run: RunSettings) -> list[str]:
+    config, sync = run.config, run.config.synchronizer
     if config.online:
-        return _online_waits(config)
+        return _online_waits(config, run.batches.experiences_a_round)
     if config.mode == "train":
         return [f"a step waits for {config.buffer.train_batch_size} experiences", *_saves(config)]
     if config.mode == "bench":
@@ -206,7 +206,8 @@ def _waits(config: RftConfig) -> list[str]:
     return waits
 
 
-def _online_waits(config: RftConfig) -> list[str]:
+def _online_waits(config: RftConfig, rows: int) -> list[str]:
+    """``rows``: of a round."""
     waits = []
     if config.mode != "train":
         every = config.service.commit_interval_s
@@ -218,9 +219,7 @@ def _online_waits(config: RftConfig) -> list[str]:
     if config.mode == "serve":
         interval = config.explorer.service_status_check_interval
         return [*waits, f"every {interval:g} s the service looks for new weights, which another process trains"]
-    rows = config.buffer.train_batch_size
-    count = rows if isinstance(rows, int) else config.buffer.batch_size
-    waits.append(f"round k collects rows when {count} are committed and round k-1 has trained, then trains on them")
+    waits.append(f"round k collects rows when {rows} are committed and round k-1 has trained, then trains on them")
     return [*waits, "then the engine takes the new weights; requests wait meanwhile", *_saves(config)]
 
 

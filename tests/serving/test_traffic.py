@@ -1,15 +1,12 @@
 """Production traffic in the database: every step is kept, repeated steps change nothing, groups stay whole."""
 
 import threading
-from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, text
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import open_database
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
-from tests.deploy.conftest import postgres  # noqa: F401
 
 
 class Clock:
@@ -26,18 +23,9 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database: every test of this file runs with both kinds."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'traffic.db'}"
-    address: str = request.getfixturevalue("postgres")
-    engine = create_engine(address)
-    with engine.begin() as connection:
-        connection.execute(text("DROP SCHEMA public CASCADE"))
-        connection.execute(text("CREATE SCHEMA public"))
-    engine.dispose()
-    return address
+@pytest.fixture
+def url(database_url: str) -> str:
+    return database_url
 
 
 @pytest.fixture

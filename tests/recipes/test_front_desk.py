@@ -1,0 +1,28 @@
+"""The online demo: a configuration that `rft serve` accepts, and questions whose answers are not given away."""
+
+import json
+from pathlib import Path
+
+from rft_platform.config.home import Home
+from rft_platform.config.load import load_config
+from rft_platform.driver.preflight import check_run
+from rft_platform.recipes.front_desk.prepare import prepare
+from rft_platform.recipes.front_desk.questions import DEPARTMENTS
+
+
+def test_the_recipe_is_an_online_project_that_may_start(tmp_path: Path) -> None:
+    config = load_config(prepare(tmp_path / "front_desk"))
+    assert config.online
+    plan = check_run(Home(tmp_path / "home"), config, service=True)
+    assert "round k collects rows when 512 are committed" in " ".join(plan.waits)
+
+
+def test_demonstrations_name_a_department_by_chance_and_held_out_orders_are_new(tmp_path: Path) -> None:
+    prepare(tmp_path)
+    shown, held_out = (
+        [json.loads(line) for line in (tmp_path / "questions" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "test")
+    )
+    right = sum(any(row["question"].startswith(each) for each in DEPARTMENTS[row["answer"]]) for row in shown)
+    assert 0.25 < right / len(shown) < 0.42
+    assert not {row["question"] for row in shown} & {row["question"] for row in held_out}
