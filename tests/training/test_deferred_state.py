@@ -17,6 +17,8 @@ from rft_platform.training.checkpoint.manifest import read_manifest
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, TrainRequest, TrainResult
 
+pytestmark = pytest.mark.timeout(240)  # up to ten trainings in one test
+
 PPO = AlgorithmSpec(token_advantage="gae", critic=CriticSpec(optimizer=OptimizerSpec(lr=1e-3)))
 KINDS = {"full": {}, "ppo": {"algorithm": PPO}, "lora": {"lora": LoraSpec(rank=4, alpha=8)}}
 
@@ -114,6 +116,21 @@ def test_a_state_that_cannot_be_written_is_written_before_the_next_training(
     assert not saved(one)
     train(session, following)
     assert saved(one) and checkpoint_damage(Path(one.checkpoint)) is None
+
+
+def test_a_checkpoint_that_was_moved_aside_is_not_written_again(session, round_request, monkeypatch, caplog) -> None:
+    def write_state(draft: Draft, folder: Path, ranks: object) -> None:
+        Path(folder).parents[1].rename(Path(folder).parents[2] / "damaged")
+        raise FileNotFoundError(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Draft, "write_state", write_state)
+        (one,) = chain(session, round_request, 1, save_state="later")
+        session._saving._ended.wait()
+    (again,) = chain(session, round_request, 1, save_state="now")
+    assert "the trainer state cannot be saved" in caplog.text
+    assert again.weights_digest == one.weights_digest and not again.reused
+    assert checkpoint_damage(Path(again.checkpoint)) is None
 
 
 def test_rows_that_changed_since_are_refused(session, round_request) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from rft_platform.algorithms.objective import Objective
 from rft_platform.algorithms.plugins import import_plugins
-from rft_platform.common.digests import lacks_state
+from rft_platform.common.digests import MANIFEST, lacks_state
 from rft_platform.common.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.common.files import read_json
 from rft_platform.training.checkpoint.manifest import STEPS, identify, read_manifest
@@ -166,6 +166,8 @@ class TrainingSession:
             return
         failed = self._saving
         self._await_saving()
+        if not self.ranks.from_first((failed.folder / MANIFEST).exists):
+            return  # the checkpoint was moved aside because it is damaged
         self._saving = failed.again()
         self._saving.begin(background=False)
         self._saving.end()
