@@ -1,6 +1,7 @@
 """A training in progress: what its stages share, the manifest of its checkpoints, and its result."""
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -105,10 +106,12 @@ class TrainingRun:
         state, steps = self.state, [asdict(event) for event in events]
         hf = self.request.save_hf_checkpoint != "never"
         later = self.request.save_state == "later" and hf
-        manifest, saving = replace(self.manifest(events), deferred_state=later), None
+        manifest, saving = self.manifest(events), None
         with self.watch.time("save"):
             due = not later or self._is_due(events[-1].step)
             draft = Draft.take(state, self.plan.position, self.ranks, hf=hf, copy=later and due, with_state=due)
+            later = later and (not due or self._has_room(target, draft.nbytes))  # else this round reports the full disk
+            manifest = replace(manifest, deferred_state=later)
             at_once, rest = draft.split() if later else (draft, None)
             writing = Publication(target, at_once, self.ranks, manifest=manifest, steps=steps)
             manifest = writing.start(background=False).finish()
@@ -125,6 +128,11 @@ class TrainingRun:
             **(manifest.result | {"seconds": dict(self.watch.seconds)}),
         )
         return result, saving
+
+    def _has_room(self, target: Path, needed: int) -> bool:
+        """Whether the disk of ``target`` has room for ``needed`` bytes. Rank 0's answer counts."""
+        existing = next(folder for folder in target.parents if folder.exists())
+        return bool(self.ranks.from_first(lambda: shutil.disk_usage(existing).free > needed))
 
     def _is_due(self, last_step: int) -> bool:
         """Whether the steps of this training contain a multiple of the saving interval."""
