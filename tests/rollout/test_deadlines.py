@@ -195,7 +195,7 @@ def test_a_workflow_that_cancels_itself_has_failed(engine: FakeEngine) -> None:
         await model.chat([{"role": "user", "content": "hello"}])
         raise asyncio.CancelledError
 
-    with pytest.raises(UserCodeError, match="cancelled by itself"):
+    with pytest.raises(UserCodeError, match="the workflow cancelled itself"):
         explore(engine, workflow, tasks(2), max_retries=0)
 
 
