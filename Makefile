@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
 
-# Lint, types, every quick test, and a few real rounds (marked `spine`): 5 minutes on 2 cores.
+# Lint, types, every quick test, and a few real rounds (marked `spine`): 7 minutes on 2 cores.
 test: lint
 	$(BIN)/python -m pytest -m "spine or not slow" $(TEST_ARGS)
 

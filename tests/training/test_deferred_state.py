@@ -17,7 +17,7 @@ from rft_platform.training.checkpoint.manifest import read_manifest
 from rft_platform.training.loop.session import TrainingSession
 from rft_platform.training.protocol import AlgorithmSpec, CriticSpec, LoraSpec, OptimizerSpec, TrainRequest, TrainResult
 
-pytestmark = pytest.mark.timeout(240)  # up to ten trainings in one test
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]  # up to ten trainings in one test
 
 PPO = AlgorithmSpec(token_advantage="gae", critic=CriticSpec(optimizer=OptimizerSpec(lr=1e-3)))
 KINDS = {"full": {}, "ppo": {"algorithm": PPO}, "lora": {"lora": LoraSpec(rank=4, alpha=8)}}
