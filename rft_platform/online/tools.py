@@ -4,7 +4,9 @@
     def search(query: str) -> list[str]: ...
 
 A tool that changes something would do so again in every shadow run: a second order, payment or message. Therefore a
-tool without a declared effect counts as a writing one.
+tool without a declared effect counts as a writing one. A shadow run gets tools of its own (``for_shadow``), which
+refuse in every thread. A tool that is declared as ``write`` also refuses where the agent calls it by its own name, but
+only in the thread of the shadow run and the asyncio tasks that it starts.
 """
 
 import inspect
@@ -32,18 +34,27 @@ class ShadowToolError(UserError):
 
 def tool(effect: Effect) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Declare what a tool's call does: only ``write`` is refused in shadow runs."""
-    return lambda function: guarded(function, effect)
+
+    def declare(function: Callable[P, R]) -> Callable[P, R]:
+        declared = _refusing(function, _SHADOW.get if effect == "write" else lambda: None)
+        setattr(declared, _EFFECT, effect)
+        return declared
+
+    return declare
 
 
-def guarded(function: Callable[P, R], effect: Effect = "write") -> Callable[P, R]:
-    """The tool with the check; a tool that was declared with ``tool`` keeps its effect."""
-    if hasattr(function, _EFFECT):
-        return function
+def for_shadow(function: Callable[P, R], refused: list[str]) -> Callable[P, R]:
+    """The tool of one shadow run: if it may change something, a call is refused and its name added to ``refused``."""
+    return _refusing(function, lambda: refused) if getattr(function, _EFFECT, "write") == "write" else function
+
+
+def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | None]) -> Callable[P, R]:
+    """The tool, which refuses calls while ``find_refused`` finds a shadow run's list of refused tools."""
     name = getattr(function, "__name__", repr(function))
 
     def check() -> None:
-        refused = _SHADOW.get()
-        if effect == "write" and refused is not None:
+        refused = find_refused()
+        if refused is not None:
             refused.append(name)
             raise ShadowToolError(f"tool {name} may change something, so a shadow run does not call it")
 
@@ -58,16 +69,12 @@ def guarded(function: Callable[P, R], effect: Effect = "write") -> Callable[P, R
         return await function(*args, **kwargs)  # type: ignore[misc]
 
     wrapper: Any = call_async if inspect.iscoroutinefunction(function) else call
-    setattr(wrapper, _EFFECT, effect)
     return wrapper
 
 
 @contextmanager
 def shadow() -> Iterator[list[str]]:
-    """Refuse calls of writing tools within the block, and in the asyncio tasks that it starts.
-
-    Yields the names of refused tools, because agents often catch the errors of their tools.
-    """
+    """A shadow run's block. Yields the names of refused tools, because agents often catch the errors of their tools."""
     refused: list[str] = []
     token = _SHADOW.set(refused)
     try:

@@ -19,7 +19,7 @@ import openai
 from rft_platform.common.errors import UserError
 from rft_platform.online.client import AsyncOnlineClient, OnlineClient
 from rft_platform.online.marking import take_mark
-from rft_platform.online.tools import ShadowToolError, guarded, shadow
+from rft_platform.online.tools import ShadowToolError, for_shadow, shadow
 from rft_platform.serving.selection import MARK_KEY, SamplingRateStrategy, Selection, SelectionStrategy
 
 LOG = logging.getLogger(__name__)
@@ -144,14 +144,14 @@ class TrainingRunner:
         The result is a coroutine function if the agent is one. Tools reach the agent in ``AgentModel.tools``; a shadow
         run may call only those that are declared safe (``tool``).
         """
-        guards = {each.__name__: guarded(each) for each in tools}
-        production = AgentModel(client, model, guards)
+        named = {each.__name__: each for each in tools}
+        production = AgentModel(client, model, named)
         if inspect.iscoroutinefunction(agent):
 
             async def answer_async(message: Any) -> Any:
                 label = take_mark()
                 response = await agent(production, message)
-                self._consider(agent, guards, message, response, label)
+                self._consider(agent, named, message, response, label)
                 return response
 
             return answer_async
@@ -159,7 +159,7 @@ class TrainingRunner:
         def answer(message: Any) -> Any:
             label = take_mark()
             response = agent(production, message)
-            self._consider(agent, guards, message, response, label)
+            self._consider(agent, named, message, response, label)
             return response
 
         return answer
@@ -195,7 +195,8 @@ class TrainingRunner:
         """One shadow run and its reward. A run whose tools were refused gets no reward."""
         try:
             with shadow() as refused:
-                response = self._answer(agent, tools, message, task, run)
+                own = {name: for_shadow(each, refused) for name, each in tools.items()}
+                response = self._answer(agent, own, message, task, run)
             if refused:
                 raise ShadowToolError(f"{', '.join(refused)} may change something")
             reward = float(self._reward(ShadowRun(message, response, answered, task, run)))

@@ -1,6 +1,7 @@
 """Shadow runs against the real service: selection, groups, rewards, refused tools, and users who notice nothing."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,6 +90,39 @@ def test_shadow_runs_call_no_writing_tool(service) -> None:
         assert runner.observe(buyer, fixed("done"), "gpt-4", [search, order])("buy") == "done"
     assert sorted(called) == ["order", "search", "search"]
     assert (runner.counts.refused_tools, runner.counts.rewarded) == (1, 0)
+
+
+def test_shadow_runs_call_no_writing_tool_in_other_threads(service) -> None:
+    called: list[str] = []
+
+    def order() -> None:
+        called.append("order")
+
+    def buyer(model: Any, message: str) -> str:
+        with ThreadPoolExecutor(1) as pool:
+            error = pool.submit(model.tools["order"]).exception()
+        return str(error or "ordered")
+
+    with TrainingRunner(service.url, "policy", lambda _: 1.0, selection_strategy=ALL) as runner:
+        assert runner.observe(buyer, fixed("done"), "gpt-4", [order])("buy") == "ordered"
+    assert called == ["order"]
+    assert (runner.counts.refused_tools, runner.counts.rewarded) == (1, 0)
+
+
+def test_a_tool_declared_as_writing_refuses_by_its_own_name(service) -> None:
+    called: list[str] = []
+
+    @tool(effect="write")
+    def order() -> None:
+        called.append("order")
+
+    def buyer(model: Any, message: str) -> str:
+        order()
+        return "ordered"
+
+    with TrainingRunner(service.url, "policy", lambda _: 1.0, selection_strategy=ALL) as runner:
+        assert runner.observe(buyer, fixed("done"), "gpt-4")("buy") == "ordered"
+    assert (called, runner.counts.refused_tools) == (["order"], 1)
 
 
 def test_failures_do_not_reach_the_user(service) -> None:
