@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rft_platform.common.errors import UserError
-from rft_platform.serving.release_store import Release, ReleaseStore, Rule
+from rft_platform.serving.release_store import Release, ReleaseStore, Rule, Status
 from rft_platform.serving.releases.ab_test import ABReport, ABRule, ab_report
 from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Sticky
 from rft_platform.serving.releases.canary import CanaryRule
@@ -59,13 +59,13 @@ class ReleaseCommands:
             self._known(version)
         running = self.store.running()
         if running is not None and version == running.candidate_version:
-            self.store.finish(running.number, "promoted", version, reason, running.report)
+            self._finish(running, "promoted", version, reason)
         else:
             self.store.serve(version, "promoted", reason)
         return version
 
     def roll_back(self, version: int | None = None, reason: str = "rolled back by hand") -> int:
-        """Serve an earlier version: by default the base of the running release, else the one before the served one."""
+        """Serve an earlier version: by default the base of the running release, else the released one before."""
         running = self.store.running()
         if version is not None:
             self._known(version)
@@ -73,7 +73,7 @@ class ReleaseCommands:
         if target is None:
             target = self._predecessor(self.serving())
         if running is not None:
-            self.store.finish(running.number, "rolled_back", target, reason, running.report)
+            self._finish(running, "rolled_back", target, reason)
         else:
             self.store.serve(target, "rolled_back", reason)
         return target
@@ -137,13 +137,18 @@ class ReleaseCommands:
         candidate = _find(versions, newest).version
         return self.store.start(kind, self.serving(), candidate, share, sticky, rule, reason)
 
+    def _finish(self, running: Release, status: Status, version: int, reason: str) -> None:
+        """End a release with this version. If it has just ended by itself, the version is chosen nevertheless."""
+        if not self.store.finish(running.number, status, version, reason, running.report):
+            self.store.serve(version, status, reason)
+
     def _known(self, version: int) -> ServableVersion:
         return _find(self._versions(), version)
 
     def _predecessor(self, version: int) -> int:
-        earlier = [each.version for each in self._versions() if each.version < version]
+        earlier = [each.version for each in self._versions() if each.released and each.version < version]
         if not earlier:
-            raise UserError(f"policy version {version} serves, and there is no earlier one to roll back to")
+            raise UserError(f"policy version {version} serves, and there is no earlier released one to roll back to")
         return max(earlier)
 
     @staticmethod

@@ -51,7 +51,7 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
     assert made.commands.roll_back() == 2
     assert made.commands.roll_back() == 1
     assert made.commands.roll_back(0, "of old") == 0
-    with pytest.raises(UserError, match="no earlier one"):
+    with pytest.raises(UserError, match="no earlier released one"):
         made.commands.roll_back()
     made.commands.promote(None)
     assert made.commands.serving() == 2
@@ -59,6 +59,26 @@ def test_the_newest_released_version_serves_until_one_is_chosen(made) -> None:
     assert (event.kind, event.details) == ("rolled_back", {"version": 0})
     with pytest.raises(UserError, match="no policy version 9: there are 0, 1, 2, 3"):
         made.commands.promote(9)
+
+
+def test_a_rollback_skips_versions_that_were_not_released(made) -> None:
+    versions = [ServableVersion(version, version, None, version != 1, {}) for version in range(3)]
+    assert ReleaseCommands(made.store, lambda: versions).roll_back() == 0
+
+
+def test_a_decision_holds_although_the_release_ends_meanwhile(made, monkeypatch) -> None:
+    for decide_by_hand, ended, served in (
+        (lambda: made.commands.roll_back(), "promoted", 2),
+        (lambda: made.commands.promote(3), "rolled_back", 3),
+    ):
+        made.commands.promote(None)
+        release = made.commands.canary(3)
+        made.store.finish(release.number, ended, 3 if ended == "promoted" else 2, "decided by itself", {})
+        with monkeypatch.context() as patch:
+            found = iter([release])
+            patch.setattr(made.store, "running", lambda found=found: next(found, None))
+            decide_by_hand()
+        assert made.store.served() == served
 
 
 def test_one_release_runs_at_a_time(made) -> None:
