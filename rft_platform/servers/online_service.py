@@ -77,7 +77,7 @@ def serve(project: Project) -> None:
     )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of), page_routes(pages)],
+        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
     )  # fmt: skip
     stop = threading.Event()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)

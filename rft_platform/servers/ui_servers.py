@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rft_platform.rounds.project.project import Project
 
 _HOST = "127.0.0.1"
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # all addresses -> the one that a check connects to
 _RESTARTS = 3
 _BEAT_AGE_S = 120.0
 _PACKAGE = Path(rft_platform.__file__).parent
@@ -93,16 +94,20 @@ def ui_servers(home: Home, port: int, mlflow_port: int, daemon: bool, metrics_po
 def online_server(home: Home, project: "Project", port: int) -> Server:
     """The online service of a project; ``port`` is that of the Dagster interface."""
     explorer = project.config.explorer
-    url = f"http://{explorer.listen_address}:{explorer.proxy_port}"
+    listens_on, probed = explorer.listen_address, _WILDCARDS.get(explorer.listen_address, explorer.listen_address)
     return Server(
         name="service",
         command=[sys.executable, "-P", "-m", "rft_platform.servers.online_service"],
         env=_environment(home, port),
         port=explorer.proxy_port,
-        url=f"{url}/v1",
-        is_ready=answers(f"{url}/health"),
+        url=f"{_url(listens_on, explorer.proxy_port)}/v1",
+        is_ready=answers(f"{_url(probed, explorer.proxy_port)}/health", host="localhost"),
         restarts=_RESTARTS,
     )
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _workspace(home: Home) -> Path:
@@ -186,13 +191,15 @@ def serves_guarded(url: str, health: str, guarded: str = "/") -> Callable[[], bo
     return is_ready
 
 
-def answers(url: str) -> Callable[[], bool]:
-    """A check whether ``url`` answers with success."""
+def answers(url: str, host: str | None = None) -> Callable[[], bool]:
+    """A check whether ``url`` answers with success. ``host``: the Host header, by default the one of ``url``."""
     import httpx
+
+    headers = {} if host is None else {"host": host}
 
     def is_ready() -> bool:
         try:
-            return httpx.get(url, timeout=2.0, trust_env=False).is_success
+            return httpx.get(url, headers=headers, timeout=2.0, trust_env=False).is_success
         except httpx.HTTPError:
             return False
 

@@ -11,6 +11,7 @@ Read in this order:
   ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
 - ``routing``: which engine answers a request while a release runs.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
+- ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 
 ``rounds.collect`` takes the committed rows into a round; ``servers.online_service`` starts the process.

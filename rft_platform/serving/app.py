@@ -3,32 +3,31 @@
 ``/v1/*`` is the policy's OpenAI API (``gateway``). Feedback and commit answer only after the database has them on disk.
 """
 
-import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from starlette.routing import BaseRoute, Match
 from starlette.types import Receive, Scope, Send
 
 from rft_platform.common.errors import StorageError
 from rft_platform.inference.serving import api_errors
 from rft_platform.inference.serving.api_errors import ApiError
-from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, send_error
-from rft_platform.serving.gateway import LONGEST_NAME, TrafficApp
-from rft_platform.serving.traffic import MOST_IDS, REWARD, NewFeedback
-from rft_platform.serving.writer import TrafficWriter
+from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
+from rft_platform.inference.serving.request_body import read_body, replayed
+from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
+from rft_platform.serving.traffic import NewFeedback
+from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
 _METRICS_S = 2.0  # a scrape waits this long for the database
-_LONGEST_TEXT = 100_000  # characters of a comment or a correction
-
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
-Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+_MOST_BYTES = 4 << 20  # of a request's body, which is read only once its key is known
+_PUBLIC = ("/health",)  # paths that need no key
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,81 +38,15 @@ class CommitRule:
     group_deadline_s: float = 3600.0  # a smaller group is committed when its first label is this old
 
 
-class UserFeedback(BaseModel):
-    """A rating by a person, with a comment."""
-
-    rating: float | None = None
-    comment: Text | None = None
-
-
-class FeedbackRequest(BaseModel):
-    """How well a run did: the ids of its answers and a reward, or the value of another declared metric."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    msg_ids: list[Name] | None = Field(default=None, max_length=MOST_IDS)
-    reward: float | None = None
-    task_id: Name | None = None
-    run_id: Name | None = None
-    conversation_id: Name | None = None
-    feedback_id: Name | None = None
-    metric: Name = REWARD
-    value: float | None = None
-    comment: Text | None = None
-    correction: Text | None = None
-    tags: dict[str, Any] = Field(default_factory=dict)
-    metrics: dict[str, float] = Field(default_factory=dict)
-    user_feedback: UserFeedback | None = None
-
-    @field_validator("run_id", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-    @field_validator("reward", "value")
-    @classmethod
-    def _finite(cls, value: float | None) -> float | None:
-        if value is not None and not math.isfinite(value):
-            raise ValueError("expected a finite number")
-        return value
-
-    @model_validator(mode="after")
-    def _names_something(self) -> "FeedbackRequest":
-        if self.msg_ids is None and self.conversation_id is None and (self.task_id is None or self.run_id is None):
-            raise ValueError(
-                "msg_ids is missing: expected the ids of the answers, a conversation_id, or task_id and run_id"
-            )
-        if self.msg_ids is not None and not self.msg_ids:
-            raise ValueError("msg_ids is empty: expected the ids of the answers that the feedback is about")
-        says = (self.reward, self.value, self.comment, self.correction, self.user_feedback)
-        if all(each is None for each in says):
-            raise ValueError("reward is missing: expected a finite number, a value, a comment or a correction")
-        return self
-
-
-class CommitRequest(BaseModel):
-    """Which labelled rows to commit; without any field all of them."""
-
-    model_config = ConfigDict(extra="ignore")
-
-    task_id: Name | None = None
-    run_id: Name | None = None
-    time_threshold: int | None = Field(default=None, ge=0)  # milliseconds; rows labelled earlier stay
-
-    @field_validator("run_id", mode="before")
-    @classmethod
-    def _as_text(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
 def build_app(
     gateway: TrafficApp,
     writer: TrafficWriter,
     rule: CommitRule,
     status: Callable[[], Mapping[str, Any]],
     routes: Sequence[APIRouter] = (),
+    pages: APIRouter | None = None,
 ) -> Any:
-    """The ASGI application of the service with further ``routes``.
+    """The ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
     ``status`` says what else ``/health`` reports; it does no I/O.
     """
@@ -124,9 +57,11 @@ def build_app(
         await gateway.aclose()
         writer.close()
 
-    app = FastAPI(title="rft_platform online service", lifespan=lifespan)
+    # FastAPI's pages of documentation load scripts from elsewhere.
+    app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
-    for each in routes:
+    app.add_exception_handler(DatabaseUnavailableError, _unavailable)
+    for each in (*routes, *([] if pages is None else [pages])):
         app.include_router(each)
 
     @app.post("/feedback")
@@ -140,9 +75,8 @@ def build_app(
         return JSONResponse(body, 200 if known else 404)
 
     @app.post("/commit")
-    async def commit(request: Request, given: CommitRequest | None = None) -> Response:
+    async def commit(given: CommitRequest | None = None) -> Response:
         """Hand labelled rows to training; the answer counts rows and the groups that are held back."""
-        gateway.tenant_of(headers_of(request.scope))
         scope = given or CommitRequest()
         age = None if scope.time_threshold is None else scope.time_threshold / 1000
         result = await writer.run(
@@ -187,29 +121,51 @@ def build_app(
             return JSONResponse(counts)
         return PlainTextResponse("".join(f"rft_online_{name} {value}\n" for name, value in counts.items()))
 
-    return contained(_Guarded(app, gateway))
+    return contained(_Guarded(app, gateway, [] if pages is None else pages.routes))
 
 
 class _Guarded:
-    """Sends OpenAI calls to the gateway and checks Host and Origin of all other requests."""
+    """Sends OpenAI calls to the gateway, and checks all other requests: Host, Origin, key, then the body's size.
 
-    def __init__(self, app: FastAPI, gateway: TrafficApp) -> None:
+    The pages ask for the key themselves, because browsers send it in another form.
+    """
+
+    def __init__(self, app: FastAPI, gateway: TrafficApp, pages: Sequence[BaseRoute]) -> None:
         self._app = app
         self._gateway = gateway
+        self._pages = pages
         self._hosts = configured_hosts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI call."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1/"):
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif scope["path"].startswith("/v1/"):
             await self._gateway(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        free = scope["path"] in _PUBLIC or any(page.matches(scope)[0] != Match.NONE for page in self._pages)
+        try:
+            headers = headers_of(scope)
+            check_caller(scope["method"], headers, self._hosts)
+            if not free:
+                self._gateway.tenant_of(headers)
+        except ApiError as error:
+            await refuse_stranger(error, receive, send)
             return
-        if scope["type"] == "http":
+        if not free:
             try:
-                check_caller(scope["method"], headers_of(scope), self._hosts)
+                receive = replayed(await read_body(receive, _MOST_BYTES), receive)
             except ApiError as error:
-                await send_error(error, send, close=True)
+                await send_error(error, send)
                 return
         await self._app(scope, receive, send)
+
+
+async def _unavailable(_: Request, error: Exception) -> Response:
+    return JSONResponse(api_errors.error_body(503, str(error), "database_unavailable"), 503)
 
 
 def _feedback_of(given: FeedbackRequest, tenant: str) -> NewFeedback:

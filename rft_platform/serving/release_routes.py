@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
@@ -16,12 +16,13 @@ from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import Sticky
 from rft_platform.serving.releases.canary import CanaryRule
+from rft_platform.serving.request_bodies import StorableBody
 from rft_platform.serving.writer import TrafficWriter
 
 ADMIN = "admin"  #: the tenant that decides on versions
 
 
-class _Body(BaseModel):
+class _Body(StorableBody):
     model_config = ConfigDict(extra="forbid")
 
     version: int | None = Field(default=None, ge=0, lt=2**31)

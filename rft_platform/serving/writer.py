@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import InterfaceError, OperationalError
+
 from rft_platform.common.errors import StorageError
 from rft_platform.serving.traffic import NewCall, TrafficStore
 
@@ -24,12 +26,18 @@ _GROUP = 256  # calls in one transaction
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 
 
+class DatabaseUnavailableError(StorageError):
+    """The database does not answer, or refuses everybody: the request was not carried out, or not confirmed."""
+
+    retryable = True
+
+
 @dataclass(slots=True)
 class WriterCounts:
     """What the writer did since it started."""
 
     recorded: int = 0
-    dropped: int = 0  # calls that were not recorded because the queue was full
+    dropped: int = 0  # calls that were not recorded: the queue was full, or the database refused them
     failures: int = 0  # transactions that failed and were repeated
 
 
@@ -76,18 +84,30 @@ class TrafficWriter:
     async def run(self, work: Callable[[TrafficStore], T], timeout_s: float = 30.0) -> T:
         """Call ``work`` after everything that was queued before it; returns its result or raises its error.
 
-        Raises StorageError if the database does not get to it in time; it is not called then.
+        Raises DatabaseUnavailableError if the database does not answer in time. ``work`` is not called any more then,
+        unless it has begun.
         """
         done: Future[T] = Future()
+        request = _Request(work, done)
         with self._changed:
             if self._closing:
-                raise StorageError("the service is stopping: send the request again to the next one")
-            self._queue.append(_Request(work, done))
+                raise DatabaseUnavailableError("the service is stopping: send the request again to the next one")
+            self._queue.append(request)
             self._changed.notify()
         try:
             return await asyncio.wait_for(asyncio.wrap_future(done), timeout_s)
         except TimeoutError:
-            raise StorageError(f"the database did not answer within {timeout_s:g} s: send the request again") from None
+            raise DatabaseUnavailableError(
+                f"the database did not answer within {timeout_s:g} s: send the request again"
+            ) from None
+        finally:
+            self._withdraw(request)
+
+    def _withdraw(self, request: _Request) -> None:
+        """Take a request that nobody waits for out of the queue."""
+        with self._changed:
+            if request.done.cancel() and request in self._queue:
+                self._queue.remove(request)
 
     def close(self, timeout_s: float = 30.0) -> int:
         """Write what waits, then stop; returns the number of calls that could not be written in time."""
@@ -120,26 +140,43 @@ class TrafficWriter:
             calls.append(each)
         return calls
 
-    def _write(self, calls: list[NewCall]) -> None:
+    def _write(self, calls: list[NewCall]) -> bool:
+        """Write calls, one by one if the database refuses one of them: only that one is dropped.
+
+        False if the service stops and the database does not work.
+        """
+        try:
+            if not self._record(calls):
+                self._give_up()
+                return False
+            self.counts.recorded += len(calls)
+        except Exception as error:
+            if len(calls) > 1:
+                return all(self._write([call]) for call in calls)
+            self.counts.dropped += 1
+            LOG.error("the call %s is dropped, the database refuses it: %s", calls[0].msg_id, _cause(error))
+        with self._changed:
+            for _ in calls:
+                self._queue.popleft()
+        return True
+
+    def _record(self, calls: list[NewCall]) -> bool:
+        """Write calls in one transaction, which is repeated while the database does not work; False: gave up."""
         wait = _FIRST_RETRY_S
         while True:
             try:
                 self._store.record(calls)
-                break
-            except Exception as error:
+                return True
+            except (OperationalError, InterfaceError) as error:
                 self.counts.failures += 1
                 LOG.warning(
-                    "%d calls cannot be written to the database, repeated in %.1f s: %s", len(calls), wait, error
-                )
+                    "%d calls cannot be written to the database, repeated in %.1f s: %s",
+                    len(calls), wait, _cause(error),
+                )  # fmt: skip
                 if self._closing:
-                    return self._give_up()
+                    return False
                 time.sleep(wait)
                 wait = min(2 * wait, _LONGEST_RETRY_S)
-        self.counts.recorded += len(calls)
-        with self._changed:
-            for _ in calls:
-                self._queue.popleft()
-        return None
 
     def _give_up(self) -> None:
         """Drop what waits: the service ends and the database does not work."""
@@ -150,12 +187,23 @@ class TrafficWriter:
         self.counts.dropped += lost
         LOG.error("%d calls are lost: the service stops and its database cannot be written", lost)
         for request in requests:
-            request.done.set_exception(StorageError("the service stops and its database cannot be written"))
+            if request.done.set_running_or_notify_cancel():
+                request.done.set_exception(
+                    DatabaseUnavailableError("the service stops and its database cannot be written")
+                )
 
     def _answer(self, request: _Request) -> None:
         if not request.done.set_running_or_notify_cancel():
             return
         try:
             request.done.set_result(request.work(self._store))
+        except (OperationalError, InterfaceError) as error:
+            LOG.warning("the database does not answer a request: %s", _cause(error))
+            request.done.set_exception(DatabaseUnavailableError("the database does not work: send the request again"))
         except BaseException as error:
             request.done.set_exception(error)
+
+
+def _cause(error: Exception) -> object:
+    """The database's own error: SQLAlchemy's would quote the stored text."""
+    return getattr(error, "orig", error)

@@ -54,7 +54,7 @@ class Site:
             lambda: Progress("Last round: r0003 published version 24, mean reward 0.712.", waiting),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
-        app = build_app(gateway, writer, CommitRule(), dict, [page_routes(data)])
+        app = build_app(gateway, writer, CommitRule(), dict, pages=page_routes(data))
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(server_config(app, 1, log_config=None))

@@ -4,12 +4,12 @@ import asyncio
 import threading
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 
 from rft_platform.common.errors import StorageError
 from rft_platform.serving.database import open_database
 from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
-from rft_platform.serving.writer import TrafficWriter
+from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
 
 
 def call(number: int) -> NewCall:
@@ -69,3 +69,37 @@ async def test_a_request_that_waits_too_long_is_refused(store) -> None:
     writer.close()
     with pytest.raises(StorageError, match="stopping"):
         await writer.run(lambda each: None)
+
+
+async def test_a_request_that_nobody_waits_for_is_withdrawn(store) -> None:
+    writer, blocked, called = TrafficWriter(store), threading.Event(), threading.Event()
+    first = asyncio.create_task(writer.run(lambda each: blocked.wait()))
+    await asyncio.sleep(0.05)
+    with pytest.raises(DatabaseUnavailableError):
+        await writer.run(lambda each: called.set(), timeout_s=0.05)
+    assert writer.waiting == 0
+    blocked.set()
+    await first
+    await writer.run(lambda each: None)
+    assert not called.is_set()
+    writer.close()
+
+
+async def test_a_call_that_the_database_refuses_is_dropped_alone(store) -> None:
+    writer, real, blocked = TrafficWriter(store), store.record, threading.Event()
+
+    def record(calls):
+        if any(each.msg_id == "m3" for each in calls):
+            raise DataError("insert", {}, Exception("unsupported Unicode escape sequence"))
+        return real(calls)
+
+    store.record = record  # type: ignore[method-assign]
+    first = asyncio.create_task(writer.run(lambda each: blocked.wait()))
+    await asyncio.sleep(0.05)
+    for number in range(6):
+        writer.record(call(number))
+    blocked.set()
+    await first
+    assert (await writer.run(lambda each: each.counts()))["recorded"] == 5
+    assert (writer.counts.recorded, writer.counts.dropped, writer.waiting) == (5, 1, 0)
+    writer.close()

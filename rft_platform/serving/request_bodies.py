@@ -1,0 +1,101 @@
+"""JSON bodies of feedback and commits. Whatever passes here can be stored by every database, SQLite or PostgreSQL."""
+
+import math
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from rft_platform.serving.gateway import LONGEST_NAME
+from rft_platform.serving.traffic import MOST_IDS, REWARD
+
+_LONGEST_METRIC = 100  # characters, as in the database
+_LONGEST_TEXT = 100_000  # characters of a comment or a correction
+
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+MetricName = Annotated[str, Field(min_length=1, max_length=_LONGEST_METRIC)]
+Text = Annotated[str, Field(max_length=_LONGEST_TEXT)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class StorableBody(BaseModel):
+    """A request body without what PostgreSQL refuses in text and JSON: NUL, lone surrogates, NaN and infinity."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_storable(cls, values: Any) -> Any:
+        waiting = [values]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, dict):
+                waiting += [*each, *each.values()]
+            elif isinstance(each, list):
+                waiting += each
+            elif isinstance(each, str) and not _is_storable_text(each):
+                raise ValueError(f"the text {each[:50]!r} contains NUL or half of a surrogate pair")
+            elif isinstance(each, float) and not math.isfinite(each):
+                raise ValueError(f"{each} is no finite number")
+        return values
+
+
+def _is_storable_text(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+class UserFeedback(BaseModel):
+    """A rating by a person, with a comment."""
+
+    rating: Number | None = None
+    comment: Text | None = None
+
+
+class FeedbackRequest(StorableBody):
+    """How well a run did: the ids of its answers and a reward, or the value of another declared metric."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    msg_ids: list[Name] | None = Field(default=None, max_length=MOST_IDS)
+    reward: Number | None = None
+    task_id: Name | None = None
+    run_id: Name | None = None
+    conversation_id: Name | None = None
+    feedback_id: Name | None = None
+    metric: MetricName = REWARD
+    value: Number | None = None
+    comment: Text | None = None
+    correction: Text | None = None
+    tags: dict[str, Any] = Field(default_factory=dict)
+    metrics: dict[str, Number] = Field(default_factory=dict)
+    user_feedback: UserFeedback | None = None
+
+    @field_validator("run_id", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @model_validator(mode="after")
+    def _names_something(self) -> "FeedbackRequest":
+        if self.msg_ids is None and self.conversation_id is None and (self.task_id is None or self.run_id is None):
+            raise ValueError(
+                "msg_ids is missing: expected the ids of the answers, a conversation_id, or task_id and run_id"
+            )
+        if self.msg_ids is not None and not self.msg_ids:
+            raise ValueError("msg_ids is empty: expected the ids of the answers that the feedback is about")
+        says = (self.reward, self.value, self.comment, self.correction, self.user_feedback)
+        if all(each is None for each in says):
+            raise ValueError("reward is missing: expected a finite number, a value, a comment or a correction")
+        return self
+
+
+class CommitRequest(StorableBody):
+    """Which labelled rows to commit; without any field all of them."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    task_id: Name | None = None
+    run_id: Name | None = None
+    time_threshold: int | None = Field(default=None, ge=0, lt=2**53)  # milliseconds; rows labelled earlier stay
+
+    @field_validator("run_id", mode="before")
+    @classmethod
+    def _as_text(cls, value: Any) -> Any:
+        return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
