@@ -48,13 +48,17 @@ def saved_state(folder: Path) -> dict[str, Any] | None:
     return dict(read_sealed_json(path)["files"]) if path.exists() else None
 
 
-def lacks_state(folder: Path) -> bool:
-    """Whether ``folder`` is a checkpoint whose trainer state is not saved (yet): repeating its training makes it."""
+def defers_state(folder: Path) -> bool:
+    """Whether ``folder`` is a checkpoint whose trainer state is saved after its weights, or not at all."""
     try:
-        deferred = bool(read_sealed_json(folder / MANIFEST).get("deferred_state"))
+        return bool(read_sealed_json(folder / MANIFEST).get("deferred_state"))
     except (OSError, ValueError, DamagedError):
         return False  # no checkpoint, or a damaged one, which readers report
-    return deferred and not (folder / SAVED_STATE).exists()
+
+
+def lacks_state(folder: Path) -> bool:
+    """Whether ``folder`` is a checkpoint whose trainer state is not saved (yet): repeating its training makes it."""
+    return defers_state(folder) and not (folder / SAVED_STATE).exists()
 
 
 def saved_state_damage(folder: Path, digest: Digest | None = digest_file) -> str | None:

@@ -5,11 +5,13 @@ from typing import Any
 
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key
+from rft_platform.experience.notes import ASIDE
 from rft_platform.rounds.project.notes import EXPLORE
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import oldest_trainable
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
+from rft_platform.serving.traffic import TrafficStore
 
 
 def collect(project: Project, round_number: int) -> dict[str, Any]:
@@ -19,6 +21,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     none is used by two rounds. Raises StorageError if no row is committed.
     """
     started, traffic = perf_counter(), traffic_store(project)
+    _refuse_rows_of_another_home(project, traffic, round_number)
     calls = traffic.settle(round_number, project.batches.experiences_a_round, oldest_trainable(project))
     if not calls:
         raise StorageError(
@@ -42,3 +45,18 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     project.store.write_note(round_number, EXPLORE, summary)
     traffic.consume(round_number)
     return summary
+
+
+def _refuse_rows_of_another_home(project: Project, traffic: TrafficStore, round_number: int) -> None:
+    """Raise StorageError if the rows of this round were exported by another project, or by a home that is gone.
+
+    A round of this home has its files, or those that were damaged and moved aside.
+    """
+    store = project.store
+    here = bool(store.rollout_files(round_number)) or (store.round_folder(round_number) / ASIDE).is_dir()
+    if traffic.is_consumed(round_number) and not here:
+        raise StorageError(
+            f"the database of production traffic has given its rows of {round_key(round_number)} to another home: each "
+            "project needs a database of its own (buffer.trainer_input.experience_buffer.path); a project that starts "
+            "again needs a new one too"
+        )

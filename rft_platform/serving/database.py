@@ -122,7 +122,8 @@ def open_database(url: str) -> Engine:
     ``url`` is SQLAlchemy's. Raises UserError for a URL that SQLAlchemy does not understand.
     """
     try:
-        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
+        # parameters are personal data, which errors and logs must not show
+        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True)
     except Exception as error:
         raise UserError(
             f"the database {url.partition('://')[0]}://... cannot be used: {error}; expected sqlite:///FILE or "

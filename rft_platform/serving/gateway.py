@@ -119,7 +119,7 @@ class TrafficApp(RecordingApp):
         """
         assert isinstance(record, TrafficRun)
         content = await request.aread()
-        place = place_of(record.headers, _object(content)) if self.router.release is not None else {}
+        place = self._place_of(record.headers, _object(content)) if self.router.release is not None else {}
         record.move(self.router.route(record.headers, place, secrets.token_hex(8)))
         if record.route.arm == CANDIDATE:
             response = await self._ask_candidate(record, request, content)
@@ -187,7 +187,7 @@ class TrafficApp(RecordingApp):
             self.counts.opted_out += 1
             return
         request = json_codec.parse_object(body)
-        place = place_of(headers, request)
+        place = self._place_of(headers, request)
         tenant = self.tenant_of(headers)
         unit = place.get("run_id") or place.get("conversation") or calls[0].msg_id
         decision = self._selection.decide(request, calls[0].response, unit, headers, tenant)
@@ -212,6 +212,9 @@ class TrafficApp(RecordingApp):
                 )
             )
 
+    def _place_of(self, headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
+        return place_of(headers, request, record_keys=not self._tenants)
+
     async def aclose(self) -> None:
         """Close the connections to the engine."""
         await self._connections.aclose()
@@ -231,14 +234,15 @@ def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
     return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
 
 
-def place_of(headers: Mapping[str, str], request: Mapping[str, Any]) -> dict[str, str]:
+def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:
     """Task, run, conversation and subject of a request: from its headers, its ``metadata``, ``user``, or record key.
 
-    A bearer key ``<batch>/<task>/<run>`` names task and run as well.
+    With ``record_keys`` a bearer key ``<batch>/<task>/<run>`` names task and run as well. Where clients have API keys,
+    the bearer key is a secret and never a name.
     """
     metadata = request.get("metadata")
     named = dict(metadata) if isinstance(metadata, Mapping) else {}
-    batch, _, rest = (bearer_token(headers) or "").partition("/")
+    batch, _, rest = ((bearer_token(headers) if record_keys else None) or "").partition("/")
     task, _, run = rest.rpartition("/")
     key = {"task_id": f"{batch}/{task}", "run_id": run} if batch and task and run else {}
     candidates = {

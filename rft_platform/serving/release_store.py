@@ -196,7 +196,8 @@ class ReleaseStore:
         satisfaction = case((Feedback.metric == SATISFACTION, Feedback.value), else_=rating)
         query = (
             select(
-                Call.number, Call.msg_id, Call.subject, Call.conversation, Call.task_id, Call.run_id, Call.reward,
+                Call.number, Call.tenant, Call.msg_id, Call.subject, Call.conversation, Call.task_id, Call.run_id,
+                Call.reward,
                 Call.model_call["duration_s"].as_float().label("latency_s"),
                 func.avg(satisfaction).label(SATISFACTION),
             )
@@ -209,13 +210,13 @@ class ReleaseStore:
         units: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for row in session.execute(query):
             place = {name: getattr(row, name) for name in ("subject", "conversation", "task_id", "run_id")}
-            unit = unit_of(place, release.sticky, row.msg_id)
+            unit = f"{row.tenant}/{unit_of(place, release.sticky, row.msg_id)}"
             if row.latency_s is not None:
                 units["latency_s"][unit].append(row.latency_s)
             if row.satisfaction is not None:
                 units[SATISFACTION][unit].append(row.satisfaction)
             if row.reward is not None:
-                run = f"{row.task_id}/{row.run_id}" if row.run_id is not None else row.msg_id
+                run = f"{row.tenant}/{row.task_id}/{row.run_id}" if row.run_id is not None else row.msg_id
                 if run not in runs:
                     units["accuracy"][unit].append(float(row.reward >= SUCCESS))
                 runs[run] = row.reward

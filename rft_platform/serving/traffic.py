@@ -137,9 +137,10 @@ class TrafficStore:
             unknown = tuple(each for each in dict.fromkeys(feedback.msg_ids) if each not in known)
             if not calls:
                 return FeedbackResult(unknown=unknown)
-            if not session.connection().execute(self._insert_new(Feedback).values(_row_of(feedback, now))).rowcount:
+            row = _row_of(feedback, now)
+            if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
-            session.add_all(FeedbackCall(feedback_id=feedback.feedback_id, number=call.number) for call in calls)
+            session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
             open_calls = [call for call in calls if call.state in (RECORDED, LABELLED, UNTRAINABLE)]
             same = {call.msg_id for call in open_calls if _is_repeated(call, feedback)}
             if feedback.metric == REWARD and feedback.value is not None:
@@ -161,14 +162,16 @@ class TrafficStore:
         *,
         task_id: str | None = None,
         run_id: str | None = None,
+        tenant: str = "",
         max_age_s: float | None = None,
         group_size: int = 1,
         group_deadline_s: float = 3600.0,
     ) -> CommitResult:
         """Commit labelled rows for training and return how many.
 
-        ``task_id`` and ``run_id`` restrict the commit; ``max_age_s`` leaves out rows that were labelled earlier. A task
-        is held back until it has ``group_size`` labelled runs, or until its first label is ``group_deadline_s`` old.
+        ``task_id``, ``run_id`` and ``tenant`` restrict the commit; ``max_age_s`` leaves out rows that were labelled
+        earlier. A task is held back until it has ``group_size`` labelled runs, or until its first label is
+        ``group_deadline_s`` old.
         """
         now = self._clock()
         with self._transaction() as session:
@@ -177,11 +180,13 @@ class TrafficStore:
                 query = query.where(Call.task_id == task_id)
             if run_id is not None:
                 query = query.where(Call.run_id == run_id)
+            if tenant:
+                query = query.where(Call.tenant == tenant)
             if max_age_s is not None:
                 query = query.where(Call.labelled_at >= now - max_age_s)
-            tasks: defaultdict[str, list[Call]] = defaultdict(list)
+            tasks: defaultdict[tuple[str, str], list[Call]] = defaultdict(list)
             for call in session.scalars(query):
-                tasks[call.task_id or call.msg_id].append(call)
+                tasks[call.tenant, call.task_id or call.msg_id].append(call)
             committed = pending = 0
             for calls in tasks.values():
                 runs = {call.run_id for call in calls}
@@ -209,20 +214,30 @@ class TrafficStore:
 
         Tasks that older weights than ``oldest_version`` sampled become stale: no round takes them.
 
-        A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly.
+        A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly. A call
+        that finds no row settles nothing.
         """
         with self._transaction() as session:
-            if session.get(Batch, batch) is None:
+            settled = session.get(Batch, batch)
+            if settled is None or settled.rows == 0:
                 stale, chosen = self._next_rows(session, most_rows, oldest_version)
                 for numbers, values in ((stale, {"state": STALE}), (chosen, {"batch": batch})):
                     for start in range(0, len(numbers), _NUMBERS):
                         part = numbers[start : start + _NUMBERS]
                         session.execute(update(Call).where(Call.number.in_(part)).values(values))
-                session.add(Batch(number=batch, rows=len(chosen), settled_at=self._clock()))
+                if not chosen:
+                    return []
+                session.merge(Batch(number=batch, rows=len(chosen), settled_at=self._clock(), consumed_at=None))
                 session.flush()
             rows = list(session.scalars(select(Call).where(Call.batch == batch).order_by(Call.number)))
             session.expunge_all()
             return rows
+
+    def is_consumed(self, batch: int) -> bool:
+        """Whether the rows of a round are in Parquet already."""
+        with self._transaction() as session:
+            settled = session.get(Batch, batch)
+            return settled is not None and settled.rows > 0 and settled.consumed_at is not None
 
     def consume(self, batch: int) -> int:
         """Mark a round's rows as consumed, once they are in Parquet; returns their number. May be repeated."""
@@ -333,6 +348,7 @@ class TrafficStore:
         if len(feedback.msg_ids) > MOST_IDS:
             raise UserError(f"a feedback names {len(feedback.msg_ids):,} messages: expected at most {MOST_IDS:,}")
         query = select(Call).options(defer(Call.model_call)).order_by(Call.number).with_for_update()
+        query = query.where(Call.state != FORGOTTEN)
         if feedback.msg_ids:
             query = query.where(Call.msg_id.in_(feedback.msg_ids))
         elif feedback.conversation is not None:
@@ -346,15 +362,15 @@ class TrafficStore:
     ) -> tuple[list[int], list[int]]:
         """Numbers of the committed rows that are too old, and of those for the next round."""
         query = (
-            select(Call.number, Call.task_id, Call.msg_id, Call.policy_version)
+            select(Call.number, Call.tenant, Call.task_id, Call.msg_id, Call.policy_version)
             .where(Call.state == COMMITTED, Call.batch.is_(None))
             .order_by(Call.committed_at, Call.task_id, Call.number)
             .with_for_update()
         )
-        tasks: defaultdict[str, list[int]] = defaultdict(list)
-        newest: defaultdict[str, float] = defaultdict(lambda: -math.inf)
-        for number, task_id, msg_id, version in session.execute(query):
-            task = task_id or msg_id
+        tasks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        newest: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
+        for number, tenant, task_id, msg_id, version in session.execute(query):
+            task = tenant, task_id or msg_id
             tasks[task].append(number)
             newest[task] = max(newest[task], math.inf if version is None else version)
         stale: list[int] = []
@@ -372,6 +388,9 @@ class TrafficStore:
 def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:
     kept = ("feedback_id", "tenant", "metric", "value", "comment", "correction")
     row = {name: getattr(feedback, name) for name in kept}
+    if feedback.tenant:  # each tenant has ids of its own
+        name = f"{feedback.tenant}/{feedback.feedback_id}"
+        row["feedback_id"] = hashlib.sha256(name.encode()).hexdigest()
     return row | {"received_at": now, "tags": dict(feedback.tags), "request": dict(feedback.request)}
 
 

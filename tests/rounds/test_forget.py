@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
 from rft_platform.inference.canary import Canary
@@ -132,3 +132,14 @@ def test_rows_that_a_round_collects_now_are_not_forgotten(project: Project) -> N
     with pytest.raises(UserError, match="round 2 collects rows of this subject"):
         forget(project, None, "ann")
     assert files_with(project.home.root, SECRET)
+
+
+def test_a_home_that_starts_again_does_not_train_on_rows_that_were_consumed_before(project: Project) -> None:
+    url = f"sqlite:///{project.home.root / 'online' / 'traffic.db'}"
+    config = project.config.model_dump(exclude_unset=True)
+    config["buffer"]["trainer_input"]["experience_buffer"]["path"] = url
+    fresh = Project(Home(project.home.root.parent / "fresh"), build_config(config))
+    publish(fresh.store, Policy("model", 0, "0" * 64, round=0))
+    with pytest.raises(StorageError, match="has given its rows of r0001 to another home"):
+        collect(fresh, 1)
+    assert collect(project, 1)["rows"] == 4  # repeated after a crash: the same rows

@@ -3,6 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from pydantic import ValidationError
+
+from rft_platform.serving.app import FeedbackRequest
+from rft_platform.serving.gateway import place_of
 from rft_platform.serving.releases.assignment import Split
 from rft_platform.serving.routing import Router, ServedRelease
 
@@ -46,3 +51,15 @@ def test_failures_count_per_release() -> None:
     assert made.candidate_failures == 3
     made.begin(ServedRelease(8, "ab", Split(0.5, "user", 8), OTHER))
     assert made.candidate_failures == 0
+
+
+def test_an_api_key_is_never_taken_as_the_name_of_a_run() -> None:
+    headers = {"authorization": "Bearer Qx7/9aZkL2/8sTuVw"}
+    assert place_of(headers, {}) == {"task_id": "Qx7/9aZkL2", "run_id": "8sTuVw"}
+    assert place_of(headers, {}, record_keys=False) == {}
+
+
+@pytest.mark.parametrize("given", [{"metrics": {"x": float("nan")}}, {"user_feedback": {"rating": float("inf")}}])
+def test_ratings_and_metrics_are_finite(given: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="finite number"):
+        FeedbackRequest.model_validate({"msg_ids": ["a"], "reward": 1.0, **given})

@@ -1,12 +1,22 @@
 """Production traffic in the database: every step is kept, repeated steps change nothing, groups stay whole."""
 
 import threading
+from dataclasses import asdict
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
 from rft_platform.common.errors import UserError
+from rft_platform.experience.record import ModelCall
+from rft_platform.rounds.selection.production_rows import rows_of_traffic
 from rft_platform.serving.database import open_database
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
+
+RECORDED = {
+    "msg_id": "a", "policy_version": 3, "prompt_ids": [1], "response_ids": [2], "rollout_logprobs": [-0.5],
+    "finish_reason": "stop", "temperature": 1.0, "top_p": 1.0, "top_k": -1, "messages": [], "tools": [],
+    "response": {"role": "assistant", "content": "x"}, "created_at": 0.0, "duration_s": 0.1,
+}  # fmt: skip
 
 
 class Clock:
@@ -171,3 +181,48 @@ def test_processes_that_record_and_label_at_once_lose_nothing(url) -> None:
 def test_a_url_that_is_none_is_refused() -> None:
     with pytest.raises(UserError, match="expected sqlite:///FILE"):
         open_database("no-url")
+
+
+def test_a_round_that_found_no_rows_finds_those_that_are_committed_later(store) -> None:
+    assert store.settle(1) == []
+    store.record([call("a")])
+    store.give_feedback(feedback("f1", "a"))
+    store.commit()
+    assert [row.msg_id for row in store.settle(1)] == ["a"]
+    assert not store.is_consumed(1)
+    store.consume(1)
+    assert store.is_consumed(1)
+
+
+def test_tenants_have_feedback_ids_tasks_and_commits_of_their_own(store) -> None:
+    place = {"task_id": "parcel", "run_id": "0"}
+    store.record([call("a", tenant="shop", **place), call("b", tenant="bank", **place)])
+    assert store.give_feedback(feedback("ticket-1", "a", value=0.0, tenant="shop")) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("ticket-1", "b", value=1.0, tenant="bank")) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("ticket-1", "b", value=1.0, tenant="bank")) == FeedbackResult(duplicate=1)
+    assert store.commit(tenant="shop", group_size=2) == CommitResult(pending_groups=1)
+    assert store.commit(tenant="shop") == CommitResult(committed=1)
+    assert store.commit() == CommitResult(committed=1)
+    rows = [ModelCall(**RECORDED), ModelCall(**RECORDED)]
+    calls = store.settle(1)
+    for stored, recorded in zip(calls, rows, strict=True):
+        stored.model_call = {**asdict(recorded), "engine": "test", "template_hash": ""}
+    assert [(row.task_id, row.run_reward) for row in rows_of_traffic(calls, 1)] == [
+        ("shop/parcel", 0.0), ("bank/parcel", 1.0),
+    ]  # fmt: skip
+
+
+def test_what_is_said_about_a_forgotten_call_is_not_kept(store) -> None:
+    store.record([call("a", subject="ann")])
+    store.forget("ann")
+    assert store.give_feedback(feedback("f1", "a", comment="ann was unhappy")) == FeedbackResult(unknown=("a",))
+
+
+def test_errors_of_the_database_do_not_show_what_was_said(tmp_path) -> None:
+    engine = open_database(f"sqlite:///{tmp_path / 'traffic.db'}")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE feedback_calls")
+        connection.exec_driver_sql("DROP TABLE calls")
+    with pytest.raises(SQLAlchemyError) as error:
+        TrafficStore(engine).record([call("a", subject="ann", model_call={"text": "a secret"})])
+    assert "ann" not in str(error.value) and "secret" not in str(error.value)

@@ -89,11 +89,13 @@ def test_a_killed_save_is_repeated_and_its_leftovers_are_replaced(session, round
     folder = Path(two.checkpoint)
     whole = tensors(two.checkpoint)
     (folder / SAVED_STATE).unlink()  # killed after half of the files were in place
-    shutil.move(folder / "trainer_state" / "optimizer.safetensors", folder / "trainer_state" / ".saving")
+    left = folder / "trainer_state" / ".saving"
+    left.mkdir()
+    shutil.move(folder / "trainer_state" / "optimizer.safetensors", left)
 
     after = TrainingSession(session.ranks, "float32")
     train(after, round_request(seed=3, parent=two.checkpoint, parent_version=two.policy_version, save_state="now"))
-    assert after.state is not None and saved(one)
+    assert after.state is not None and saved(one) and not left.exists()
     assert read_manifest(folder).weights_digest == two.weights_digest and whole
 
 

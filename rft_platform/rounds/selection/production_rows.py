@@ -43,12 +43,12 @@ def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:
     last: dict[str, RolloutRow] = {}
     rows = []
     for call in calls:
-        run = f"online/{call.task_id}/{call.run_id}"
+        run = _run_of(call)
         row = _row(call, run, steps[run], round_number)
         steps[run] += 1
         last[run] = row
         rows.append(row)
-    rewards = {f"online/{call.task_id}/{call.run_id}": call.reward for call in calls}
+    rewards = {_run_of(call): call.reward for call in calls}
     for run, row in last.items():
         row.run_reward = rewards[run]
         row.run_output = row.call.response.get("content")
@@ -68,6 +68,15 @@ def tasks_of_traffic(rows: Sequence[RolloutRow]) -> dict[str, Task]:
     return tasks
 
 
+def _task_of(call: Call) -> str:
+    """Name of the task; each tenant has tasks of its own."""
+    return f"{call.tenant}/{call.task_id}" if call.tenant else str(call.task_id)
+
+
+def _run_of(call: Call) -> str:
+    return f"online/{_task_of(call)}/{call.run_id}"
+
+
 def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
     recorded: dict[str, Any] = dict(call.model_call)
     engine, template_hash = recorded.pop(ENGINE), recorded.pop(TEMPLATE_HASH)
@@ -75,9 +84,9 @@ def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:
     model_call.top_k = min(model_call.top_k, LARGEST_TOP_K)
     return RolloutRow(
         row_id=row_id(call.msg_id, 0, call.choice),
-        task_id=str(call.task_id),
+        task_id=_task_of(call),
         taskset="online",
-        group_id=f"online/{call.task_id}",
+        group_id=f"online/{_task_of(call)}",
         run_id=run,
         step=step,
         round=round_number,

@@ -91,7 +91,7 @@ class Draft:
         critic = _gather_critic(state.critic) if with_state and state.critic is not None else None
         if ranks.world_size == 1:
             shards = {place: on_host(_local(tensors)) for place, tensors in shards.items()}
-        if copy and (ranks.world_size > 1 or ranks.device.type == "cpu"):
+        if copy and (ranks.world_size > 1 or ranks.device.type == "cpu" or ranks.layout.cpu_offload):
             shards = {place: _copied(tensors) for place, tensors in shards.items()}
             weights = None if weights is None else {name: value.clone() for name, value in weights.items()}
         if copy:

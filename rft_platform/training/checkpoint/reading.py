@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from rft_platform.algorithms.kl import KlControl
+from rft_platform.common.digests import defers_state
 from rft_platform.common.errors import DamagedError, UserError
 from rft_platform.common.files import read_json
 from rft_platform.common.recorded_paths import CHECKPOINT_PREFIX, from_manifest
@@ -71,11 +72,17 @@ def load_state(
     if saved is not None and lora != saved:
         raise UserError(f"{folder} holds a LoRA adapter of {saved}, but {lora} was asked for: use the same settings")
     weights = Path(base_model) if base_model else folder
+    resumed = origin["trained"] and saved == lora and not fresh
     policy = load_policy(
-        weights, ranks, dtype, lora=None if saved else lora, adapter=folder if saved else None, seed=seed
+        weights,
+        ranks,
+        dtype,
+        lora=None if saved else lora,
+        adapter=folder if saved else None,
+        seed=seed,
+        resumed=resumed,
     )
     optimizer = build_optimizer(policy.model, spec)
-    resumed = origin["trained"] and saved == lora and not fresh
     values = None
     if critic is not None:
         values = _read_critic(folder / TRAINER_STATE, weights, critic, ranks, dtype, fresh=not resumed)
@@ -176,7 +183,7 @@ def _read_critic(
     moments and the update count, but keeps the weights.
     """
     saved = folder / CRITIC
-    found = saved.is_dir()
+    found = saved.is_dir() and not (fresh and defers_state(folder.parent))
     source = saved if found else Path(spec.folder).absolute() if spec.folder else body
     if source not in (saved, body):  # those two were verified with the checkpoint
         ranks.from_first(lambda: verified_weights(source))

@@ -11,12 +11,11 @@ of the work. The ranks synchronise in ``finish``.
 import logging
 import shutil
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from rft_platform.common.digests import SAVED_STATE
 from rft_platform.common.errors import DiskFullError, StorageError
@@ -184,21 +183,30 @@ class StateSaving(_SharedWriting):
 
     def _open(self) -> str:
         shards = self.folder / TRAINER_STATE / _UNFINISHED
-        if shards.exists():
-            shutil.rmtree(shards)
-        self.draft.make_folders(shards)
+        with self._described_errors():
+            remove_unfinished(self.folder)
+            self.draft.make_folders(shards)
+        self._stack.callback(shutil.rmtree, shards, ignore_errors=True)
         return str(shards)
 
     def _lead(self) -> None:
-        try:
+        with self._described_errors():
             self.draft.write_state(self._shards, self.ranks)
             self._await_others()
             fsync_tree(self.folder)
             fsync(self.folder.parent)
             if self.with_state:
                 self._put_in_place()
-            shutil.rmtree(self._shards)
-        except (OSError, SafetensorError) as error:
+        self.draft = replace(self.draft, shards={}, critic=None)  # free the copies
+
+    @contextmanager
+    def _described_errors(self) -> Iterator[None]:
+        """Raise any error of the block as a StorageError, which the trainer survives."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:
             if is_disk_full(error):
                 needs = f"{self.draft.nbytes / 1e9:.1f} GB"
                 raise DiskFullError(f"{self.folder}: no space for the trainer state, which needs {needs}") from error
@@ -213,6 +221,13 @@ class StateSaving(_SharedWriting):
             written.replace(target)
         named = {f"{TRAINER_STATE}/{name}": entry for name, entry in files.items()}
         write_sealed_json(self.folder / SAVED_STATE, {"files": named})
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed trainer left of a trainer state that it was saving into checkpoint ``folder``."""
+    left = folder / TRAINER_STATE / _UNFINISHED
+    if left.exists():
+        shutil.rmtree(left)
 
 
 def remove_leftovers_of(folder: Path) -> None:

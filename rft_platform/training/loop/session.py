@@ -3,7 +3,8 @@
 The session holds one state, and requests lead from a parent checkpoint to the next.
 
 After a request the held state is a published one: the request's result, or its parent if the training raised an
-RftError. After any other error the state is not defined and the process must end.
+RftError (none if the parent's state is not saved). After any other error the state is not defined and the process must
+end.
 """
 
 import gc
@@ -22,6 +23,7 @@ from rft_platform.algorithms.plugins import import_plugins
 from rft_platform.common.digests import MANIFEST, lacks_state
 from rft_platform.common.errors import RftError, StorageError, TrainerError, UserError
 from rft_platform.common.files import read_json
+from rft_platform.training.checkpoint.content import Draft
 from rft_platform.training.checkpoint.manifest import STEPS, identify, read_manifest
 from rft_platform.training.checkpoint.periodic import PeriodicCheckpoints, latest
 from rft_platform.training.checkpoint.reading import load_state
@@ -38,6 +40,7 @@ from rft_platform.training.loop.training_run import (
     is_published,
     published_before,
     repeated_request,
+    unsaved_until,
     warn_if_different,
 )
 from rft_platform.training.models.loading import compute_dtype
@@ -59,6 +62,7 @@ class TrainingSession:
         self.dtype = compute_dtype(dtype, ranks.device)
         self.state: TrainerState | None = None
         self._saving: StateSaving | None = None  # of the last published checkpoint
+        self._cancelled: Callable[[], bool] = lambda: False  # asks the caller of the present request
         self._planner = Planner()
         self._precompute = Precompute(FrozenModel(ranks, self.dtype), FrozenModel(ranks, self.dtype))
         # dtypes of activations and of gradient sums: they change the result, so they are part of a training's identity
@@ -73,6 +77,7 @@ class TrainingSession:
         the start.
         """
         self._save_again_if_failed()
+        self._cancelled = cancelled
         watch, cpu_start = Stopwatch(), time.process_time()
         objective = build_objective(request)
 
@@ -148,7 +153,14 @@ class TrainingSession:
         return [[0.0, *row.tolist()] for row in values]
 
     def close(self) -> None:
-        """Wait until the state of the last checkpoint is on disk. Every rank must call it."""
+        """Save the held state if it is not on disk, because the trainer ends. Every rank must call it."""
+        self._await_saving()
+        state = self.state
+        if state is None or not state.digest or not self.ranks.from_first(lambda: lacks_state(state.folder)):
+            return
+        _, held = Draft.take(state, None, self.ranks, hf=True, copy=False).split()
+        self._saving = StateSaving(state.folder, held, self.ranks, with_state=True)
+        self._saving.begin(background=False)
         self._await_saving()
 
     def _await_saving(self) -> None:
@@ -162,22 +174,38 @@ class TrainingSession:
 
     def _save_again_if_failed(self) -> None:
         """If the last state could not be saved, try once more before the next training; raise the error then."""
-        if self._saving is None or not self.ranks.largest(float(self._saving.failed)):
-            return
         failed = self._saving
+        if failed is None or not self.ranks.largest(float(failed.failed)):
+            return
         self._await_saving()
         if not self.ranks.from_first((failed.folder / MANIFEST).exists):
             return  # the checkpoint was moved aside because it is damaged
-        self._saving = failed.again()
-        self._saving.begin(background=False)
-        self._saving.end()
+        self._saving = failed  # until the new attempt has begun
+        again = failed.again()
+        again.begin(background=False)
+        self._saving = again
+        again.end()
 
     def _repeat(self, folder: Path, request: TrainRequest) -> None:
-        """Hold the state of ``folder``, which was not saved, by repeating the training that made it.
+        """Hold the state of ``folder``, which was not saved, by repeating the trainings since the last saved state.
 
-        The parent's state may have to be made in the same way. Raises StorageError if the training cannot be repeated
-        exactly, or if ``request`` trains another adapter or critic.
+        Raises DamagedError if the weights in ``folder`` are not the published ones, and StorageError if a training
+        cannot be repeated exactly, or if ``request`` trains another adapter or critic.
         """
+        unsaved = [Path(each) for each in self.ranks.from_first(lambda: unsaved_until(folder))]
+        for each in unsaved:  # oldest first
+            self._repeat_training(each)
+        state = self.state
+        assert state is not None
+        if not state.serves(request.lora, request.algorithm.critic):
+            raise StorageError(
+                f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: repeat "
+                "it with the settings of the training before"
+            )
+        warn_if_different(state, folder, self.ranks)
+
+    def _repeat_training(self, folder: Path) -> None:
+        """Train again what made ``folder``, from its parent's state, and hold the result."""
         manifest = read_manifest(folder)
         assert manifest is not None
         repeated = repeated_request(folder, manifest)
@@ -196,31 +224,37 @@ class TrainingSession:
         run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
         run.state.digest = ""  # modified from here on
         try:
-            self._optimise(run, lambda event: None, lambda: False)
+            self._optimise(run, lambda event: LOG.info("repeated step %d", event.step), self._cancelled)
         except RftError:
             run.drop_state()
-            self.state = None
+            self._release()
             raise
         state = run.state
-        if not state.serves(request.lora, request.algorithm.critic):
-            raise StorageError(
-                f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: repeat "
-                "it with the settings of the training before"
-            )
-        warn_if_different(state, folder)
         state.folder, state.digest = folder, manifest.state_digest
         state.weights_digest, state.policy_version = manifest.weights_digest, manifest.policy_version
 
+    def _release(self) -> None:
+        """Free the held state, also in a save that still refers to it."""
+        self._await_saving()
+        self.state = None
+        gc.collect()  # sharded models contain reference cycles
+
     @contextmanager
     def _parent_restored_on_error(self, run: TrainingRun) -> Iterator[None]:
-        """After an RftError in the body, drop the state of ``run`` and hold that of its parent again."""
+        """After an RftError in the body, drop the state of ``run`` and hold that of its parent again.
+
+        A parent whose state is not saved is not trained again for this: the next request does that.
+        """
         run.state.digest = ""  # marks the state as modified, so that it is never reused as that of a folder
         try:
             yield
         except RftError as error:
             run.drop_state()
             _forget_frames(error)  # they keep tensors alive, and memory does not suffice for two states
-            self._ensure_state(Path(run.request.parent).absolute(), run.parent_digest, run.request)
+            self._release()
+            parent = Path(run.request.parent).absolute()
+            if not self.ranks.from_first(lambda: lacks_state(parent)):
+                self._ensure_state(parent, run.parent_digest, run.request)
             raise
 
     def _resume(self, run: TrainingRun, on_step: OnStep) -> list[StepEvent]:
@@ -252,10 +286,8 @@ class TrainingSession:
         if state is not None and exact and not request.fresh_optimizer:
             state.continue_with(request.optimizer, request.algorithm.critic, folder)
             return state
-        if state is not None:
-            self.state = state = None  # free it before the next state is read
-            gc.collect()  # sharded models contain reference cycles
-        self._await_saving()
+        del state
+        self._release()  # before the next state is read
         if not request.fresh_optimizer and self.ranks.from_first(lambda: lacks_state(folder)):
             self._repeat(folder, request)
             assert self.state is not None

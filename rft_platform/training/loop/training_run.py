@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import load_file
 
+from rft_platform.common.digests import lacks_state
 from rft_platform.common.errors import StorageError, TrainingCancelled
 from rft_platform.common.recorded_paths import from_manifest
 from rft_platform.training.checkpoint.content import Draft
-from rft_platform.training.checkpoint.manifest import Manifest, library_versions, read_manifest
-from rft_platform.training.checkpoint.writing import Publication, StateSaving
+from rft_platform.training.checkpoint.manifest import Manifest, library_versions, read_manifest, verify
+from rft_platform.training.checkpoint.writing import Publication, StateSaving, remove_unfinished
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.loop.plan import TrainingPlan
 from rft_platform.training.loop.step_metrics import Stopwatch, row_metrics, summarise
@@ -130,9 +131,10 @@ class TrainingRun:
         return result, saving
 
     def _has_room(self, target: Path, needed: int) -> bool:
-        """Whether the disk of ``target`` has room for ``needed`` bytes. Rank 0's answer counts."""
+        """Whether the disk of ``target`` has room for the ``needed`` bytes of all ranks. Rank 0's answer counts."""
+        total = self.ranks.total(needed)
         existing = next(folder for folder in target.parents if folder.exists())
-        return bool(self.ranks.from_first(lambda: shutil.disk_usage(existing).free > needed))
+        return bool(self.ranks.from_first(lambda: shutil.disk_usage(existing).free > total))
 
     def _is_due(self, last_step: int) -> bool:
         """Whether the steps of this training contain a multiple of the saving interval."""
@@ -200,18 +202,39 @@ def repeated_request(folder: Path, manifest: Manifest) -> TrainRequest:
     return train_request(recorded | one | many | now)
 
 
-def warn_if_different(state: TrainerState, folder: Path) -> None:
+def unsaved_until(folder: Path) -> list[str]:
+    """Checkpoints whose trainings must be repeated for the state of ``folder``: oldest first, ``folder`` last.
+
+    Raises DamagedError if the files of ``folder`` are not those that were published.
+    """
+    found: list[Path] = []
+    place = folder
+    while lacks_state(place):
+        manifest = read_manifest(place)
+        assert manifest is not None
+        if not found:
+            verify(place, manifest)
+        remove_unfinished(place)
+        found.append(place)
+        place = Path(repeated_request(place, manifest).parent).absolute()
+    return [str(each) for each in reversed(found)]
+
+
+def warn_if_different(state: TrainerState, folder: Path, ranks: Ranks) -> None:
     """Log the largest difference of a repeated training from the weights that it published first.
 
-    On a GPU the order of sums varies from run to run, and so do the last bits of the weights.
+    On a GPU the order of sums varies from run to run, and so do the last bits of the weights. Every rank must call it.
     """
     if state.lora is not None:
         return
     weights = gather_weights(state)
+    if not ranks.is_first:
+        return
     published = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
     both = weights.keys() & published.keys()
-    largest = max((float((weights[name] - published[name]).abs().max()) for name in both), default=0.0)
-    if largest > 0.0:
+    found = [(weights[name].to(state.dtype).float() - published[name].float()).abs().max() for name in both]
+    largest = max(map(float, found), default=0.0)
+    if not largest <= 0.0:
         LOG.warning("%s: its repeated training ended up to %.2g from its published weights", folder, largest)
 
 

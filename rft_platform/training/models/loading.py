@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rft_platform.common.digests import defers_state
 from rft_platform.common.errors import UserError
 from rft_platform.training.distributed import Ranks
 from rft_platform.training.models.shards import MASTER, TRAINER_STATE, ShardReader
@@ -40,17 +41,19 @@ def load_policy(
     lora: LoraSpec | None = None,
     adapter: Path | None = None,
     seed: int = 0,
+    resumed: bool = False,
 ) -> PackedPolicy:
     """Load the causal LM of ``folder`` on every rank: float32 master weights, activations of ``dtype``.
 
     If ``folder`` is a checkpoint of the platform, its master weights replace the published, rounded ones. ``lora`` adds
     a new adapter, initialised from ``seed``; ``adapter`` loads one from its folder. With an adapter, only the adapter
-    is trainable.
+    is trainable. Unless ``resumed``, the weights of a checkpoint whose state is saved later are the published ones, so
+    that they do not depend on when they are read.
     """
     model = _read(folder)
     with_adapter = lora is not None or adapter is not None
     if with_adapter:
-        _read_master(model, folder)
+        _read_master(model, folder, resumed)
         model = _with_adapter(model, folder, lora, adapter, seed)
     model.to(ranks.device)
     own_memory(model)
@@ -61,7 +64,7 @@ def load_policy(
     if is_sharded(ranks, dtype):
         shard(policy, policy.layers, ranks, dtype)
     if not with_adapter:
-        _read_master(model, folder)  # each rank reads its own part
+        _read_master(model, folder, resumed)  # each rank reads its own part
     check_tied(policy.causal, folder)
     return policy
 
@@ -89,9 +92,9 @@ def _read(folder: Path) -> Any:
         raise UserError(f"{folder}: transformers cannot load a causal LM from it: {error}") from error
 
 
-def _read_master(model: nn.Module, folder: Path) -> None:
+def _read_master(model: nn.Module, folder: Path, resumed: bool) -> None:
     """Replace the weights by the float32 ones of a platform checkpoint, if it has them."""
-    if _has_master(folder):
+    if _has_master(folder) and (resumed or not defers_state(folder)):
         with torch.no_grad():
             ShardReader(folder / TRAINER_STATE).read(master_weights(model))
 
