@@ -75,14 +75,16 @@ def build_app(
         return JSONResponse(body, 200 if known else 404)
 
     @app.post("/commit")
-    async def commit(given: CommitRequest | None = None) -> Response:
+    async def commit(request: Request, given: CommitRequest | None = None) -> Response:
         """Hand labelled rows to training; the answer counts rows and the groups that are held back."""
+        tenant = gateway.tenant_of(headers_of(request.scope))
         scope = given or CommitRequest()
         age = None if scope.time_threshold is None else scope.time_threshold / 1000
         result = await writer.run(
             lambda store: store.commit(
                 task_id=scope.task_id,
                 run_id=scope.run_id,
+                tenant=tenant,
                 max_age_s=age,
                 group_size=rule.group_size,
                 group_deadline_s=rule.group_deadline_s,

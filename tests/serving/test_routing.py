@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rft_platform.serving.app import FeedbackRequest
 from rft_platform.serving.gateway import place_of
 from rft_platform.serving.releases.assignment import Split
+from rft_platform.serving.request_bodies import FeedbackRequest
 from rft_platform.serving.routing import Router, ServedRelease
 
 BASE: Any = SimpleNamespace(name="base")
