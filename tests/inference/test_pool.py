@@ -278,7 +278,7 @@ def test_a_replica_that_comes_back_wrong_is_not_let_in(
 def test_the_right_file_with_wrong_numbers_is_noticed(pool: EnginePool) -> None:
     first, second = (replica.client for replica in pool.replicas.serving())
     weights = PoolWeights()
-    with pytest.raises(EngineError, match="nothing is known"):
+    with pytest.raises(EngineError, match="no reference to compare"):
         weights.bring_up(second, [])
     weights.learn(first.status(), first)
     weights.bring_up(second, [])

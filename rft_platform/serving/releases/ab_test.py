@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, variance
 from typing import Any, Literal
 
-from scipy.stats import t  # type: ignore[import-untyped]
-
 from rft_platform.common.errors import UserError
 
 METRICS = ("accuracy", "latency_s", "satisfaction")  #: the first one decides
@@ -99,5 +97,7 @@ def _welch(base: Sequence[float], candidate: Sequence[float], difference: float)
         return difference, difference, 1.0 if abs(difference) < _NO_VARIANCE else 0.0
     shares = [part**2 / (len(values) - 1) for part, values in zip(parts, (base, candidate), strict=True)]
     freedom = sum(parts) ** 2 / sum(shares)
+    from scipy.stats import t  # type: ignore[import-untyped]  # takes a second
+
     half = float(t.ppf(0.975, freedom)) * error
     return difference - half, difference + half, 2 * float(t.sf(abs(difference) / error, freedom))

@@ -9,8 +9,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.stats import binomtest  # type: ignore[import-untyped]
-
 from rft_platform.common.errors import UserError
 
 Decision = Literal["wait", "promote", "roll_back"]
@@ -102,5 +100,7 @@ def difference_interval(base: Successes, candidate: Successes, confidence: float
 
 
 def _wilson(found: Successes, confidence: float) -> tuple[float, float]:
+    from scipy.stats import binomtest  # type: ignore[import-untyped]  # takes a second
+
     interval = binomtest(found.successes, found.runs).proportion_ci(confidence, method="wilson")
     return float(interval.low), float(interval.high)
