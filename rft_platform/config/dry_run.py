@@ -217,8 +217,7 @@ def _online_waits(config: RftConfig, rows: int) -> list[str]:
             + ("" if every is None else f", or after at most {every:g} s")
         )
     if config.mode == "serve":
-        interval = config.explorer.service_status_check_interval
-        return [*waits, f"every {interval:g} s the service looks for new weights, which another process trains"]
+        return [*waits, "the service takes new versions of this RFT_HOME at once; another process there trains them"]
     waits.append(f"round k collects rows when {rows} are committed and round k-1 has trained, then trains on them")
     return [*waits, "then the engine takes the new weights; requests wait meanwhile", *_saves(config)]
 
@@ -246,6 +245,7 @@ _NO_EFFECT = {
     "trainer.trainer_config": "it configures another framework's trainer",
     "evaluation.schedule": "the schedule nightly_evaluation has its own time, which the Automation tab changes",
     "synchronizer.sync_method": "the engine loads weights from checkpoint files",
+    "explorer.service_status_check_interval": "the service looks for new versions twice a second",
     "synchronizer.sync_timeout": "a launch starts when its inputs exist, without a time limit",
     _STORAGE_TYPE: "experiences are stored as files",
 }

@@ -8,10 +8,11 @@ Feedback has an id, so a request that is repeated after a lost connection counts
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import openai
 from openai.resources.chat import AsyncChat, Chat
@@ -92,15 +93,44 @@ def _total(results: Iterable[FeedbackResult]) -> FeedbackResult:
 
 
 class _Shared(Generic[_Client]):
-    """What both clients share: the OpenAI client, the place of a run, and closing."""
+    """What both clients share: the OpenAI client ``openai``, whose calls the service records, and a run's place."""
 
     openai: _Client
+    _kind: ClassVar[Callable[..., Any]]  # class of ``openai``
 
-    def __init__(self, client: _Client, requests: _Requests, place: Place, *, commits: bool) -> None:
-        self.openai = client
-        self.place = place
-        self._requests = requests
-        self._commits = commits
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        api_key: str = "EMPTY",
+        *,
+        metrics: Iterable[Metric] = (),
+        commit_at_exit: bool = True,
+        **openai_options: Any,
+    ) -> None:
+        """``metrics``: what feedback may name beside ``reward``. Further options are those of the OpenAI client."""
+        root, options = _options(base_url, api_key, openai_options)
+        self.openai = self._kind(**options)
+        self.place = Place()
+        self._requests = _Requests(root, FeedbackForm(metrics))
+        self._commits = commit_at_exit
+
+    def run(
+        self,
+        task_id: str | None = None,
+        run_id: str | None = None,
+        *,
+        conversation_id: str | None = None,
+        subject: str | None = None,
+    ) -> Self:
+        """A client whose calls belong to one run or conversation; feedback without answers is about all of them.
+
+        ``subject`` names the person whose data the calls hold. Closing the result closes nothing.
+        """
+        scoped = copy(self)
+        scoped.place = self._place({"task_id": task_id, "run_id": run_id, "conversation_id": conversation_id})
+        scoped.openai = self.openai.with_options(default_headers=_headers(scoped.place, subject))
+        scoped._commits = False
+        return scoped
 
     def _place(self, given: Mapping[str, str | None]) -> Place:
         return Place(**{name: given.get(name) or getattr(self.place, name) for name in Place.__dataclass_fields__})
@@ -113,42 +143,12 @@ class _Shared(Generic[_Client]):
 class OnlineClient(_Shared[openai.OpenAI]):
     """A client of the online service. ``openai`` is an ordinary ``openai.OpenAI`` whose calls the service records."""
 
-    def __init__(
-        self,
-        base_url: str = DEFAULT_URL,
-        api_key: str = "EMPTY",
-        *,
-        metrics: Iterable[Metric] = (),
-        commit_at_exit: bool = True,
-        **openai_options: Any,
-    ) -> None:
-        """``metrics``: what feedback may name beside ``reward``. Further options are those of ``openai.OpenAI``."""
-        root, options = _options(base_url, api_key, openai_options)
-        requests = _Requests(root, FeedbackForm(metrics))
-        super().__init__(openai.OpenAI(**options), requests, Place(), commits=commit_at_exit)
+    _kind = openai.OpenAI
 
     @property
     def chat(self) -> Chat:
         """Chat completions, as of ``openai.OpenAI``."""
         return self.openai.chat
-
-    def run(
-        self,
-        task_id: str | None = None,
-        run_id: str | None = None,
-        *,
-        conversation_id: str | None = None,
-        subject: str | None = None,
-    ) -> "OnlineClient":
-        """A client whose calls belong to one run or conversation; feedback without answers is about all of them.
-
-        ``subject`` names the person whose data the calls hold. Closing the result closes nothing.
-        """
-        place = self._place({"task_id": task_id, "run_id": run_id, "conversation_id": conversation_id})
-        scoped = object.__new__(OnlineClient)
-        client = self.openai.with_options(default_headers=_headers(place, subject))
-        _Shared.__init__(scoped, client, self._requests, place, commits=False)
-        return scoped
 
     def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:
         """Report how good answers, a run or a conversation were; a repeated ``feedback_id`` changes nothing.
@@ -199,39 +199,12 @@ class OnlineClient(_Shared[openai.OpenAI]):
 class AsyncOnlineClient(_Shared[openai.AsyncOpenAI]):
     """``OnlineClient`` for asyncio: the same methods, awaited; ``openai`` is an ``openai.AsyncOpenAI``."""
 
-    def __init__(
-        self,
-        base_url: str = DEFAULT_URL,
-        api_key: str = "EMPTY",
-        *,
-        metrics: Iterable[Metric] = (),
-        commit_at_exit: bool = True,
-        **openai_options: Any,
-    ) -> None:
-        """See ``OnlineClient``."""
-        root, options = _options(base_url, api_key, openai_options)
-        requests = _Requests(root, FeedbackForm(metrics))
-        super().__init__(openai.AsyncOpenAI(**options), requests, Place(), commits=commit_at_exit)
+    _kind = openai.AsyncOpenAI
 
     @property
     def chat(self) -> AsyncChat:
         """Chat completions, as of ``openai.AsyncOpenAI``."""
         return self.openai.chat
-
-    def run(
-        self,
-        task_id: str | None = None,
-        run_id: str | None = None,
-        *,
-        conversation_id: str | None = None,
-        subject: str | None = None,
-    ) -> "AsyncOnlineClient":
-        """See ``OnlineClient.run``."""
-        place = self._place({"task_id": task_id, "run_id": run_id, "conversation_id": conversation_id})
-        scoped = object.__new__(AsyncOnlineClient)
-        client = self.openai.with_options(default_headers=_headers(place, subject))
-        _Shared.__init__(scoped, client, self._requests, place, commits=False)
-        return scoped
 
     async def feedback(self, answers: Answers | None = None, **fields: Any) -> FeedbackResult:
         """See ``OnlineClient.feedback``."""

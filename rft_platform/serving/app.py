@@ -61,10 +61,16 @@ def build_app(
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
-    for each in (*routes, *([] if pages is None else [pages])):
+    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status)]
+    for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
+    return contained(_Guarded(app, gateway, [] if pages is None else pages.routes))
 
-    @app.post("/feedback")
+
+def _traffic_routes(gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/feedback")
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
         """Label the calls that the feedback is about; the answer counts them."""
         tenant = gateway.tenant_of(headers_of(request.scope))
@@ -74,7 +80,7 @@ def build_app(
         body = {"status": "success" if known else "unknown", **counts, "unknown": list(result.unknown)}
         return JSONResponse(body, 200 if known else 404)
 
-    @app.post("/commit")
+    @routes.post("/commit")
     async def commit(request: Request, given: CommitRequest | None = None) -> Response:
         """Hand labelled rows to training; the answer counts rows and the groups that are held back."""
         tenant = gateway.tenant_of(headers_of(request.scope))
@@ -94,12 +100,20 @@ def build_app(
             {"status": "success", "committed": result.committed, "pending_groups": result.pending_groups}
         )
 
-    @app.get("/health")
+    return routes
+
+
+def _monitoring_routes(
+    gateway: TrafficApp, writer: TrafficWriter, status: Callable[[], Mapping[str, Any]]
+) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
     async def health() -> Response:
         """Whether the service runs, and what it serves."""
         return JSONResponse({"status": "ok", **status()})
 
-    @app.get("/metrics")
+    @routes.get("/metrics")
     async def metrics(format: str = Query(default="prometheus")) -> Response:
         """Counts of rows and requests, as Prometheus text or, with ``?format=json``, as JSON.
 
@@ -123,7 +137,7 @@ def build_app(
             return JSONResponse(counts)
         return PlainTextResponse("".join(f"rft_online_{name} {value}\n" for name, value in counts.items()))
 
-    return contained(_Guarded(app, gateway, [] if pages is None else pages.routes))
+    return routes
 
 
 class _Guarded:

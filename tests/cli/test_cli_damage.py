@@ -116,15 +116,17 @@ def test_a_database_of_a_run_is_one_of_them(project: Home) -> None:
 )
 def test_a_damaged_history_is_named_in_one_line(project: Home, run: Rft, command: tuple[str, ...], name: str) -> None:
     noise(project.root / name)
-    one_line(run(*command), 1, f"{project.root / name} is damaged (file is not a database): move it away")
+    assert_one_line(run(*command), 1, f"{project.root / name} is damaged (file is not a database): move it away")
 
 
 @pytest.mark.slow
 def test_a_damaged_registry_is_named_in_one_line(project: Home, run: Rft) -> None:
     database = project.mlflow / "mlflow.db"
     noise(database)
-    one_line(run("trace", "models:/sums-one@champion"), 1, f"{database} is damaged (file is not a database): move it")
-    one_line(run("models", "rebuild"), 1, "run `rft models rebuild`")
+    assert_one_line(
+        run("trace", "models:/sums-one@champion"), 1, f"{database} is damaged (file is not a database): move it"
+    )
+    assert_one_line(run("models", "rebuild"), 1, "run `rft models rebuild`")
     found = run("doctor")
     assert found.returncode == 1
     assert f"{database} is damaged" in found.stdout
@@ -136,7 +138,7 @@ def test_a_damaged_registry_is_named_in_one_line(project: Home, run: Rft) -> Non
 def test_broken_settings_of_dagster_are_named_in_one_line(project: Home, run: Rft, text: str) -> None:
     file = project.dagster / "dagster.yaml"
     file.write_text(text)
-    one_line(run("rounds"), 2, f"{file}: ", "or delete it, and the platform writes its own settings again")
+    assert_one_line(run("rounds"), 2, f"{file}: ", "or delete it, and the platform writes its own settings again")
 
 
 @pytest.mark.slow
@@ -157,10 +159,10 @@ def test_a_failing_file_system_is_named_in_one_line(
     log = tmp_path / "strikes"
     done = run("run", "--config", "rft.yaml", **injecting(fault_library, [fault], log))
     assert strikes(log)
-    one_line(done, code, line)
+    assert_one_line(done, code, line)
 
 
-def one_line(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
+def assert_one_line(done: subprocess.CompletedProcess[str], code: int, *parts: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Traceback" not in done.stderr, done.stderr
     assert len(lines) == 1, done.stderr

@@ -148,7 +148,7 @@ class Explorer(Section):
     max_retry_times: NonNegativeInt = 2
     """Retries of a failed run."""
     service_status_check_interval: PositiveFloat = 60.0
-    """Seconds between two checks of the service for a new checkpoint."""
+    """Accepted for compatibility, without effect: the service looks for new versions twice a second."""
     proxy_port: int = Field(default=8010, ge=1, le=65535)
     """Port of the explorer service (``rft serve``)."""
     listen_address: str = "127.0.0.1"

@@ -5,7 +5,7 @@ into it. Rank 0 writes the rest. When all shards are there it writes the manifes
 ``StateSaving`` adds the trainer state to a folder that was published without it, while later rounds go on.
 
 The ranks do not communicate while they write: each rank creates a marker file beside its shards, so a thread can do all
-of the work. The ranks synchronise in ``finish``.
+of the work. The ranks synchronise in ``end``.
 """
 
 import logging
