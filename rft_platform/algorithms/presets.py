@@ -143,7 +143,7 @@ def _with_advantage(chosen: Preset, algorithm_type: str, advantage: str | None, 
             )
         return chosen
     if chosen.trains_on != "rollouts":
-        raise UserError(f"algorithm.advantage_fn {name!r}: {algorithm_type} trains on {chosen.trains_on}, without one")
+        raise UserError(f"algorithm.advantage_fn {name!r}: {algorithm_type} trains on {chosen.trains_on}: remove it")
     own = name in (chosen.advantage, chosen.token_advantage)
     if name in ADVANTAGES.names():
         options = {**(chosen.advantage_args if own else {}), **args}

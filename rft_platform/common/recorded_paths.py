@@ -50,7 +50,7 @@ def from_manifest(recorded: str, output: str | None, checkpoint: Path) -> Path:
 
 
 def _below_another_home(place: Path, home: Path) -> Path | None:
-    """The path below ``home`` that has the longest common end with ``place``; None if ``place`` is in no other home."""
+    """If ``place`` is in another home, the path at the same position below ``home``; otherwise None."""
     for depth in range(1, len(place.parts)):
         root, below = Path(*place.parts[:depth]), Path(*place.parts[depth:])
         if _exists(home / below):
@@ -60,7 +60,7 @@ def _below_another_home(place: Path, home: Path) -> Path | None:
 
 
 def _exists(place: Path) -> bool:
-    """Whether a folder or file exists; a checkpoint also if only those beside it do, because it was removed."""
+    """Whether a folder or file exists. For a checkpoint its parent folder is enough: checkpoints are removed."""
     return place.exists() or (place.name.startswith(CHECKPOINT_PREFIX) and place.parent.is_dir())
 
 

@@ -51,7 +51,7 @@ def resolve_paths(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 def relative_paths(data: dict[str, Any], home: Path) -> dict[str, Any]:
     """A copy of a resolved configuration in which paths below ``home`` are relative to it, as its file is written.
 
-    So is a ``checkpoint_root_dir`` that contains the home, and ``tensorboard_dir`` in it.
+    A ``checkpoint_root_dir`` that contains the home is relative too, and so is a ``tensorboard_dir`` in it.
     """
     data, place = deepcopy(data), home.resolve()
     root = data.get("checkpoint_root_dir")

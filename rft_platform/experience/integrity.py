@@ -59,7 +59,7 @@ def set_aside(store: "ExperienceStore", round: int, path: Path, why: str) -> Pat
     ledger = Ledger(folder)
     with ledger.change() as contents:
         entry = contents.files.get(name)
-        _withdraw_what_rests_on(store, round, path)  # first: a crash must not leave notes without their file
+        _withdraw_dependent_notes(store, round, path)  # first: a crash must not leave notes without their file
         contents.files.pop(name, None)
         ledger.save(contents)
         target = move_aside(path, folder) if path.exists() else free_name(folder / ASIDE / path.name)
@@ -84,7 +84,7 @@ def _fault(path: Path, entry: FileEntry, digest: bool) -> str | None:
     return None
 
 
-def _withdraw_what_rests_on(store: "ExperienceStore", round: int, path: Path) -> None:
+def _withdraw_dependent_notes(store: "ExperienceStore", round: int, path: Path) -> None:
     kind = path.parent.name
     trained = store.has_note(round, TRAINED)
     in_force = store.in_force_file(round)

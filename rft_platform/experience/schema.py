@@ -123,10 +123,10 @@ def version_of(schema: pa.Schema) -> int:
 
 
 def check_version(schema: pa.Schema, expected: pa.Schema, source: str) -> None:
-    """Refuse a file of another record, or of a newer schema than this code knows."""
+    """Raise StorageError for a file of another record type, or with a newer schema version than this code supports."""
     metadata, expected_metadata = schema.metadata or {}, expected.metadata
     if metadata.get(RECORD_KEY) != expected_metadata[RECORD_KEY]:
-        found = metadata.get(RECORD_KEY, b"no record of ours").decode()
+        found = metadata.get(RECORD_KEY, b"no record of this platform").decode()
         raise StorageError(f"{source}: holds {found}, expected {expected_metadata[RECORD_KEY].decode()} rows")
     version, known = version_of(schema), version_of(expected)
     if version > known:

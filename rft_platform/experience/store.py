@@ -114,11 +114,11 @@ class ExperienceStore(RoundNotes):
         return path
 
     def put_in_force(self, round: int, judge_version: str) -> None:
-        """Make a stored judgement the current one, which trains. Raises StorageError if it has not landed."""
+        """Make a stored judgement the current one, which trains. Raises StorageError if it is not stored."""
         folder, name = self.round_folder(round), _judged_name(judge_version)
         entry = self.ledger(round).read().files.get(name)
         if entry is None:
-            raise StorageError(f"{folder / name}: has not landed: judge round {round_key(round)} first")
+            raise StorageError(f"{folder / name}: is not recorded as stored: judge round {round_key(round)} first")
         write_sealed_json(folder / _CURRENT, {"judge_version": judge_version, "rows": entry.rows})
 
     def current_file(self, round: int) -> Path:
@@ -240,7 +240,7 @@ def _check_open(contents: Contents, round: int, batch: int) -> None:
     if settled:
         raise StorageError(
             f"{round_key(round)}: batch {batch} cannot be written, because the round's rollouts were {settled}: "
-            "a closed round cannot be explored again; start a project of another name"
+            "a closed round cannot be explored again; start a project with another name"
         )
 
 

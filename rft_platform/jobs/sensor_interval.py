@@ -14,5 +14,5 @@ def sensor_interval_s() -> int:
     if not value:
         return _DEFAULT_S
     if not value.isdigit() or int(value) < 1:
-        raise UserError(f"{INTERVAL}={value!r}: expected whole seconds from 1 on, such as 10")
+        raise UserError(f"{INTERVAL}={value!r}: expected a whole number of seconds of at least 1, such as 10")
     return int(value)

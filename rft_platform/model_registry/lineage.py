@@ -76,7 +76,7 @@ def trace_row(
 
 
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:
-    """Whether a training read a row; ``used`` are the judge versions by which no filter dropped it."""
+    """Whether a training read a row; ``used`` are the judge versions whose filters kept it."""
     from rft_platform.experience.selections import TRAINED_ON, read_selection
 
     number, settled = lineage.get("round"), lineage.get("row_selection")

@@ -120,7 +120,7 @@ class ModelRegistry:
         """
         if not tags.get(DIGEST_TAG):
             raise ValueError(
-                f"tags of a checkpoint need {DIGEST_TAG!r}, by which it is found again; got {sorted(tags)}"
+                f"the tags of a checkpoint must contain {DIGEST_TAG!r}, which identifies it; got {sorted(tags)}"
             )
         folder = folder.absolute()
         client = self._open()[0]

@@ -36,8 +36,8 @@ from rft_platform.tasks.task import Task
 def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number: int) -> dict[str, Any]:
     """Roll out every explore batch of a round with ``policy`` and store the rows; returns the round's report.
 
-    The policies of section ``policies`` take part in the versions of the round's snapshots. A repeated call produces
-    the same rows with the same ids.
+    The policies of section ``policies`` explore too, with the versions of the round's snapshots. A repeated call
+    produces the same rows with the same ids.
     """
     config = project.config
     with repair_on_failure(project, policy):
@@ -53,7 +53,7 @@ def explore(project: Project, engine: PolicyEngine, policy: Policy, round_number
         for batch in range(config.synchronizer.batches_a_round):
             batches += _explore_batch(project, roll_out, selection, signal, stored, round_number, batch)
     if stored.explored is not None:
-        announce(f"{round_key(round_number)}: its rollouts are stored; what is missing is their judgement")
+        announce(f"{round_key(round_number)}: its rollouts are stored already; only their judgement is missing")
         return stored.explored
     total = RolloutReport.merge([found.report for found in batches])
     if not total.rows:

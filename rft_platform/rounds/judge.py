@@ -57,7 +57,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     round has no rollouts, and JudgeUnavailableError if a judge model does not answer; nothing is judged then.
     """
     started, store = perf_counter(), project.store
-    refuse_damaged_rows(project, round_number, rests_on="explore")
+    refuse_damaged_rows(project, round_number, needed_note="explore")
     rows = store.rollout_rows(round_number)
     if not rows:
         raise StorageError(f"{round_key(round_number)} has no rollouts to judge: run explore_job for it first")
@@ -80,7 +80,7 @@ def judge(project: Project, round_number: int, other: OtherJudge | None = None) 
     replaced = _own_rewards(rows) if spec is not None else 0
     if replaced and other is None and not (store.read_note(round_number - 1, JUDGE) or {}).get("own_rewards_replaced"):
         LOG.warning(
-            "%d runs have a reward of their workflow's own: the judge's reward replaces it; set judge: null "
+            "%d runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
             "to use the workflow's reward",
             replaced,
         )

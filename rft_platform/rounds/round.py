@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RoundTraining:
-    """What the train stage made: the first policy, and each further policy with its result (None: not trained)."""
+    """Result of the train stage: the first policy, and each further policy with its result (None: not trained)."""
 
     policy: Policy
     result: TrainResult
@@ -60,7 +60,7 @@ class Round:
         return explore(self.project, engine, snapshot_of(self.project.store, self.number), self.number)
 
     def collect(self) -> dict[str, Any]:
-        """Online projects, in place of ``snapshot`` and ``explore``: store committed rows of production traffic."""
+        """Store committed rows of production traffic: in online projects instead of ``snapshot`` and ``explore``."""
         return collect(self.project, self.number)
 
     def judge(self, other: OtherJudge | None = None) -> dict[str, Any]:

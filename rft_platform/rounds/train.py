@@ -59,7 +59,7 @@ _WATCHED = ("loss", "grad_norm", "entropy")
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """A training request with what the control plane knows about it."""
+    """A training request, and the facts of the control plane that belong to it."""
 
     request: TrainRequest
     parent: Policy
@@ -83,7 +83,7 @@ def train(
     parent = parent_of(store, round_number, policy)
     selection = select_rows(project, round_number, parent) if project.config.selects_rows else None
     for number in rounds_read(round_number, selection):
-        refuse_damaged_rows(project, number, rests_on="judge")
+        refuse_damaged_rows(project, number, needed_note="judge")
     request = train_request(project, parent, round_number, dagster_run_id)
     training = Training(
         request=request,
@@ -150,7 +150,7 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
     judged = store.judged_file(number, settled.get(str(number)))
     if judged is None:
         key = round_key(number)
-        raise StorageError(f"{key} has no judgement in force, which a training reads: launch judge_job for {key}")
+        raise StorageError(f"{key} has no judgement in force to train on: launch judge_job for {key}")
     return judged
 
 
@@ -237,7 +237,7 @@ def run_training(project: Project, trainer: "TrainerClient", training: Training)
 
     def on_step(event: StepEvent) -> None:
         if steps and steps[-1].told_again and not event.told_again:
-            announce(f"{key} training: going on after step {steps[-1].step}")
+            announce(f"{key} training: continues after step {steps[-1].step}")
         steps.append(event)
         done = event.step - parent.policy_version
         watched = {name: event.metrics[name] for name in _WATCHED if name in event.metrics}
@@ -276,8 +276,8 @@ def refuse_if_next_round_is_trained(store: ExperienceStore, round_number: int) -
     """Raise UserError if the next round was trained from this round's weights."""
     if published(store, round_number + 1) is not None:
         raise UserError(
-            f"{round_key(round_number)} has a successor that was trained from its weights: training it again would "
-            "change what those came from; judge it anew to compare, or start a project of another name"
+            f"{round_key(round_number)} cannot be trained again, because the next round was trained from its weights: "
+            "judge it again to compare judges, or start a project with another name"
         )
 
 

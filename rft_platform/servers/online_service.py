@@ -94,7 +94,7 @@ def serve(project: Project) -> None:
 
 
 def selection_of(project: Project) -> Selection:
-    """The configured strategies, then the sampling rate."""
+    """Select calls by the configured strategies first, then by the sampling rate."""
     own: Sequence[SelectionStrategy] = [
         load_object(reference, "service.selection")() for reference in project.config.service.selection
     ]
@@ -112,7 +112,7 @@ def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threadin
             try:
                 step()
             except Exception as error:
-                LOG.warning("upkeep of the traffic database failed, repeated later: %s", error)
+                LOG.warning("upkeep of the traffic database failed and will be retried: %s", error)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class ReleaseController:
                 self.step(router)
             except Exception as error:
                 self._base = None
-                LOG.warning("a decision on versions cannot be carried out, repeated soon: %s", error)
+                LOG.warning("a release decision cannot be carried out and will be retried: %s", error)
 
     def step(self, router: Router) -> None:
         """Carry out the decisions once."""
@@ -137,7 +137,7 @@ class ReleaseController:
             if self._candidate is not None:
                 self._candidate.status()
         except EngineError as error:
-            LOG.warning("the candidate's engine is lost, it is started again: %s", error)
+            LOG.warning("the candidate's engine was lost and is started again: %s", error)
             router.release = None
 
     def _served(self, engine: PolicyEngine) -> ServedEngine:

@@ -94,7 +94,7 @@ def check_ports(servers: Sequence[Server]) -> None:
         if ports.count(server.port) > 1:
             raise UserError(f"port {server.port} is used twice: choose another with --port or --mlflow-port")
         if not may_listen(server.port):
-            raise UserError(f"port {server.port} is reserved for the system: choose one from 1024 on for {server.name}")
+            raise UserError(f"port {server.port} is reserved for the system: choose 1024 or higher for {server.name}")
         if not port_is_free(server.port):
             option = "--port" if server.name == "Dagster" else f"--{server.name.lower()}-port"
             raise UserError(

@@ -55,7 +55,7 @@ def weight_of(message: Message, where: str) -> float:
     if weight is None:
         return 1.0
     if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-        raise UserError(f"{where}: weight is {weight!r}; expected a number from 0 on, by which the loss is multiplied")
+        raise UserError(f"{where}: weight is {weight!r}; expected a number of at least 0; the loss is multiplied by it")
     return float(weight)
 
 

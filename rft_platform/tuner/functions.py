@@ -20,7 +20,7 @@ class TunedFunctions:
 
     @property
     def notice(self) -> str | None:
-        """A notice of what is impossible later if a function has no name that another process can find; else None."""
+        """What will not work later if another process cannot import one of the functions; otherwise None."""
         live = [reference for reference in (self.workflow, self.judge) if reference is not None and is_live(reference)]
         if not live:
             return None

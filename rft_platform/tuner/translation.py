@@ -1,6 +1,6 @@
 """Translate the arguments of ``tune()`` to the platform's configuration.
 
-There are three layers, of which later ones override earlier ones: defaults, the YAML file, and what the caller set.
+Three layers of settings override each other in this order: defaults, the YAML file, and the arguments of the caller.
 """
 
 import math

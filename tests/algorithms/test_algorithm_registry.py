@@ -25,7 +25,7 @@ def test_a_name_is_taken_once() -> None:
     registry: Registry[int] = Registry("number", "rft_platform.algorithms.losses")
     registry.add("one", 1, here)
     assert registry.get("one") == 1
-    with pytest.raises(ValueError, match=f"'one' is registered twice: {__name__} has it already"):
+    with pytest.raises(ValueError, match=f"'one' is already registered, by {__name__}"):
         registry.add("one", 2, here)
     with pytest.raises(UserError, match="unknown number 'two': known are one"):
         registry.get("two")

@@ -44,14 +44,14 @@ def test_news_and_warnings_stand_between_the_reports() -> None:
     with showing_progress(console, lambda: next(news)):
         report("a", 1, 1)
         logging.getLogger("rft_platform.somewhere").warning("judge failed on %s", "run 7")
-        announce("b: going on after step 3")
+        announce("b: continues after step 3")
         report("b", 1, 1)
 
     assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
         "round 1 is done",
         "a: 1/1",
         "warning: judge failed on run 7",
-        "b: going on after step 3",
+        "b: continues after step 3",
         "b: 1/1",
         "round 2 is done",
     ]

@@ -130,5 +130,5 @@ def test_foreign_and_future_files_are_refused() -> None:
         check_version(future, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="holds judged, expected rollout"):
         check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")
-    with pytest.raises(StorageError, match="no record of ours"):
+    with pytest.raises(StorageError, match="no record of this platform"):
         check_version(pa.schema([("a", pa.int8())]), ROLLOUT_SCHEMA, "f.parquet")

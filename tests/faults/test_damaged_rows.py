@@ -95,7 +95,7 @@ def test_a_spare_judgement_of_a_round_that_has_trained_is_set_aside_with_a_warni
 def test_the_judgement_in_force_of_a_round_that_has_trained_is_left_to_a_person(explored: Project):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     flip_a_byte(explored.store.judged_file(1))
-    with pytest.raises(StorageError, match="has trained on it"):
+    with pytest.raises(StorageError, match="was trained on it"):
         judge(explored, 1)
 
 
@@ -110,7 +110,7 @@ def test_rows_of_a_round_that_has_trained_are_left_to_a_person(explored: Project
 def test_a_round_with_a_successor_is_not_trained_again(explored: Project):
     publish(explored.store, Policy("checkpoint", 2, "d2", 1))
     publish(explored.store, Policy("later", 4, "d4", 2))
-    with pytest.raises(UserError, match="r0001 has a successor that was trained from its weights"):
+    with pytest.raises(UserError, match="r0001 cannot be trained again, because the next round"):
         train(explored, None, 1, "run")
 
 

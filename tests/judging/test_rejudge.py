@@ -200,9 +200,9 @@ def test_a_reward_that_the_judge_replaces_is_said_once(project: Project, caplog:
         rows = [replace(row, run_reward=0.25) for row in rollouts(project, number)]
         project.store.write_rollouts(number, 0, rows)
         assert judge(project, number)["own_rewards_replaced"] == 8
-    said = [record.message for record in caplog.records if "workflow's own" in record.message]
+    said = [record.message for record in caplog.records if "from their workflow" in record.message]
     assert said == [
-        "8 runs have a reward of their workflow's own: the judge's reward replaces it; set judge: null "
+        "8 runs have a reward from their workflow, and the judge's reward replaces it; set judge: null "
         "to use the workflow's reward"
     ]
     assert "own_rewards_replaced" not in judge(project, 1)

@@ -30,7 +30,7 @@ def test_it_is_told_where_a_training_goes_on(tmp_path: Path, caplog: pytest.LogC
     with caplog.at_level(logging.INFO):
         _, steps = run_training(project, Resumed(), Training(request, parent, 1, 4, (), list))  # type: ignore[arg-type]
     assert [record.announcement for record in caplog.records if hasattr(record, "announcement")] == [
-        "r0001 training: going on after step 2"
+        "r0001 training: continues after step 2"
     ]
     assert "r0001: 3 rows longer than max_model_len are left out" in caplog.text
     assert [step.step for step in steps] == [1, 2, 3, 4] and not any(step.told_again for step in steps)

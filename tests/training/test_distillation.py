@@ -233,5 +233,5 @@ def test_a_teacher_gives_log_probs_to_a_token_advantage(
 def test_a_loss_that_distils_needs_a_teacher(
     session: TrainingSession, sft_request: Callable[..., TrainRequest]
 ) -> None:
-    with pytest.raises(UserError, match="'gkd' learns from a teacher"):
+    with pytest.raises(UserError, match="'gkd' needs a teacher"):
         train(session, sft_request(PAIRS, algorithm=gkd(0.5)))

@@ -117,7 +117,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(session, round_request,
     data[-1] ^= 1
     file.write_bytes(data)
     result, _ = run(session, request)
-    assert "step_4 is passed over: trainer_state/optimizer.safetensors was changed after it was written" in caplog.text
+    assert "step_4 is skipped: trainer_state/optimizer.safetensors was changed after it was written" in caplog.text
     straight, _ = run(session, replace(request, output=str(tmp_path / "straight"), save_interval=None))
     assert largest_difference(result.checkpoint, straight.checkpoint) <= 1e-6
 

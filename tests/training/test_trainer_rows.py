@@ -261,7 +261,7 @@ def test_a_messages_weight_scales_its_loss(tiny_model: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("weight", [-1, "much", math.inf, [1]])
 def test_a_weight_that_is_none_is_refused(tiny_model: Path, tmp_path: Path, weight: object) -> None:
-    with pytest.raises(UserError, match=r"row 0\[3\]: weight is .*; expected a number from 0 on"):
+    with pytest.raises(UserError, match=r"row 0\[3\]: weight is .*; expected a number of at least 0"):
         read_demonstrations(str(weighed(tmp_path, 1, weight)), tiny_model)
 
 

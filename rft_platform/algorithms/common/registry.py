@@ -35,7 +35,7 @@ class Registry(Generic[Entry]):
         module = function.__module__
         known = self._entries if module.startswith(f"{self._package}.") else self.names()
         if name in known:
-            raise ValueError(f"{self._kind} {name!r} is registered twice: {self._modules[name]} has it already")
+            raise ValueError(f"{self._kind} {name!r} is already registered, by {self._modules[name]}")
         self._entries[name] = entry
         self._modules[name] = module
 

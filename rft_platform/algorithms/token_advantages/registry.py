@@ -38,7 +38,7 @@ class Trajectories:
 
 @dataclass(frozen=True, slots=True)
 class TokenAdvantages:
-    """``advantage`` [N] of the trajectories' tokens, and the training targets of the critic (``returns`` [N])."""
+    """``advantage`` [N] per token of the trajectories, and the training targets of the critic (``returns`` [N])."""
 
     advantage: np.ndarray
     returns: np.ndarray | None = None

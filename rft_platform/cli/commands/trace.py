@@ -97,7 +97,7 @@ def find_trace(project: "Project", target: str, *, verify: bool = False) -> "Che
 
 
 def _meant(project: "Project", target: str) -> str:
-    """A suggestion for a target that is nearly a round or the name of the project's model; else nothing."""
+    """A suggestion if the target resembles a round or the name of the project's model; otherwise an empty text."""
     import difflib
 
     if match := re.fullmatch(r"r?(\d+)", target):

@@ -235,7 +235,7 @@ class Generator:
             pieces.append(Drawn(token, chosen, ids, values))
         drawn = pieces[0] if len(pieces) == 1 else Drawn(*(torch.cat(column) for column in zip(*pieces, strict=True)))
         if not bool(torch.isfinite(drawn.logprob).all()):
-            raise EngineError("the weights that are served give log-probs that are not finite")
+            raise EngineError("the served weights produce log-probs that are not finite")
         return drawn
 
     def _watch(self, drawn: Drawn, first: int, reasons: dict[int, FinishReason]) -> None:

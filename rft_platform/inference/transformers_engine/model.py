@@ -90,7 +90,7 @@ class PolicyModel:
             _, hidden, ids = self._read(sequences, indices, keep=False)
             rows = self._score_rows(hidden[:, :-1], ids[:, 1:])
             if not bool(torch.isfinite(rows).all()):
-                raise WeightMismatchError("the weights that are served give log-probs that are not finite")
+                raise WeightMismatchError("the served weights produce log-probs that are not finite")
             for index, row in zip(indices, rows.tolist(), strict=True):
                 scores[index] = [0.0, *row[: len(sequences[index]) - 1]]
         return scores

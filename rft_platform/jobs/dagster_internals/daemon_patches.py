@@ -53,8 +53,8 @@ def replace_dead_code_servers() -> None:
     daemon = controller.DagsterDaemonController
     if not hasattr(daemon, _CHECK) or not hasattr(controller, _INTERVAL):
         raise RftError(
-            f"dagster._daemon.controller has no {_CHECK} or {_INTERVAL}: this version of Dagster is not one that the "
-            "platform was tried with; install the pinned one, or run `dagster-daemon` itself"
+            f"dagster._daemon.controller has no {_CHECK} or {_INTERVAL}: this version of Dagster is not "
+            "supported; install the pinned version, or run `dagster-daemon` itself"
         )
     check, interval = getattr(daemon, _CHECK), float(getattr(controller, _INTERVAL))
 

@@ -27,7 +27,7 @@ _OF_A_DRIVER = {
 
 
 def load_instance(folder: Path, capture_output: bool = True) -> dg.DagsterInstance:
-    """The instance that ``folder/dagster.yaml`` describes; with ``capture_output=False`` that of a driver."""
+    """The instance that ``folder/dagster.yaml`` describes; ``capture_output=False`` adapts it to a driver."""
     return dg.DagsterInstance.from_ref(
         InstanceRef.from_dir(str(folder), overrides=None if capture_output else _OF_A_DRIVER)
     )
@@ -48,6 +48,6 @@ class DriverInstance(MaskedInstance):
 
 
 def job_origin(job: str) -> RemoteJobOrigin:
-    """The origin by which webserver and daemon find the job of this name."""
+    """The origin of the job of this name; webserver and daemon find the job by it."""
     location = ManagedGrpcPythonEnvCodeLocationOrigin(LoadableTargetOrigin(module_name=MODULE), CODE_LOCATION)
     return RemoteRepositoryOrigin(location, SINGLETON_REPOSITORY_NAME).get_job_origin(job)

@@ -1,6 +1,6 @@
 """Dagster's SQLite storages: runs with one SQLAlchemy engine for all queries, and the file of a run's event log.
 
-Dagster creates an engine for each query of its run storage, and each engine compiles its statements anew, which takes
+Dagster creates an engine for each query of its run storage, and each engine compiles its statements again, which takes
 half of a sensor tick.
 """
 

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class InvalidAnswerError(ValueError):
-    """A model's answer does not contain what was asked for."""
+    """A model's answer does not have the requested form."""
 
 
 class Budget(BaseModel):

@@ -48,7 +48,7 @@ class ResponsesCall(ChatCall):
         return self._events.of_chunk(chunk)
 
     def other_event(self, event: bytes) -> bytes:
-        """Return the last events in place of ``[DONE]``."""
+        """Return the last events instead of ``[DONE]``."""
         return self._events.finish() if b"[DONE]" in event else b""
 
 

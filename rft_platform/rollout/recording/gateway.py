@@ -2,7 +2,7 @@
 
 An agent in any language is recorded by giving it a base URL and a key. The bearer key of a request,
 ``<batch>/<task>/<run>.<secret>``, names the run; the secret authenticates the caller. The request then passes the same
-recorder and the same router as those of our own clients. Importing this module imports ``openai``.
+recorder and the same router as requests of the platform's own clients. Importing this module imports ``openai``.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from rft_platform.web_guard.checks import bearer_token, configured_hosts, tokens
 LOG = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 _BACKLOG = 1024
-_GRACE_S = 1  # seconds for answers under way when the gateway stops
+_GRACE_S = 1  # seconds for answers in progress when the gateway stops
 _JOIN_S = 10.0
 _PREFIX = "/v1"
 _DOCUMENT = "/openapi.json"
@@ -48,7 +48,7 @@ Transport = Any  # wire.AsyncBaseTransport of whichever package is installed
 
 
 class RunRecord:
-    """A run at the gateway: its connection to the engine, and its requests under way."""
+    """A run at the gateway: its connection to the engine, and its requests in progress."""
 
     def __init__(self, key: str, history: RunHistory, make_transport: Callable[[RunHistory], Transport]) -> None:
         self.key = key
@@ -65,7 +65,7 @@ class RunRecord:
         return self._transport
 
     async def close(self) -> None:
-        """Cancel the requests under way and close the connections."""
+        """Cancel the requests in progress and close the connections."""
         for request in tuple(self.requests):
             request.cancel()
         await asyncio.gather(*self.requests, return_exceptions=True)
@@ -98,7 +98,7 @@ class RecordingGateway:
 
     @property
     def base_url(self) -> str:
-        """Base URL for agents, in place of that of OpenAI's API; ends in /v1."""
+        """Base URL for agents, to use instead of that of OpenAI's API; ends in /v1."""
         return f"http://{self._host}:{self._port}{_PREFIX}"
 
     def register(self, history: RunHistory) -> str:
@@ -118,7 +118,7 @@ class RecordingGateway:
             return self._runs[name].key
 
     def end(self, history: RunHistory) -> None:
-        """End the run: refuse its key from now on, and cancel its requests under way."""
+        """End the run: refuse its key from now on, and cancel its requests in progress."""
         with self._lock:
             name = self._names.pop(id(history), None)
             if name is None:
@@ -227,7 +227,7 @@ class RecordingApp:
     def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
         url = self._urls.get((method, path))
         if url is None:
-            raise ApiError(404, f"{method} {path}: no such route; served are {_SERVED}", "not_found")
+            raise ApiError(404, f"{method} {path}: no such route; the routes are {_SERVED}", "not_found")
         forwarded = [(name, headers[name]) for name in _FORWARDED if name in headers]
         return wire.Request(method, url, headers=forwarded, content=content, extensions=self._extensions)
 
@@ -249,8 +249,8 @@ class RecordingApp:
         except RunEndedError:
             await answer.refuse(_ended())
         except wire.TransportError as error:
-            LOG.warning("the engine does not answer a call that came through the gateway: %r", error)
-            await answer.refuse(ApiError(502, f"the engine does not answer: {error!r}", "engine_unavailable"))
+            LOG.warning("the engine did not answer a request of the recording gateway: %r", error)
+            await answer.refuse(ApiError(502, f"the engine did not answer: {error!r}", "engine_unavailable"))
         except RftError as error:
             await answer.refuse(error)
 
@@ -273,10 +273,8 @@ class GatewayApp(RecordingApp):
             return record
         if tokens_match(key, self._ended.get(name, "")):
             raise _ended()
-        given = "the key of this request is of no run" if key else "this request has none"
-        raise ApiError(
-            401, f"a bearer key, the model's `api_key`, says which run a call is for; {given}", "unknown_run"
-        )
+        given = "the key of this request belongs to no run" if key else "this request has no key"
+        raise ApiError(401, f"the bearer key must be the `api_key` of the run's model; {given}", "unknown_run")
 
 
 class _Answer:
@@ -299,7 +297,7 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def refuse(self, error: Exception) -> None:
-        """Send an error in OpenAI's format; if a streamed answer has begun, send it as the last event."""
+        """Send an error in OpenAI's format; if a streamed answer has started, send it as the last event."""
         status, body = describe(error)
         content = json_codec.dump(body)
         if self._begun:
@@ -316,7 +314,7 @@ class _Answer:
 
 
 def _ended() -> ApiError:
-    return ApiError(401, "this run has ended: a model call made after its workflow returned is not served", "run_ended")
+    return ApiError(401, "this run has ended: model calls after its workflow returned are refused", "run_ended")
 
 
 async def _disconnected(receive: Receive) -> None:

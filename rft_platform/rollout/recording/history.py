@@ -78,8 +78,8 @@ class CallSlots:
 def _retried_slot(slots: list[CallSlot], sent_before: int) -> CallSlot | None:
     """Find the call that is being retried: one that has ended without an answer.
 
-    The answer may also have been lost after it was recorded; then the call must be unambiguous. A call under way has a
-    client that waits for it, so an equal request is another call.
+    The answer may also have been lost after it was recorded; then the call must be unambiguous. A call in progress has
+    a client that waits for it, so an equal request is another call.
     """
     ended = [slot for slot in slots if not slot.under_way and slot.times <= sent_before]
     unanswered = [slot for slot in ended if not slot.answered]
@@ -128,7 +128,7 @@ class RunHistory:
         """
         with self._lock:
             if self._closed:
-                raise RunEndedError("this run has ended: a model call made after its workflow returned is not served")
+                raise RunEndedError("this run has ended: model calls after its workflow returned are refused")
             self.context_exceeded = False  # set by an earlier call; the workflow continued
             return self._slots.take(request_key, sent_before, named)
 
@@ -147,7 +147,7 @@ class RunHistory:
 
     @property
     def unfinished_calls(self) -> int:
-        """Number of calls with neither a recorded answer nor a refusal: cancelled by the agent, or still under way."""
+        """Number of calls without a recorded answer or refusal: cancelled by the agent, or still in progress."""
         with self._lock:
             return self._slots.unfinished
 
@@ -188,7 +188,7 @@ class RunHistory:
         step = next((call.order for call in reversed(self._calls) if call.policy == policy), None)
         if step is None:
             by = "" if policy is None else f" of policy {policy!r}"
-            raise UserCodeError(f"give_step_reward: this run has made no model call yet{by} that could be rewarded")
+            raise UserCodeError(f"give_step_reward: this run has made no model call{by} yet")
         for call in self._calls:
             if call.order == step:
                 call.step_reward = (call.step_reward or 0.0) + float(value)

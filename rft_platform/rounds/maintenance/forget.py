@@ -44,7 +44,7 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     of their rows.
     """
     if not project.config.online:
-        raise UserError("this project serves no production traffic: only its rows have a subject")
+        raise UserError("this project serves no production traffic, and no other rows have a subject")
     traffic = traffic_store(project)
     calls = traffic.forget(subject)
     if not calls:

@@ -150,8 +150,8 @@ def _launch_step(kind: ActionKind, number: int, launch: LaunchState, state: Proj
 def retry_wait(launch: LaunchState, state: ProjectState) -> float:
     """Seconds until a failed launch may be repeated; 0 if it may be repeated now.
 
-    A clock that was set forward ends the wait. So does one that was set back by more than the wait, because the time
-    passed is unknown then.
+    The wait also ends if the clock was set forward, or was set back by more than the wait: the time that has passed is
+    then unknown.
     """
     if not launch.failures or launch.failed_at is None:
         return 0.0

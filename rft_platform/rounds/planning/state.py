@@ -43,7 +43,7 @@ class RoundState:
 
 @dataclass(frozen=True, slots=True)
 class ProjectState:
-    """All rounds begun so far, in order from 1, and the settings that decide what comes next."""
+    """All rounds that have started, in order from 1, and the settings that decide what runs next."""
 
     rounds: tuple[RoundState, ...] = ()
     rounds_budget: int = 1

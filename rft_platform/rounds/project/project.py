@@ -30,7 +30,7 @@ class Project:
         if not home.config_file.exists():
             raise UserError(
                 f"no project in {home.root}: start one with `rft run --config rft.yaml` or `rft demo`, "
-                "or point RFT_HOME at the folder of one"
+                "or set RFT_HOME to the folder of one"
             )
         return cls(home, _load_config_once(home, home.config_file.stat().st_mtime_ns))
 

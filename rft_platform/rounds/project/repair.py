@@ -65,8 +65,8 @@ def repair_checkpoint(project: Project, policy: Policy) -> None:
         raise StorageError(f"base model {folder}: {why}: restore the model that the project was started with")
     if rounds.dependents:
         raise StorageError(
-            f"checkpoint {folder} is damaged: {why}. {_named(rounds.dependents)} descend from it, so it is not made "
-            "again: restore the folder from a copy, or start a project of another name from a later checkpoint"
+            f"checkpoint {folder} is damaged: {why}. It is not trained again, because {_named(rounds.dependents)} "
+            "descend from it: restore the folder from a copy, or start a new project from a later checkpoint"
         )
     target = _set_aside(project, policy, rounds.sharing, why)
     maker = rounds.sharing[0] if rounds.sharing else policy.round
@@ -124,10 +124,10 @@ def _describes(manifest: Manifest, folder: Path) -> bool:
         return False
 
 
-def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> None:
+def refuse_damaged_rows(project: Project, round_number: int, needed_note: str) -> None:
     """Quarantine the round's damaged Parquet files. Reads every byte of them.
 
-    Raises if this withdraws the note ``rests_on`` (``explore`` before judging, ``judge`` before training):
+    Raises if this withdraws the note ``needed_note`` (``explore`` before judging, ``judge`` before training):
     DamageRepairedError, because the plan then explores the round again. Raises StorageError if the rollouts or the
     active judgement of a trained round are damaged, because the plan does not repeat such a round. Other damage is
     logged as a warning.
@@ -136,7 +136,7 @@ def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> N
     found = store.damaged(round_number, digest=True)
     if not found:
         return
-    trained, had = published(store, round_number) is not None, store.read_note(round_number, rests_on) is not None
+    trained, had = published(store, round_number) is not None, store.read_note(round_number, needed_note) is not None
     in_force = store.in_force_file(round_number)  # read it before the move below deactivates it
     read_by_training = [file for file in found if file.path.parent.name == ROLLOUTS or file.path == in_force]
     for file in found:
@@ -145,10 +145,10 @@ def refuse_damaged_rows(project: Project, round_number: int, rests_on: str) -> N
     key = round_key(round_number)
     if trained and read_by_training:
         raise StorageError(
-            f"{_listed(read_by_training)}; set aside. {key} has trained on it: to make it again, launch explore_job "
+            f"{_listed(read_by_training)}; set aside. {key} was trained on it: to create it again, launch explore_job "
             f"for {key}"
         )
-    if had and store.read_note(round_number, rests_on) is None:
+    if had and store.read_note(round_number, needed_note) is None:
         raise DamageRepairedError(f"{_listed(found)}; set aside, and the exploration of {key} is repeated")
 
 
@@ -197,4 +197,4 @@ def _set_aside(project: Project, policy: Policy, rounds: tuple[int, ...], why: s
 
 def _named(rounds: tuple[int, ...]) -> str:
     first, last = round_key(rounds[0]), round_key(rounds[-1])
-    return f"Round {first}" if len(rounds) == 1 else f"Rounds {first} to {last}"
+    return f"the weights of {first}" if len(rounds) == 1 else f"the weights of {first} to {last}"

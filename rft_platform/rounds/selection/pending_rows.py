@@ -73,7 +73,7 @@ def trained_through(project: Project) -> int:
 
 
 def through(note: dict[str, Any] | None) -> int:
-    """The last round, counted without a gap from the first, of which a settled training left no row."""
+    """The last round before the first round with rows that a settled training left over."""
     if note is None:
         return 0
     return min((int(number) for number in note["left"]), default=note["landed"] + 1) - 1

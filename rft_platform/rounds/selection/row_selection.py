@@ -57,7 +57,7 @@ class Choice:
 def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]:
     """Select the rows for a round's training of ``parent``; returns the note. An earlier selection is kept.
 
-    Rows are selected anew only if the selection file or the rows to reuse are gone and the round is not trained yet.
+    Rows are selected again only if the selection file or the rows to reuse are gone and the round is not trained yet.
     """
     store, name = project.store, parent.name
     note = selection_note(store, number, name)

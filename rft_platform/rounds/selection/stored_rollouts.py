@@ -21,8 +21,8 @@ _log = logging.getLogger(__name__)
 class StoredRollouts:
     """The stored batches of a round whose exploration or judgement has not finished.
 
-    A round that was explored and judged completely is explored from scratch when repeated. So are batches sampled from
-    other weights or tasks than the retry would use.
+    A repeated round samples everything again if it was explored and judged completely. It samples a batch again if the
+    batch was sampled from other weights or tasks than the retry uses.
     """
 
     def __init__(self, project: Project, round_number: int, policies: Mapping[str | None, Policy]) -> None:
@@ -77,7 +77,7 @@ class StoredRollouts:
 
 
 def _rows_of_unfinished(project: Project, round_number: int) -> list[RolloutRow]:
-    """Rows of a round that lacks a note; none if they cannot be read, so that all are sampled again."""
+    """Rows of a round whose exploration or judgement is unfinished; none if they cannot be read."""
     if project.store.has_note(round_number, EXPLORE) and project.store.has_note(round_number, JUDGE):
         return []
     try:

@@ -1,7 +1,7 @@
 """Engines of an online project beside the one that serves production traffic.
 
-Evaluations have an engine of their own, so that users never get a version that no gate has passed. So has the candidate
-of a release. Where a machine has no GPU left for it, evaluations share the serving engine.
+Evaluations have their own engine, so that users never get a version that did not pass a gate. The candidate of a
+release has its own engine too. If the machine has no GPU left for it, evaluations use the serving engine.
 """
 
 from pathlib import Path

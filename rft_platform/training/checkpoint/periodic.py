@@ -123,14 +123,14 @@ def latest(output: Path, identity: str) -> dict[str, Any] | None:
         try:
             manifest = read_manifest(folder)
         except StorageError as error:
-            LOG.warning("%s is passed over: %s", folder, error)
+            LOG.warning("checkpoint %s is skipped: %s", folder, error)
             continue
         if manifest is None or manifest.request_digest != identity:
             continue
         why = first_damage(folder, manifest.files)
         if why is None:
             return {"folder": str(folder), "digest": manifest.state_digest, "version": manifest.policy_version}
-        LOG.warning("%s is passed over: %s", folder, why)
+        LOG.warning("checkpoint %s is skipped: %s", folder, why)
     return None
 
 

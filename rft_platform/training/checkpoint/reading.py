@@ -70,7 +70,9 @@ def load_state(
     origin = ranks.from_first(lambda: _inspect(folder))
     saved, base_model = _saved_lora(origin), origin["base_model"]
     if saved is not None and lora != saved:
-        raise UserError(f"{folder} holds a LoRA adapter of {saved}, but {lora} was asked for: use the same settings")
+        raise UserError(
+            f"{folder} holds a LoRA adapter of {saved}, but the configuration requests {lora}: use the same settings"
+        )
     weights = Path(base_model) if base_model else folder
     resumed = origin["trained"] and saved == lora and not fresh
     policy = load_policy(
@@ -149,7 +151,7 @@ def _check_base(folder: Path, manifest: Manifest, base_model: str) -> str:
     if manifest.base_digest not in (None, found):
         raise DamagedError(
             f"base model {base_model}: holds other weights (sha256 {found}) than the adapter in {folder} was "
-            f"trained on (sha256 {manifest.base_digest}); restore them, or train from a model whose weights are whole"
+            f"trained on (sha256 {manifest.base_digest}); restore them, or train from a checkpoint without an adapter"
         )
     return found
 

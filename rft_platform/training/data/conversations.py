@@ -119,7 +119,7 @@ def _with_equal_tools(turns: Sequence[Turn]) -> int:
 
 def _answer(turn: Turn, prompt: str, whole: str) -> str:
     if not whole.startswith(prompt):
-        raise UserError(f"{turn.where}: the chat template renders an answer otherwise than the prompt it follows")
+        raise UserError(f"{turn.where}: the chat template changes the text of the prompt when an answer follows it")
     return whole[len(prompt) :]
 
 
@@ -143,5 +143,5 @@ def _end_ids(tokenizer: Any, model_folder: Path) -> set[int]:
 def _ended(turn: Turn, answer_ids: list[int], ends: set[int]) -> list[int]:
     last = max((i for i, token in enumerate(answer_ids) if token in ends), default=None)
     if last is None:
-        raise UserError(f"{turn.where}: the chat template ends an answer with no end token: it would never stop")
+        raise UserError(f"{turn.where}: the chat template writes no end token after an answer, which must end")
     return answer_ids[: last + 1]

@@ -147,7 +147,7 @@ def _check(request: TrainRequest, objective: Objective) -> None:
             f"the loss {algorithm.policy_loss!r} with beta {algorithm.beta} needs a reference model: set its folder"
         )
     if loss.teacher and request.teacher is None:
-        raise UserError(f"the loss {algorithm.policy_loss!r} learns from a teacher: set its folder")
+        raise UserError(f"the loss {algorithm.policy_loss!r} needs a teacher: set the folder of its model")
 
 
 def _check_mix(request: TrainRequest, weight: float) -> None:

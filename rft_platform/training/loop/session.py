@@ -200,7 +200,7 @@ class TrainingSession:
         if not state.serves(request.lora, request.algorithm.critic):
             raise StorageError(
                 f"{folder}: its trainer state was not saved, and the request trains another adapter or critic: repeat "
-                "it with the settings of the training before"
+                "it with the settings of the previous training"
             )
         warn_if_different(state, folder, self.ranks)
 
@@ -219,7 +219,7 @@ class TrainingSession:
         except (RftError, OSError) as error:
             raise StorageError(
                 f"{folder}: its trainer state was not saved, and its training cannot be repeated: {error}; restore "
-                "what is missing, or start a project of another name from this checkpoint"
+                "what is missing, or start a project with another name from this checkpoint"
             ) from error
         run = TrainingRun(self._ensure_state(parent, parent_digest, repeated), plan, repeated, self.ranks)
         run.state.digest = ""  # modified from here on

@@ -235,7 +235,9 @@ def warn_if_different(state: TrainerState, folder: Path, ranks: Ranks) -> None:
     found = [(weights[name].to(state.dtype).float() - published[name].float()).abs().max() for name in both]
     largest = max(map(float, found), default=0.0)
     if not largest <= 0.0:
-        LOG.warning("%s: its repeated training ended up to %.2g from its published weights", folder, largest)
+        LOG.warning(
+            "%s: weights of the repeated training differ from the published ones by up to %.2g", folder, largest
+        )
 
 
 def is_published(target: Path, identity: str, hf: bool) -> bool:

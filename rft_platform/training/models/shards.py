@@ -110,7 +110,7 @@ class ShardReader:
         missing = sorted(set(into) - self.names)
         if missing:
             raise StorageError(
-                f"{self._folder} lacks {len(missing)} of the {len(into)} tensors of this model, {missing[0]} for one: "
+                f"{self._folder} lacks {len(missing)} of the {len(into)} tensors of this model, e.g. {missing[0]}: "
                 "it was written for another model, or a file is missing"
             )
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)

@@ -4,7 +4,7 @@
 kernels for CUDA in ``cuda_attention``; ``lm_head`` computes log-probs, entropies and the gradient of a loss chunk by
 chunk; ``packed_policy`` is the causal LM over packs (``PackedPolicy``).
 
-Read in this order: ``packing``, ``attention``, ``cuda_attention``, ``lm_head``, ``packed_policy``. Beside them:
+Read in this order: ``packing``, ``attention``, ``cuda_attention``, ``lm_head``, ``packed_policy``. In addition:
 ``model_support`` (which models can be packed), ``model_check`` (the same from a model's configuration, as a program),
 ``flops`` (operations of packs, peak throughput of a device).
 """

@@ -148,7 +148,7 @@ def packed_attention(
     """
     if attention_plan is None:
         raise RuntimeError(
-            "packed attention without its plan: run the model through PackedPolicy, which makes one a pack"
+            "packed attention was called without a plan: run the model through PackedPolicy, which builds one per pack"
         )
     if query.shape[0] != 1 or query.shape[2] != attention_plan.tokens:
         raise RuntimeError(

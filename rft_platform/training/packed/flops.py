@@ -82,7 +82,7 @@ class TrainingCost:
 
 
 def added_flops(cost: TrainingCost, samples: Sequence[Sample]) -> np.ndarray:
-    """Operations that each sample adds to those of samples with the same prefix, float64. The sum is that of a trie."""
+    """Operations that each sample adds if shared prefixes are computed once, float64; their sum is the trie's."""
     length, shared, heads = prefix_lengths(samples)
     own = length - shared
     return cost.node * own + cost.pair * (own * shared + own * (own + 1) / 2) + cost.head * heads

@@ -111,7 +111,7 @@ def packed_hidden(body: Any, batch: PackTensors) -> Tensor:
     if body.config._attn_implementation != ATTENTION:
         raise RuntimeError(
             f"attention is {body.config._attn_implementation!r}, which would mix the rows of a pack: "
-            f"expected {ATTENTION!r}, was the attention implementation changed after PackedPolicy was made?"
+            f"expected {ATTENTION!r}; was the attention implementation changed after PackedPolicy was made?"
         )
     out = body(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, attention_plan=batch.plan)
     return out.last_hidden_state[0].index_select(0, batch.head_node)

@@ -87,7 +87,7 @@ def static_length(tokens: int, max_tokens: int) -> int:
 
 
 def prefix_lengths(samples: Sequence[Sample]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per sample, int64 each: tokens fed to the model, those of them that a row before it feeds too, and heads.
+    """Per sample, int64 each: its tokens in the model, how many of them an earlier row shares, and its heads.
 
     All samples count as packed in one trie: the tokens that are not shared are the work that a row adds. Rows without a
     trainable token feed nothing.

@@ -160,7 +160,7 @@ def test_plain_sdpa_over_a_pack_is_refused(rows: list[Sample], policy: PackedPol
 
 
 def test_packed_attention_without_a_plan_is_refused(policy: PackedPolicy) -> None:
-    with pytest.raises(RuntimeError, match="without its plan"):
+    with pytest.raises(RuntimeError, match="called without a plan"):
         policy.model(input_ids=torch.ones(1, 4, dtype=torch.long))
 
 
