@@ -38,6 +38,7 @@ defs = dg.Definitions(
         policy.policy_snapshot,
         rollouts.rollout_batches,
         online.online_experiences,
+        online.online_demonstrations,
         experiences.judged_experiences,
         checkpoints.policy_checkpoint,
         offline_data.sft_dataset,

@@ -52,7 +52,7 @@ def further_metadata(trained: "Mapping[str, tuple[Policy, TrainResult | None]]")
     group_name="training",
     owners=OWNERS,
     kinds={"pytorch", "safetensors", "mlflow"},
-    deps=["judged_experiences"],
+    deps=["judged_experiences", "online_demonstrations"],
     pool=TRAINER_POOL,
     check_specs=CHECKPOINT_CHECKS,
 )

@@ -1,4 +1,4 @@
-"""Asset of online projects: committed production traffic as the rows of a round."""
+"""Assets of online projects: committed production traffic as the rows of a round, corrections as demonstrations."""
 
 import dagster as dg
 
@@ -24,4 +24,18 @@ def online_experiences(context: dg.AssetExecutionContext, project: ProjectResour
             **numbers(summary),
         },
         data_version=dg.DataVersion(opened.store.digest(number)),
+    )
+
+
+@dg.asset(
+    partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"}, deps=[online_experiences]
+)
+@reports_faults
+def online_demonstrations(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
+    """Corrections of users that no round before took: the messages of a call and the answer that the user wanted."""
+    from rft_platform.rounds.round import Round
+
+    note = Round(project.open(), round_of(context)).demonstrations()
+    return dg.MaterializeResult(
+        metadata={"dagster/row_count": note["rows"]}, data_version=dg.DataVersion(note["sha256"] or "none")
     )

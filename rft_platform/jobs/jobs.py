@@ -43,8 +43,8 @@ explore_job = dg.define_asset_job(
 
 collect_job = dg.define_asset_job(
     "collect_job",
-    selection=["online_experiences", "judged_experiences"],
-    description="Online, first half of a round: take the committed rows of production traffic and compute advantages.",
+    selection=["online_experiences", "online_demonstrations", "judged_experiences"],
+    description="Online, first half of a round: take committed production traffic and corrections, compute advantages.",
     tags={"rft/phase": "collect"},
 )
 

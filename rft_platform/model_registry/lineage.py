@@ -1,7 +1,7 @@
 """Lineage in both directions: from weights to their rows, judge and code, and from a row to its weights."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +73,14 @@ def trace_row(
         descendants=tuple(_ref(manifest, known) for manifest in descendants(trained, manifests)),
         retired=retired,
     )
+
+
+def trained_with(
+    checkpoints: Path, condition: Callable[[Mapping[str, Any]], bool], registry: "ModelRegistry | None" = None
+) -> list[CheckpointRef]:
+    """The checkpoints below ``checkpoints`` whose lineage meets a condition."""
+    known = _versions(registry)
+    return [_ref(manifest, known) for manifest in all_manifests(checkpoints) if condition(manifest.lineage)]
 
 
 def _trained_on(lineage: Mapping[str, Any], row: Mapping[str, Any], used: set[str], store: "ExperienceStore") -> bool:

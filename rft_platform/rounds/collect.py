@@ -1,4 +1,7 @@
-"""Collect stage of an online round: the committed rows of production traffic become the round's rows in the store."""
+"""Collect stage of an online round: the committed rows of production traffic become the round's rows in the store.
+
+Corrections that no round has taken become the round's demonstrations.
+"""
 
 from time import perf_counter
 from typing import Any
@@ -10,6 +13,7 @@ from rft_platform.rounds.project.notes import EXPLORE
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import oldest_trainable
+from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
 from rft_platform.serving.traffic import TrafficStore
 
@@ -27,6 +31,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
         raise StorageError(
             f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
         )
+    demonstrations = collect_demonstrations(project, round_number)
     rows = rows_of_traffic(calls, round_number)
     project.store.write_rollouts(round_number, 0, rows)
     versions = [row.call.policy_version for row in rows if row.call.policy_version is not None]
@@ -35,6 +40,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
         "rows": len(rows),
         "runs": len({row.run_id for row in rows}),
         "tasks": len({row.task_id for row in rows}),
+        "demonstrations": demonstrations["rows"],
         "tokens": sum(len(row.call.response_ids) for row in rows),
         "policy_version": max(versions, default=parent.policy_version),
         "oldest_policy_version": min(versions, default=parent.policy_version),

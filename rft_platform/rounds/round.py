@@ -12,6 +12,7 @@ from rft_platform.rounds.judge import judge
 from rft_platform.rounds.project.policy import Policy, parent_of, publish, snapshot_of
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.register_checkpoint import register
+from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.setup.taskset_binding import OtherJudge
 from rft_platform.rounds.train import lineage, refuse_if_next_round_is_trained, train
 from rft_platform.training.protocol import StepEvent, TrainResult
@@ -62,6 +63,10 @@ class Round:
     def collect(self) -> dict[str, Any]:
         """Store committed rows of production traffic: in online projects instead of ``snapshot`` and ``explore``."""
         return collect(self.project, self.number)
+
+    def demonstrations(self) -> dict[str, Any]:
+        """Online projects: the corrections of users that ``collect`` stored; a lost file is written again."""
+        return collect_demonstrations(self.project, self.number)
 
     def judge(self, other: OtherJudge | None = None) -> dict[str, Any]:
         """Give every run a reward, filter the rows, and compute advantages.

@@ -29,6 +29,12 @@ from rft_platform.rounds.project.policy import Policy, parent_of, publish, publi
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_failure
 from rft_platform.rounds.selection.pending_rows import selection_note
+from rft_platform.rounds.selection.production_demonstrations import (
+    CORRECTIONS_UNTIL,
+    experts_of_traffic,
+    shared_experts_file,
+    trains_on_corrections,
+)
 from rft_platform.rounds.selection.row_selection import rounds_of, select_rows
 from rft_platform.rounds.setup.algorithm import (
     loaded_digest,
@@ -106,6 +112,9 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
     selection = selection_note(store, round_number, policy) if config.selects_rows else None
     rounds = rounds_read(round_number, selection)
     algorithm = spec_with_critic(project)
+    demonstrations = experts_file(project, algorithm, round_number)
+    if demonstrations is None:  # an online project whose users have corrected nothing yet
+        algorithm = replace(algorithm, expert_weight=None)
     return TrainRequest(
         parent=parent.folder,
         parent_version=parent.policy_version,
@@ -123,7 +132,7 @@ def train_request(project: Project, parent: Policy, round_number: int, dagster_r
         lora=lora_spec(project),
         reference=reference_folder(project, algorithm, policy),
         teacher=teacher_folder(project),
-        demonstrations=experts_file(project, algorithm),
+        demonstrations=demonstrations,
         expert_batch_size=config.algorithm.experts.batch_size if config.algorithm.experts else None,
         save_interval=config.trainer.save_interval,
         save_state=_when_to_save(project, round_number, selection),
@@ -154,15 +163,18 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
     return judged
 
 
-def experts_file(project: Project, algorithm: AlgorithmSpec) -> str | None:
-    """The file of demonstrations mixed into the rollouts; None if the algorithm uses none.
+def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:
+    """The file of demonstrations mixed into the rollouts; None if the algorithm uses none, or there are none.
 
-    All rounds share the file; a round's part of it follows from its data position.
+    All rounds share the file; a round's part of it follows from its data position. In an online project without a
+    dataset it holds the corrections of users up to this round.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:
         return None
-    target = project.store.round_folder(0) / "experts.parquet"
+    target = shared_experts_file(project)
+    if experts.path is None:
+        return str(target) if experts_of_traffic(project, round_number, target) else None
     write_demonstrations(experts, target, key="algorithm.experts.path")
     return str(target)
 
@@ -180,6 +192,7 @@ def lineage(project: Project, round_number: int, dagster_run_id: str, policy: st
         **({} if policy is None else {"policy": policy}),
         "algorithm": config.algorithm.algorithm_type,
         "taskset_digest": project.tasks.digest,
+        **({CORRECTIONS_UNTIL: round_number} if trains_on_corrections(project) else {}),
         **_data_lineage(store, round_number, selection),
         "config_digest": config_digest(config),
         "code_version": code_version(),

@@ -11,6 +11,7 @@ Read in this order:
   ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
 - ``routing``: which engine answers a request while a release runs.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
+- ``reports``: demonstrations, computed from the tables.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 

@@ -21,7 +21,7 @@ RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "
 UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
 STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, UNTRAINABLE, STALE, EXPIRED, FORGOTTEN)
 
-_MIGRATIONS = Path(__file__).with_name("migrations")
+MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's scripts
 _BUSY_TIMEOUT_MS = 30_000
 _UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
 
@@ -82,6 +82,7 @@ class Feedback(Base):
     correction: Mapped[str | None]  # the answer that the user would have wanted
     tags: Mapped[dict[str, Any]]
     request: Mapped[dict[str, Any]]  # as it was received
+    batch: Mapped[int | None]  # the round whose demonstrations hold the correction
 
 
 class FeedbackCall(Base):
@@ -133,7 +134,7 @@ def open_database(url: str) -> Engine:
         _prepare_sqlite(engine)
     with _one_at_a_time(engine) as connection:
         config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return engine

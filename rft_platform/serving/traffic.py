@@ -272,11 +272,20 @@ class TrafficStore:
             return {state: found[state] for state in STATES}
 
     def expire(self, older_than_s: float) -> int:
-        """Erase calls recorded longer ago than this that have no feedback or became stale; returns their number."""
+        """Erase calls recorded longer ago than this that have no reward or became stale; returns their number.
+
+        Calls with a correction stay: they are demonstrations.
+        """
+        corrected = (
+            select(FeedbackCall.number)
+            .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
+            .where(FeedbackCall.number == Call.number, Feedback.correction.is_not(None))
+        )
         with self._transaction() as session:
             done = session.execute(
                 update(Call)
                 .where(Call.state.in_((RECORDED, UNTRAINABLE, STALE)), Call.recorded_at < self._clock() - older_than_s)
+                .where(~corrected.exists())
                 .values(state=EXPIRED, model_call={})
             )
             return int(done.rowcount)  # type: ignore[attr-defined]

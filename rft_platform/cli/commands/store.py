@@ -1,7 +1,7 @@
-"""``rft store``: maintain the stored rows (compaction, retention, verification, upgrade); write preference pairs."""
+"""``rft store``: maintain the stored rows (compaction, retention, verification, upgrade); export feedback."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -128,23 +128,39 @@ def _project() -> "Project":
 @store.command()
 def preferences(file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")]) -> None:
     """Write the preference pairs that people picked on the online service's page, as a dataset for DPO."""
-    import json
-
-    from rft_platform.common.errors import UserError
-    from rft_platform.common.files import atomic_path
-    from rft_platform.config.home import Home
-    from rft_platform.driver.console import output
-    from rft_platform.rounds.project.project import Project
     from rft_platform.rounds.selection.production_rows import traffic_database
     from rft_platform.serving.preferences import PreferenceStore
 
-    project = Project.open(Home.from_environment())
+    _write_dataset(PreferenceStore(traffic_database(_online_project())).pairs(), file, "preference pairs")
+
+
+@store.command()
+def demonstrations(file: Annotated[Path, typer.Argument(help="JSON Lines file to write.")]) -> None:
+    """Write the corrections that users gave in their feedback, as a dataset for supervised fine-tuning."""
+    from rft_platform.rounds.selection.production_rows import traffic_database
+    from rft_platform.serving.reports.demonstrations import DemonstrationStore
+
+    _write_dataset(DemonstrationStore(traffic_database(_online_project())).rows(), file, "demonstrations")
+
+
+def _online_project() -> "Project":
+    from rft_platform.common.errors import UserError
+
+    project = _project()
     if not project.config.online:
         raise UserError("this project serves no production traffic: start one with `rft serve`")
-    pairs = PreferenceStore(traffic_database(project)).pairs()
+    return project
+
+
+def _write_dataset(rows: list[dict[str, Any]], file: Path, name: str) -> None:
+    import json
+
+    from rft_platform.common.files import atomic_path
+    from rft_platform.driver.console import output
+
     with atomic_path(file) as temp:
-        temp.write_text("".join(json.dumps(pair, ensure_ascii=False) + "\n" for pair in pairs), encoding="utf-8")
-    output().print(f"{len(pairs):,} preference pairs written to {file}", markup=False, soft_wrap=True)
+        temp.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    output().print(f"{len(rows):,} {name} written to {file}", markup=False, soft_wrap=True)
 
 
 def _report(report: "Upkeep", as_json: bool) -> None:

@@ -12,6 +12,8 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
     name = settings.algorithm_type
     if preset.experts and settings.experts is None:
         yield f"algorithm.experts is not set: {name} also learns from demonstrations; give their path"
+    elif preset.experts and settings.experts is not None and settings.experts.path is None and not config.online:
+        yield f"algorithm.experts.path is not set: {name} also learns from demonstrations; give their path"
     if settings.experts is not None and not preset.experts:
         yield f"algorithm.experts: {name} uses no demonstrations; leave it out, or set algorithm_type: mix"
     if settings.teacher_model_path is not None and not preset.teacher:

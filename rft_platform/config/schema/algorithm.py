@@ -97,8 +97,9 @@ class ExperienceFilters(Section):
 class Experts(Section):
     """Demonstrations that are mixed with the rollouts of every round (algorithm ``mix``)."""
 
-    path: str
-    """A file, a folder of split files, or the name of a Hugging Face dataset."""
+    path: str | None = None
+    """A file, a folder of split files, or the name of a Hugging Face dataset. null, online training only: the
+    corrections that users gave in their feedback."""
     split: str = "train"
     """Split of the dataset."""
     subset_name: str | None = None

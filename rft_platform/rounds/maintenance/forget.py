@@ -11,10 +11,11 @@ from rft_platform.common.errors import UserError
 from rft_platform.experience.file_names import round_key
 from rft_platform.experience.record import row_id
 from rft_platform.inference.canary import Canary
-from rft_platform.model_registry.lineage import trace_row
+from rft_platform.model_registry.lineage import trace_row, trained_with
 from rft_platform.rounds.maintenance.erasure import erase_rows
 from rft_platform.rounds.project.policy import Policy, publish, published
 from rft_platform.rounds.project.project import Project
+from rft_platform.rounds.selection.production_demonstrations import CORRECTIONS_UNTIL, erase_demonstrations
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.serving.database import Call
 
@@ -62,6 +63,8 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
             trace = trace_row(row, project.store, project.home.checkpoints, registry)
             trained |= {ref.checkpoint: ref for ref in trace.trained}
             descendants |= {ref.checkpoint: ref for ref in trace.descendants}
+    for ref in _trained_on_corrections(project, registry, {call.msg_id for call in calls}):
+        trained.setdefault(ref.checkpoint, ref)
     traffic.compact()
     found = Forgotten(
         len(calls),
@@ -72,6 +75,18 @@ def forget(project: Project, registry: "ModelRegistry | None", subject: str) -> 
     rounds = ", ".join(map(round_key, found.rounds)) or "no round"
     traffic.log("forgotten", f"{found.rows} calls of one subject were erased; rows of {rounds}", **found.to_json())
     return found
+
+
+def _trained_on_corrections(
+    project: Project, registry: "ModelRegistry | None", msg_ids: set[str]
+) -> "list[CheckpointRef]":
+    """Erase the demonstrations made of these messages; returns the checkpoints whose training read one."""
+    held = erase_demonstrations(project, msg_ids)
+    if not held:
+        return []
+    return trained_with(
+        project.home.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= min(held), registry
+    )
 
 
 def _traced(project: Project, number: int, rows: set[str]) -> set[str]:

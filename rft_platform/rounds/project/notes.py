@@ -10,6 +10,7 @@ TRAIN = "train"
 POLICY = "policy"  # the policy that the round published; round 0 holds the starting policy
 EVALUATION = "evaluation"
 WARM_START = "warm_start"  # of round 0
+DEMONSTRATIONS = "demonstrations"  # corrections of production traffic that an online round collected
 DATASET = "dataset"  # of an offline training
 
 

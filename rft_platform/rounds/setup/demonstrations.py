@@ -36,7 +36,7 @@ def write_demonstrations(settings: WarmStart | Experts, target: Path, key: str =
 def _are_conversations(settings: WarmStart | Experts) -> bool:
     from rft_platform.tasks.sources import located_rows
 
-    _, _, first = next(located_rows(settings.path, settings.split, settings.subset_name), ("", 0, {}))
+    _, _, first = next(located_rows(str(settings.path), settings.split, settings.subset_name), ("", 0, {}))
     return MESSAGES in first and settings.format.prompt_key not in first
 
 
@@ -46,7 +46,7 @@ def _conversations(settings: WarmStart | Experts) -> tuple[Cells, str]:
     from rft_platform.tasks.offline_dataset import load_conversations
 
     named = Columns(messages=MESSAGES, system_prompt=settings.format.system_prompt)
-    dataset = load_conversations(settings.path, named, split=settings.split, subset_name=settings.subset_name)
+    dataset = load_conversations(str(settings.path), named, split=settings.split, subset_name=settings.subset_name)
     names = list(dict.fromkeys(name for row in dataset.rows for name in row))
     return {name: [_json(row.get(name)) for row in dataset.rows] for name in names}, dataset.digest
 
@@ -58,7 +58,7 @@ def _texts(settings: WarmStart | Experts, key: str) -> tuple[Cells, str]:
     if settings.format.prompt_key is None:
         raise UserError(f"{key} {settings.path}: format.prompt_key is null; name the column with the prompt")
     dataset = load_tasks(
-        settings.path,
+        str(settings.path),
         split=settings.split,
         subset_name=settings.subset_name,
         prompt_key=settings.format.prompt_key,

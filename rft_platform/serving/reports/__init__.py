@@ -1,0 +1,4 @@
+"""Data that is computed from the tables of production traffic.
+
+- ``demonstrations``: corrections of users as demonstrations for training.
+"""

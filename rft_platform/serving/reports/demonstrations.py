@@ -1,0 +1,64 @@
+"""Corrections of users as demonstrations: the messages of the corrected call and the answer that the user wanted.
+
+A correction of several calls is about the last one, which gave the final answer. Of several corrections of one call the
+newest counts. A round takes the corrections that no round before it took.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Engine, Select, func, select, update
+from sqlalchemy.orm import Session, sessionmaker
+
+from rft_platform.serving.database import Call, Feedback, FeedbackCall
+from rft_platform.tasks.messages import as_context
+
+_HAS_CORRECTION = (Feedback.correction.is_not(None), Feedback.correction != "")
+
+
+class DemonstrationStore:
+    """Demonstrations in the database of the traffic."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+
+    def settle(self, batch: int) -> list[dict[str, Any]]:
+        """Assign the corrections that no round has to round ``batch``; return all demonstrations of the round."""
+        with self._transaction() as session:
+            waiting = update(Feedback).where(*_HAS_CORRECTION, Feedback.batch.is_(None))
+            session.execute(waiting.values(batch=batch).execution_options(synchronize_session=False))
+            return list(_demonstrations(session, _corrected().where(Feedback.batch == batch)))
+
+    def rows(self, batch: int | None = None) -> list[dict[str, Any]]:
+        """All demonstrations, oldest first; with ``batch`` those of one round."""
+        query = _corrected() if batch is None else _corrected().where(Feedback.batch == batch)
+        with self._transaction() as session:
+            return list(_demonstrations(session, query))
+
+
+def _corrected() -> Select[Feedback, int]:
+    """Corrections with the number of the call that each is about, oldest first."""
+    return (
+        select(Feedback, func.max(FeedbackCall.number))
+        .join(FeedbackCall, FeedbackCall.feedback_id == Feedback.feedback_id)
+        .where(*_HAS_CORRECTION)
+        .group_by(Feedback.feedback_id)
+        .order_by(Feedback.received_at, Feedback.feedback_id)
+    )
+
+
+def _demonstrations(session: Session, query: Select[Feedback, int]) -> Iterator[dict[str, Any]]:
+    newest = {number: feedback for feedback, number in session.execute(query)}
+    for number, feedback in newest.items():
+        call = session.get_one(Call, number)
+        messages = call.model_call.get("messages")  # none if the call was erased
+        if messages:
+            yield {
+                "messages": [*as_context(messages), {"role": "assistant", "content": feedback.correction}],
+                "tools": call.model_call.get("tools") or None,
+                "msg_id": call.msg_id,
+                "choice": call.choice,
+                "policy_version": call.policy_version,
+                "feedback_id": feedback.feedback_id,
+                "received_at": feedback.received_at,
+            }

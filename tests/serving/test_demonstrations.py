@@ -1,0 +1,133 @@
+"""Corrections become demonstrations: which call they are about, which round takes them, what training reads."""
+
+import json
+from typing import Any
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import create_engine, inspect
+
+from rft_platform.serving.database import MIGRATIONS, open_database
+from rft_platform.serving.reports.demonstrations import DemonstrationStore
+from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
+from rft_platform.tasks.column_mapping import Columns
+from rft_platform.tasks.offline_dataset import load_conversations
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def engine(database_url: str):
+    return open_database(database_url)
+
+
+@pytest.fixture
+def traffic(engine, clock) -> TrafficStore:
+    return TrafficStore(engine, clock)
+
+
+@pytest.fixture
+def demonstrations(engine) -> DemonstrationStore:
+    return DemonstrationStore(engine)
+
+
+def call(msg_id: str, question: str = "What is 12*7?", **changes: Any) -> NewCall:
+    earlier = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}]
+    content = {"messages": [*earlier, {"role": "user", "content": question}], "tools": []}
+    given = {"choice": 0, "model_call": content, "policy_version": 3, "tokens": 7, "recorded_at": Clock.now}
+    return NewCall(msg_id=msg_id, **(given | changes))
+
+
+def correct(name: str, *msg_ids: str, correction: str | None = "84", **changes: Any) -> NewFeedback:
+    return NewFeedback(name, msg_ids, None, correction=correction, **changes)
+
+
+def test_a_correction_is_the_answer_of_its_call_and_the_conversation_before_is_context(traffic, demonstrations) -> None:
+    traffic.record([call("a"), call("b")])
+    traffic.give_feedback(correct("f1", "a"))
+    traffic.give_feedback(NewFeedback("f2", ["b"], 1.0, comment="fine"))
+    (row,) = demonstrations.rows()
+    assert [(each["role"], each["content"], each.get("weight", 1)) for each in row["messages"]] == [
+        ("user", "Hello", 1), ("assistant", "Hello!", 0), ("user", "What is 12*7?", 1), ("assistant", "84", 1),
+    ]  # fmt: skip
+    assert (row["msg_id"], row["choice"], row["policy_version"], row["feedback_id"]) == ("a", 0, 3, "f1")
+
+
+def test_a_correction_of_a_run_is_about_its_last_call(traffic, demonstrations) -> None:
+    traffic.record([call("a", "first"), call("b", "second")])
+    traffic.give_feedback(correct("f1", "a", "b"))
+    assert [row["msg_id"] for row in demonstrations.rows()] == ["b"]
+
+
+def test_the_newest_correction_of_a_call_counts(traffic, demonstrations, clock) -> None:
+    traffic.record([call("a")])
+    traffic.give_feedback(correct("z", "a", correction="83"))
+    clock.now += 1
+    traffic.give_feedback(correct("b", "a", correction="84"))
+    assert [row["messages"][-1]["content"] for row in demonstrations.rows()] == ["84"]
+
+
+def test_each_round_takes_the_corrections_that_no_round_before_took(traffic, demonstrations) -> None:
+    traffic.record([call("a"), call("b")])
+    traffic.give_feedback(correct("f1", "a"))
+    assert [row["msg_id"] for row in demonstrations.settle(1)] == ["a"]
+    traffic.give_feedback(correct("f2", "b"))
+    assert [row["msg_id"] for row in demonstrations.settle(2)] == ["b"]
+    assert [row["msg_id"] for row in demonstrations.rows(1)] == ["a"]
+    assert demonstrations.settle(3) == []
+
+
+def test_a_corrected_call_does_not_expire_and_a_forgotten_one_is_gone(traffic, demonstrations, clock) -> None:
+    traffic.record([call("a", subject="ann"), call("b")])
+    traffic.give_feedback(correct("f1", "a"))
+    clock.now += 100
+    assert traffic.expire(older_than_s=50) == 1
+    assert [row["msg_id"] for row in demonstrations.rows()] == ["a"]
+    traffic.forget("ann")
+    assert demonstrations.rows() == []
+
+
+def test_supervised_training_learns_only_the_correction(traffic, demonstrations, tmp_path) -> None:
+    traffic.record([call("a"), call("b", "other")])
+    traffic.give_feedback(correct("f1", "a"))
+    traffic.give_feedback(correct("f2", "b", correction="another"))
+    file = tmp_path / "corrections.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in demonstrations.rows()))
+    dataset = load_conversations(str(file), Columns())
+    assert [row["messages"][-1]["content"] for row in dataset.rows] == ["84", "another"]
+    assert all(row["messages"][1]["weight"] == 0 for row in dataset.rows)
+
+
+def test_a_database_of_an_earlier_version_is_upgraded(database_url) -> None:
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        connection.exec_driver_sql(
+            "INSERT INTO feedback (feedback_id, received_at, tenant, metric, correction, tags, request) "
+            "VALUES ('f1', 1.0, '', 'reward', 'better', '{}', '{}')"
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO calls (number, msg_id, choice, state, tenant, tokens, recorded_at, model_call) VALUES "
+            """(1, 'a', 0, 'recorded', '', 1, 1.0, '{"messages": [{"role": "user", "content": "x"}]}')"""
+        )
+        connection.exec_driver_sql("INSERT INTO feedback_calls VALUES ('f1', 1)")
+    engine.dispose()
+    upgraded = open_database(database_url)
+    assert "batch" in {column["name"] for column in inspect(upgraded).get_columns("feedback")}
+    assert [row["msg_id"] for row in DemonstrationStore(upgraded).settle(1)] == ["a"]
