@@ -71,6 +71,7 @@ FREE = (
     "engine.kv_cache_gb",
     "explorer.engines_per_gpu",
     "evaluation",
+    "service",
     "registry.tracking_uri",
 )
 

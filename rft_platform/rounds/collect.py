@@ -12,7 +12,7 @@ from rft_platform.experience.notes import ASIDE
 from rft_platform.rounds.project.notes import EXPLORE
 from rft_platform.rounds.project.policy import parent_of
 from rft_platform.rounds.project.project import Project
-from rft_platform.rounds.reporting.servable_versions import oldest_trainable
+from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.rounds.selection.production_demonstrations import collect_demonstrations
 from rft_platform.rounds.selection.production_rows import rows_of_traffic, traffic_store
 from rft_platform.serving.traffic import TrafficStore
@@ -26,7 +26,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
     """
     started, traffic = perf_counter(), traffic_store(project)
     _refuse_rows_of_another_home(project, traffic, round_number)
-    calls = traffic.settle(round_number, project.batches.experiences_a_round, oldest_trainable(project))
+    calls = traffic.settle(round_number, round_rule(project))
     if not calls:
         raise StorageError(
             f"{round_key(round_number)} has no committed rows of production traffic: commit feedback first"
@@ -40,6 +40,7 @@ def collect(project: Project, round_number: int) -> dict[str, Any]:
         "rows": len(rows),
         "runs": len({row.run_id for row in rows}),
         "tasks": len({row.task_id for row in rows}),
+        "subjects": len({call.subject for call in calls if call.subject is not None}),
         "demonstrations": demonstrations["rows"],
         "tokens": sum(len(row.call.response_ids) for row in rows),
         "policy_version": max(versions, default=parent.policy_version),

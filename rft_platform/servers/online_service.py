@@ -22,6 +22,7 @@ from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.servers.project_progress import ProjectProgress
 from rft_platform.servers.release_controller import ReleaseController
+from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.pages.routes import PageData, page_routes
@@ -71,19 +72,21 @@ def serve(project: Project) -> None:
         tenants=tenants, timeout_s=config.explorer.max_timeout,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
+    watch = TrafficWatch(project, store)
     pages = PageData(
         f"{config.project}/{config.name}", releases, PreferenceStore(traffic_database(project)), writer,
-        gateway.tenant_of, ProjectProgress(project),
+        gateway.tenant_of, ProjectProgress(project), watch,
     )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
+        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages), watch.figures,
     )  # fmt: skip
     stop = threading.Event()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
     follow.start()
     upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)
     upkeep.start()
+    threading.Thread(target=watch.run, args=(stop,), name="watch", daemon=True).start()
     server = uvicorn.Server(
         server_config(app, _GRACE_S, host=host, port=config.explorer.proxy_port, log_config=None, proxy_headers=False)
     )

@@ -12,6 +12,7 @@ Read in this order:
 - ``routing``: which engine answers a request while a release runs.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
 - ``reports``: demonstrations, computed from the tables.
+- ``rules``: pure rules, such as the choice of a round's rows.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 

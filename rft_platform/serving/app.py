@@ -45,10 +45,11 @@ def build_app(
     status: Callable[[], Mapping[str, Any]],
     routes: Sequence[APIRouter] = (),
     pages: APIRouter | None = None,
+    figures: Callable[[], Mapping[str, float]] = dict,
 ) -> Any:
     """The ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
-    ``status`` says what else ``/health`` reports; it does no I/O.
+    ``status`` says what else ``/health`` reports, and ``figures`` what else ``/metrics`` does; both do no I/O.
     """
 
     @asynccontextmanager
@@ -61,7 +62,7 @@ def build_app(
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
-    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status)]
+    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status, figures)]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
     return contained(_Guarded(app, gateway, [] if pages is None else pages.routes))
@@ -104,7 +105,10 @@ def _traffic_routes(gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule
 
 
 def _monitoring_routes(
-    gateway: TrafficApp, writer: TrafficWriter, status: Callable[[], Mapping[str, Any]]
+    gateway: TrafficApp,
+    writer: TrafficWriter,
+    status: Callable[[], Mapping[str, Any]],
+    figures: Callable[[], Mapping[str, float]],
 ) -> APIRouter:
     routes = APIRouter()
 
@@ -132,6 +136,7 @@ def _monitoring_routes(
             "calls_dropped": writer.counts.dropped,
             "calls_waiting": writer.waiting,
             "database_failures": writer.counts.failures,
+            **figures(),
         }
         if format == "json":
             return JSONResponse(counts)

@@ -5,10 +5,11 @@ settled for a round before they are exported (``settle``), so a repeated export 
 """
 
 import hashlib
+import logging
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +35,14 @@ from rft_platform.serving.database import (
     FeedbackCall,
 )
 from rft_platform.serving.preferences import Preference
+from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
+
+LOG = logging.getLogger(__name__)
 
 ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
 REWARD = "reward"  #: the metric that trains
 MOST_IDS = 10_000  #: messages that one feedback may name
+NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
 _NUMBERS = 10_000  # row numbers in one statement
 
@@ -199,20 +204,31 @@ class TrafficStore:
                 committed += len(calls)
             return CommitResult(committed, pending)
 
-    def waiting_rows(self, oldest_version: int | None = None) -> int:
-        """Number of committed rows that no round has taken, of this policy version or a later one."""
+    def waiting_rows(self, rule: RoundRule = NO_LIMITS) -> int:
+        """Number of committed rows that the next rounds may take: not too old, and not above their subject's share."""
         with self._transaction() as session:
+            if math.isfinite(rule.most_of_subject):
+                found = choose_rows(self._committed(session), rule)
+                return len(found.chosen) + len(found.later)
             query = select(func.count()).where(Call.state == COMMITTED, Call.batch.is_(None))
-            if oldest_version is not None:
-                query = query.where(or_(Call.policy_version.is_(None), Call.policy_version >= oldest_version))
+            if rule.oldest_version is not None:
+                query = query.where(or_(Call.policy_version.is_(None), Call.policy_version >= rule.oldest_version))
             return int(session.scalar(query) or 0)
+
+    def rows_above_share(self, rule: RoundRule) -> int:
+        """Number of committed rows that wait because the next round has the share of their subject."""
+        if not math.isfinite(rule.most_of_subject):
+            return 0
+        with self._transaction() as session:
+            return len(choose_rows(self._committed(session), rule).above_share)
 
     # --- consumed
 
-    def settle(self, batch: int, most_rows: int | None = None, oldest_version: int | None = None) -> list[Call]:
+    def settle(self, batch: int, rule: RoundRule = NO_LIMITS) -> list[Call]:
         """Assign committed rows to a round, whole tasks in the order of their commit; return the round's rows.
 
-        Tasks that older weights than ``oldest_version`` sampled become stale: no round takes them.
+        Tasks that older weights than the rule's sampled become stale: no round takes them. Rows above the share of
+        their subject stay committed.
 
         A repeated call returns the rows of the first one, so that an interrupted export is repeated exactly. A call
         that finds no row settles nothing.
@@ -220,14 +236,19 @@ class TrafficStore:
         with self._transaction() as session:
             settled = session.get(Batch, batch)
             if settled is None or settled.rows == 0:
-                stale, chosen = self._next_rows(session, most_rows, oldest_version)
-                for numbers, values in ((stale, {"state": STALE}), (chosen, {"batch": batch})):
+                found = choose_rows(self._committed(session, lock=True), rule)
+                for numbers, values in ((found.stale, {"state": STALE}), (found.chosen, {"batch": batch})):
                     for start in range(0, len(numbers), _NUMBERS):
                         part = numbers[start : start + _NUMBERS]
                         session.execute(update(Call).where(Call.number.in_(part)).values(values))
-                if not chosen:
+                if not found.chosen:
                     return []
-                session.merge(Batch(number=batch, rows=len(chosen), settled_at=self._clock(), consumed_at=None))
+                if found.above_share:
+                    LOG.info(
+                        "round %d leaves %d rows of subjects that have their share of it to later rounds",
+                        batch, len(found.above_share),
+                    )  # fmt: skip
+                session.merge(Batch(number=batch, rows=len(found.chosen), settled_at=self._clock(), consumed_at=None))
                 session.flush()
             rows = list(session.scalars(select(Call).where(Call.batch == batch).order_by(Call.number)))
             session.expunge_all()
@@ -366,32 +387,17 @@ class TrafficStore:
             query = query.where(Call.task_id == feedback.task_id, Call.run_id == feedback.run_id)
         return list(session.scalars(query if not feedback.tenant else query.where(Call.tenant == feedback.tenant)))
 
-    def _next_rows(
-        self, session: Session, most_rows: int | None, oldest_version: int | None
-    ) -> tuple[list[int], list[int]]:
-        """Numbers of the committed rows that are too old, and of those for the next round."""
+    def _committed(self, session: Session, *, lock: bool = False) -> Iterator[CommittedRow]:
+        """The committed rows that no round has, in the order of their commit; ``lock`` them for an update."""
         query = (
-            select(Call.number, Call.tenant, Call.task_id, Call.msg_id, Call.policy_version)
+            select(Call.number, Call.tenant, Call.task_id, Call.msg_id, Call.subject, Call.policy_version)
             .where(Call.state == COMMITTED, Call.batch.is_(None))
             .order_by(Call.committed_at, Call.task_id, Call.number)
-            .with_for_update()
         )
-        tasks: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-        newest: defaultdict[tuple[str, str], float] = defaultdict(lambda: -math.inf)
-        for number, tenant, task_id, msg_id, version in session.execute(query):
-            task = tenant, task_id or msg_id
-            tasks[task].append(number)
-            newest[task] = max(newest[task], math.inf if version is None else version)
-        stale: list[int] = []
-        chosen: list[int] = []
-        full = False
-        for task, numbers in tasks.items():
-            if oldest_version is not None and newest[task] < oldest_version:
-                stale += numbers
-            elif not full:
-                full = most_rows is not None and bool(chosen) and len(chosen) + len(numbers) > most_rows
-                chosen += [] if full else numbers
-        return stale, chosen
+        query = query.with_for_update() if lock else query
+        for number, tenant, task_id, msg_id, subject, version in session.execute(query):
+            person = None if subject is None else (tenant, subject)
+            yield CommittedRow(number, (tenant, task_id or msg_id), person, version)
 
 
 def _row_of(feedback: NewFeedback, now: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rft_platform.common.errors import UserError
 from rft_platform.experience.record import ModelCall
 from rft_platform.rounds.selection.production_rows import rows_of_traffic
 from rft_platform.serving.database import open_database
+from rft_platform.serving.rules.round_rows import RoundRule
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
 
 RECORDED = {
@@ -144,8 +145,48 @@ def test_a_round_takes_whole_tasks(store) -> None:
         for number in range(3):
             store.give_feedback(feedback(f"{task}{number}", f"{task}{number}", task_id=task, run_id=str(number)))
     store.commit()
-    assert {row.task_id for row in store.settle(1, most_rows=7)} == {"a", "b"}
-    assert {row.task_id for row in store.settle(2, most_rows=2)} == {"c"}  # a task is never split
+    assert {row.task_id for row in store.settle(1, RoundRule(most_rows=7))} == {"a", "b"}
+    assert {row.task_id for row in store.settle(2, RoundRule(most_rows=2))} == {"c"}  # a task is never split
+
+
+def test_a_subject_has_at_most_its_share_of_a_round_and_keeps_its_other_rows(store) -> None:
+    for number in range(8):
+        store.record([call(f"loud{number}", subject="loud")])
+        store.give_feedback(feedback(f"loud{number}", f"loud{number}"))
+    for name in ("ann", "bob", None):
+        store.record([call(str(name), subject=name)])
+        store.give_feedback(feedback(f"f{name}", str(name)))
+    store.commit()
+    rule = RoundRule(most_rows=8, subject_share=0.25)
+    assert (store.waiting_rows(rule), store.rows_above_share(rule)) == (5, 6)
+    assert sorted(row.subject or "" for row in store.settle(1, rule)) == ["", "ann", "bob", "loud", "loud"]
+    assert (store.waiting_rows(rule), store.rows_above_share(rule)) == (2, 4)
+    assert [row.subject for row in store.settle(2, rule)] == ["loud", "loud"]
+    assert store.rows_above_share(RoundRule(most_rows=8)) == 0
+
+
+def test_rows_above_the_share_become_stale_like_others_and_tenants_have_subjects_of_their_own(store) -> None:
+    for tenant in ("shop", "bank"):
+        for number in range(2):
+            store.record([call(f"{tenant}{number}", subject="ann", tenant=tenant)])
+            store.give_feedback(feedback(f"{tenant}{number}", f"{tenant}{number}", tenant=tenant))
+    store.commit()
+    rule = RoundRule(most_rows=4, subject_share=0.25)
+    assert {row.tenant for row in store.settle(1, rule)} == {"shop", "bank"}
+    assert store.settle(2, RoundRule(most_rows=4, subject_share=0.25, oldest_version=4)) == []
+    assert store.counts()["stale"] == 2
+
+
+def test_a_task_above_the_share_is_taken_whole_or_not_at_all(store) -> None:
+    for task in "ab":
+        store.record([call(f"{task}{number}", subject="ann") for number in range(3)])
+        for number in range(3):
+            given = feedback(f"{task}{number}", f"{task}{number}", task_id=task, run_id=str(number))
+            store.give_feedback(given)
+    store.commit()
+    rule = RoundRule(most_rows=6, subject_share=0.2)
+    assert [row.msg_id for row in store.settle(1, rule)] == ["a0", "a1", "a2"]
+    assert [row.msg_id for row in store.settle(2, rule)] == ["b0", "b1", "b2"]
 
 
 def test_unlabelled_calls_expire(store, clock) -> None:

@@ -15,6 +15,9 @@ class Service(Section):
     group_deadline_s: PositiveFloat = 3600.0
     """Group algorithms: seconds after a task's first label until it is committed with fewer than
     ``algorithm.repeat_times`` runs."""
+    subject_share: float = Field(default=1.0, gt=0, le=1)
+    """Largest share of a round's rows that one subject may have; its further rows wait for a later round. Rows without
+    a subject are not limited. 1: no limit."""
     commit_interval_s: PositiveFloat | None = None
     """Seconds between commits that the service makes itself. null: only clients commit."""
     retention_days: PositiveFloat = 7.0

@@ -10,6 +10,7 @@ from rft_platform.rounds.reporting.round_history import evaluation_of
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.rules.round_rows import RoundRule
 
 
 def release_commands(project: Project) -> ReleaseCommands:
@@ -48,7 +49,13 @@ def released_policy(project: Project) -> Policy | None:
 
 def committed_rows(project: Project) -> int:
     """Committed rows of production traffic that the next round may take."""
-    return traffic_store(project).waiting_rows(oldest_trainable(project))
+    return traffic_store(project).waiting_rows(round_rule(project))
+
+
+def round_rule(project: Project) -> RoundRule:
+    """How the next round chooses its rows among the committed ones."""
+    share = project.config.service.subject_share
+    return RoundRule(project.batches.experiences_a_round, oldest_trainable(project), share)
 
 
 def oldest_trainable(project: Project) -> int | None:

@@ -43,8 +43,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Figures of the traffic that the service computes at intervals."""
+
+    rows_above_share: int = 0  # committed rows that wait because their subject has its share of the next round
+
+
+@dataclass(frozen=True, slots=True)
 class PageData:
-    """Where the pages get what they show. ``progress`` may read files; it is called in a thread."""
+    """Where the pages get what they show. ``progress`` may read files, in a thread; ``watch`` does no I/O."""
 
     project: str
     releases: ReleaseCommands
@@ -52,6 +59,7 @@ class PageData:
     writer: TrafficWriter
     tenant_of: Callable[[Mapping[str, str]], str]
     progress: Callable[[], Progress]
+    watch: Callable[[], Watch] = Watch
 
 
 def page_routes(data: PageData) -> APIRouter:
@@ -142,6 +150,7 @@ def _status(data: PageData, store: TrafficStore, progress: Progress) -> dict[str
     return {
         **known,
         "rows": [(name, counts[state]) for state, name in _ROWS],
+        "watch": data.watch(),
         "last_round": progress.last_round,
         "waiting": progress.waiting,
         "events": events,
