@@ -8,6 +8,7 @@ import dagster as dg
 
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
 from rft_platform.rounds.evaluate import RoundEvaluation
+from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
 
 EXPERIENCE_CHECKS = [
@@ -47,6 +48,21 @@ CHECKPOINT_CHECKS = [
         description="The round made at least one optimiser step.",
     ),
 ]
+
+
+def leak_spec(asset: str, description: str) -> dg.AssetCheckSpec:
+    """The check of a dataset for held-out tasks that are also trained on; ``leak_result`` builds its result."""
+    return dg.AssetCheckSpec("no_leaks", asset=asset, description=description)
+
+
+def leak_result(leaks: Sequence[Task]) -> dg.AssetCheckResult:
+    """The result of the check of ``leak_spec``: a warning with the first leaked prompts."""
+    return dg.AssetCheckResult(
+        check_name="no_leaks",
+        passed=not leaks,
+        severity=dg.AssetCheckSeverity.WARN,
+        metadata={"leaked_prompts": dg.MetadataValue.json([task.prompt for task in leaks[:10]])},
+    )
 
 
 def checkpoint_specs(asset: str) -> list[dg.AssetCheckSpec]:

@@ -1,5 +1,6 @@
 """Assets of offline training: weights trained on demonstrations, preferences or a teacher's distribution."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -24,58 +25,31 @@ teacher_model = dg.AssetSpec(
     kinds={"huggingface"},
 )
 
-_KINDS = {"pytorch", "safetensors", "mlflow"}
 
+def _checkpoint(
+    name: str, kind: "OfflineKind", deps: Sequence[dg.AssetSpec | dg.AssetsDefinition], description: str
+) -> dg.AssetsDefinition:
+    """The asset ``name``: the weights of an offline training of ``kind`` on what ``deps`` hold."""
 
-@dg.asset(
-    partitions_def=rft_rounds,
-    group_name="training",
-    owners=OWNERS,
-    kinds=_KINDS,
-    deps=[base_model, sft_dataset],
-    pool=TRAINER_POOL,
-    check_specs=checkpoint_specs("sft_checkpoint"),
-)
-@reports_faults
-def sft_checkpoint(
-    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
-) -> dg.MaterializeResult:
-    """Weights after supervised fine-tuning on demonstrations, registered as a model version."""
-    return _train(context, "sft", project, trainer, registry)
+    def body(
+        context: dg.AssetExecutionContext,
+        project: ProjectResource,
+        trainer: TrainerResource,
+        registry: RegistryResource,
+    ) -> dg.MaterializeResult:
+        return _train(context, kind, project, trainer, registry)
 
-
-@dg.asset(
-    partitions_def=rft_rounds,
-    group_name="training",
-    owners=OWNERS,
-    kinds=_KINDS,
-    deps=[base_model, preference_pairs],
-    pool=TRAINER_POOL,
-    check_specs=checkpoint_specs("dpo_checkpoint"),
-)
-@reports_faults
-def dpo_checkpoint(
-    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
-) -> dg.MaterializeResult:
-    """Weights after direct preference optimisation against the base model, registered as a model version."""
-    return _train(context, "dpo", project, trainer, registry)
-
-
-@dg.asset(
-    partitions_def=rft_rounds,
-    group_name="training",
-    owners=OWNERS,
-    kinds=_KINDS,
-    deps=[base_model, teacher_model, sft_dataset],
-    pool=TRAINER_POOL,
-    check_specs=checkpoint_specs("distilled_checkpoint"),
-)
-@reports_faults
-def distilled_checkpoint(
-    context: dg.AssetExecutionContext, project: ProjectResource, trainer: TrainerResource, registry: RegistryResource
-) -> dg.MaterializeResult:
-    """Weights after learning the teacher's distribution on a dataset, registered as a model version."""
-    return _train(context, "distill", project, trainer, registry)
+    body.__name__ = name  # ``reports_faults`` reads it
+    return dg.asset(
+        description=description,
+        partitions_def=rft_rounds,
+        group_name="training",
+        owners=OWNERS,
+        kinds={"pytorch", "safetensors", "mlflow"},
+        deps=deps,
+        pool=TRAINER_POOL,
+        check_specs=checkpoint_specs(name),
+    )(reports_faults(body))
 
 
 def _train(
@@ -109,3 +83,23 @@ def _train(
         data_version=dg.DataVersion(policy.weights_digest),
         check_results=offline_results(steps),
     )
+
+
+sft_checkpoint = _checkpoint(
+    "sft_checkpoint",
+    "sft",
+    [base_model, sft_dataset],
+    "Weights after supervised fine-tuning on demonstrations, registered as a model version.",
+)
+dpo_checkpoint = _checkpoint(
+    "dpo_checkpoint",
+    "dpo",
+    [base_model, preference_pairs],
+    "Weights after direct preference optimisation against the base model, registered as a model version.",
+)
+distilled_checkpoint = _checkpoint(
+    "distilled_checkpoint",
+    "distill",
+    [base_model, teacher_model, sft_dataset],
+    "Weights after learning the teacher's distribution on a dataset, registered as a model version.",
+)

@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from rft_platform.assets.checks import leak_result, leak_spec
 from rft_platform.assets.common import OWNERS, path, report_table
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.resources.project import ProjectResource
@@ -31,7 +32,7 @@ def task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) ->
     owners=OWNERS,
     kinds={"dataset"},
     deps=[task_dataset],
-    check_specs=[dg.AssetCheckSpec("no_leaks", asset="eval_task_dataset", description="No held-out task is explored.")],
+    check_specs=[leak_spec("eval_task_dataset", "No held-out task is explored.")],
 )
 @reports_faults
 def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResource) -> dg.MaterializeResult:
@@ -49,12 +50,5 @@ def eval_task_dataset(context: dg.AssetExecutionContext, project: ProjectResourc
             "report": report_table([dataset.report for dataset in datasets]),
         },
         data_version=dg.DataVersion("+".join(dataset.digest for dataset in datasets) or "none"),
-        check_results=[
-            dg.AssetCheckResult(
-                check_name="no_leaks",
-                passed=not leaks,
-                severity=dg.AssetCheckSeverity.WARN,
-                metadata={"leaked_prompts": dg.MetadataValue.json([task.prompt for task in leaks[:10]])},
-            )
-        ],
+        check_results=[leak_result(leaks)],
     )

@@ -1,4 +1,5 @@
-"""The architecture: imports point downward in the table of docs/architecture.md, and nothing imports in a circle."""
+"""The architecture: imports point downward in the table of docs/architecture.md, nothing imports in a circle, and files
+are neither tiny nor named alike."""
 
 import ast
 import re
@@ -14,6 +15,17 @@ TABLE = PACKAGE.parent / "docs" / "architecture.md"
 ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
 ENTRIES = {"__init__", "__main__"}
 MOST_MODULES = 15  # of one folder
+FEWEST_LINES = 30  # of a module with a single importer
+#: Smaller modules that stay files of their own: one file per asset group, command, section, operator and recipe step.
+SMALL = {
+    "assets.online",
+    "cli.commands.doctor",
+    "cli.commands.stop",
+    "config.schema.service",
+    "judging.operators.reward_filter",
+    "judging.operators.std_filter",
+    "recipes.calculator.prepare",
+}
 #: The only folder that uses Dagster's private modules, which any release may change.
 INTERNALS = PACKAGE / "jobs" / "dagster_internals"
 
@@ -133,6 +145,19 @@ def _is_file(module: str) -> bool:
 def test_no_folder_has_too_many_modules() -> None:
     sizes = Counter(module.rpartition(".")[0] for module in modules() if _is_file(module))
     assert {folder: size for folder, size in sizes.items() if folder and size > MOST_MODULES} == {}
+
+
+def test_a_small_module_with_one_importer_is_part_of_it() -> None:
+    importers = Counter(other for others in file_graph().values() for other in others)
+    lines = {module: len(file.read_text(encoding="utf-8").splitlines()) for module, file in modules().items()}
+    small = {module for module in lines if _is_file(module) and lines[module] < FEWEST_LINES}
+    assert sorted(module for module in small - SMALL if importers[module] == 1) == []
+    assert set(lines) >= SMALL
+
+
+def test_no_two_test_files_have_the_same_name() -> None:
+    names = Counter(file.name for file in (PACKAGE.parent / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_only_one_folder_uses_private_modules_of_dagster() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config
 from rft_platform.driver.preflight import check_run
-from rft_platform.recipes.front_desk.prepare import prepare
 from rft_platform.recipes.front_desk.questions import DEPARTMENTS
+from rft_platform.recipes.front_desk.run import prepare
 
 
 def test_the_recipe_is_an_online_project_that_may_start(tmp_path: Path) -> None:

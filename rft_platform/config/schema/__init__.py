@@ -3,10 +3,11 @@
 Read in this order:
 
 - ``section``: ``Section``, the base class, which refuses unknown keys.
-- ``rft_config``: ``RftConfig``, the whole file, with the small sections ``model``, ``cluster`` and ``synchronizer``.
+- ``rft_config``: ``RftConfig``, the whole file, with the small sections ``model``, ``policies``, ``cluster``,
+  ``data_processor`` and ``synchronizer``.
 - ``buffer`` (tasks, judges, experiences), ``explorer`` (engines and workflows), ``algorithm`` (with ``Optimizer``),
   ``trainer`` (with ``warm_start``).
-- ``evaluation``, ``data_processor``, ``policies``.
+- ``evaluation``, ``service``.
 
 ``docs/configuration.md`` is generated from these models.
 """

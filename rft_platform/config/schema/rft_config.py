@@ -16,10 +16,8 @@ from pydantic import (
 
 from rft_platform.config.schema.algorithm import Algorithm
 from rft_platform.config.schema.buffer import Buffer
-from rft_platform.config.schema.data_processor import DataProcessor
 from rft_platform.config.schema.evaluation import Evaluation, Monitor, Registry
 from rft_platform.config.schema.explorer import Engine, Explorer
-from rft_platform.config.schema.policies import FurtherPolicy
 from rft_platform.config.schema.section import Section
 from rft_platform.config.schema.service import Service
 from rft_platform.config.schema.trainer import Trainer, WarmStart
@@ -74,6 +72,26 @@ class Model(Section):
         return self.max_response_tokens or (self.max_model_len or 2048) // 2
 
 
+class FurtherPolicy(Section):
+    """A policy in addition to the one of section ``model``.
+
+    It has its own engine, configured by sections ``engine`` and ``explorer.rollout_model``, and is trained with the
+    settings of sections ``algorithm``, ``buffer`` and ``trainer``. It shares all these sections with the first policy.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$", max_length=64)
+    """Name that calls use as their ``model``; also the name of the folder with its checkpoints."""
+    model_path: str = Field(min_length=1)
+    """Starting weights: a folder, a Hugging Face name, or ``models:/NAME@alias`` of the registry."""
+    train: bool = True
+    """false: the policy is served and its calls are recorded, but it is not trained."""
+
+    @property
+    def lease(self) -> str:
+        """Stem of the lease and log file names of its engine."""
+        return f"policy-{self.name}"
+
+
 class Cluster(Section):
     """The machines of the run."""
 
@@ -81,6 +99,28 @@ class Cluster(Section):
     """Number of machines of the trainer group; see ``trainer.rendezvous``."""
     gpu_per_node: NonNegativeInt | None = None
     """Default: all GPUs of the machine."""
+
+
+class OperatorConfig(Section):
+    """One operator of the experience pipeline."""
+
+    name: str
+    """Built-in name, a name that a plugin registers, or ``package.module:function``."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Options of the operator."""
+
+
+class ExperiencePipeline(Section):
+    """Operators on judged experiences, applied in this order before advantages are computed."""
+
+    operators: list[OperatorConfig] = Field(default_factory=list)
+    """They run after the algorithm's own operators. An operator with the same name replaces the algorithm's own."""
+
+
+class DataProcessor(Section):
+    """Processing of data between exploration and training."""
+
+    experience_pipeline: ExperiencePipeline = ExperiencePipeline()
 
 
 class Synchronizer(Section):

@@ -3,7 +3,7 @@
 Read in this order:
 
 - ``questions``: the departments, their customers' questions, and demonstrations that name a department by chance.
-- ``prepare``: ``prepare()`` writes model, demonstrations, held-out questions and configuration into one folder.
 - ``customers``: the simulated population: it asks, rates late and noisily, comments and commits.
-- ``__main__``: starts ``rft serve`` and the customers, and prints the success rate of each policy version.
+- ``run``: ``prepare()`` writes model, demonstrations, held-out questions and configuration into one folder; ``run()``
+  starts ``rft serve`` and the customers. ``__main__`` is its command.
 """

@@ -1,4 +1,4 @@
-"""Serve the front desk with ``rft serve`` and send it customers until its success rate reaches a goal."""
+"""Prepare the front desk, serve it with ``rft serve``, and send it customers until its success rate reaches a goal."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 import httpx
@@ -16,8 +17,9 @@ from rft_platform.common.files import last_lines, write_text
 from rft_platform.common.processes.spawn import free_port
 from rft_platform.config.home import Home
 from rft_platform.config.load import dump_config, load_config
+from rft_platform.recipes.arithmetic.model import build_model
 from rft_platform.recipes.front_desk.customers import Customers, Habits
-from rft_platform.recipes.front_desk.prepare import prepare
+from rft_platform.recipes.front_desk.questions import corpus, write_questions
 
 _START_S = 300.0
 _STOP_S = 60.0
@@ -27,7 +29,7 @@ _ENOUGH = 100  # answers that a success rate is computed from
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demo showed."""
+    """Result of the demo."""
 
     before: float  # success rate of the starting policy
     after: float  # of the newest policy that gave enough answers
@@ -82,6 +84,18 @@ def run(home: Home, seed: int, goal: Goal, say: Callable[[str], None]) -> Outcom
         rated=tally.rated,
         seconds=seconds,
     )
+
+
+def prepare(folder: Path) -> Path:
+    """Write ``model/``, ``questions/`` and ``rft.yaml`` below ``folder``; return the path of ``rft.yaml``."""
+    build_model(folder / "model", corpus=corpus())
+    if not (folder / "questions" / "test.jsonl").exists():
+        write_questions(folder / "questions")
+    recipe = resources.files("rft_platform.recipes.front_desk").joinpath("rft.yaml").read_text(encoding="utf-8")
+    config = folder / "rft.yaml"
+    if not config.exists():
+        write_text(config, recipe)
+    return config
 
 
 @contextmanager

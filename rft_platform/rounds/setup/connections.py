@@ -15,8 +15,7 @@ from rft_platform.rounds.setup.noted_versions import configured_uri, local_uri, 
 
 if TYPE_CHECKING:
     from rft_platform.config.schema.explorer import Engine, RolloutModel
-    from rft_platform.config.schema.policies import FurtherPolicy
-    from rft_platform.config.schema.rft_config import RftConfig
+    from rft_platform.config.schema.rft_config import FurtherPolicy, RftConfig
     from rft_platform.inference.client import EngineClient
     from rft_platform.inference.launch.launcher import EngineSpec
     from rft_platform.inference.vllm_engine.settings import VllmOptions
