@@ -28,6 +28,7 @@ from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.release_routes import release_routes
+from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
@@ -80,6 +81,7 @@ def serve(project: Project) -> None:
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
         [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages), watch.figures,
+        RateLimits(config.service.requests_per_minute, config.service.concurrent_requests),
     )  # fmt: skip
     stop = threading.Event()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)

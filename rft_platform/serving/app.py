@@ -5,14 +5,14 @@
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.routing import BaseRoute, Match
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rft_platform.common.errors import StorageError
 from rft_platform.inference.serving import api_errors
@@ -21,6 +21,7 @@ from rft_platform.inference.serving.api_guard import check_caller, contained, he
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
+from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
 from rft_platform.serving.traffic import NewFeedback
 from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
@@ -46,10 +47,12 @@ def build_app(
     routes: Sequence[APIRouter] = (),
     pages: APIRouter | None = None,
     figures: Callable[[], Mapping[str, float]] = dict,
+    limits: RateLimits | None = None,
 ) -> Any:
     """The ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
     ``status`` says what else ``/health`` reports, and ``figures`` what else ``/metrics`` does; both do no I/O.
+    ``limits`` are those of each tenant, for its OpenAI calls and for its other requests alike.
     """
 
     @asynccontextmanager
@@ -58,14 +61,15 @@ def build_app(
         await gateway.aclose()
         writer.close()
 
+    limits = limits or RateLimits()
     # FastAPI's pages of documentation load scripts from elsewhere.
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
-    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status, figures)]
+    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status, limits, figures)]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
-    return contained(_Guarded(app, gateway, [] if pages is None else pages.routes))
+    return contained(_Guarded(app, gateway, limits, [] if pages is None else pages.routes))
 
 
 def _traffic_routes(gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule) -> APIRouter:
@@ -108,6 +112,7 @@ def _monitoring_routes(
     gateway: TrafficApp,
     writer: TrafficWriter,
     status: Callable[[], Mapping[str, Any]],
+    limits: RateLimits,
     figures: Callable[[], Mapping[str, float]],
 ) -> APIRouter:
     routes = APIRouter()
@@ -131,6 +136,7 @@ def _monitoring_routes(
             "requests_answered": gateway.counts.answered,
             "requests_not_selected": gateway.counts.not_selected,
             "requests_opted_out": gateway.counts.opted_out,
+            "requests_refused_by_limit": limits.refused,
             "requests_failed_to_record": gateway.counts.failed_to_record,
             "calls_recorded": writer.counts.recorded,
             "calls_dropped": writer.counts.dropped,
@@ -148,12 +154,14 @@ def _monitoring_routes(
 class _Guarded:
     """Sends OpenAI calls to the gateway, and checks all other requests: Host, Origin, key, then the body's size.
 
-    The pages ask for the key themselves, because browsers send it in another form.
+    Both count for the limits of their tenant. The pages ask for the key themselves, because browsers send it in another
+    form.
     """
 
-    def __init__(self, app: FastAPI, gateway: TrafficApp, pages: Sequence[BaseRoute]) -> None:
+    def __init__(self, app: FastAPI, gateway: TrafficApp, limits: RateLimits, pages: Sequence[BaseRoute]) -> None:
         self._app = app
         self._gateway = gateway
+        self._limits = limits
         self._pages = pages
         self._hosts = configured_hosts()
 
@@ -162,27 +170,52 @@ class _Guarded:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"].startswith("/v1/"):
-            await self._gateway(scope, receive, send)
+            await self._openai_call(scope, receive, send)
         else:
             await self._http(scope, receive, send)
+
+    async def _openai_call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            tenant = self._gateway.tenant_of(headers_of(scope))
+        except ApiError:  # the gateway refuses the request
+            await self._gateway(scope, receive, send)
+            return
+        await self._limited(f"openai/{tenant}", self._gateway, scope, receive, send)
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         free = scope["path"] in _PUBLIC or any(page.matches(scope)[0] != Match.NONE for page in self._pages)
         try:
             headers = headers_of(scope)
             check_caller(scope["method"], headers, self._hosts)
-            if not free:
-                self._gateway.tenant_of(headers)
+            tenant = "" if free else self._gateway.tenant_of(headers)
         except ApiError as error:
             await refuse_stranger(error, receive, send)
             return
-        if not free:
-            try:
-                receive = replayed(await read_body(receive, _MOST_BYTES), receive)
-            except ApiError as error:
-                await send_error(error, send)
-                return
+        if free:
+            await self._app(scope, receive, send)
+        else:
+            await self._limited(f"other/{tenant}", self._with_body, scope, receive, send)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, which has a largest size, then answer."""
+        try:
+            receive = replayed(await read_body(receive, _MOST_BYTES), receive)
+        except ApiError as error:
+            await send_error(error, send)
+            return
         await self._app(scope, receive, send)
+
+    async def _limited(self, caller: str, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request within the limits of its caller, else with status 429."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._limits.admitted(caller))
+            except LimitExceededError as limit:
+                message = f"{limit}: send the request again in {limit.retry_after_s} s"
+                refusal = ApiError(429, message, "rate_limit_exceeded", retry_after_s=limit.retry_after_s)
+                await refuse_stranger(refusal, receive, send)
+                return
+            await app(scope, receive, send)
 
 
 async def _unavailable(_: Request, error: Exception) -> Response:

@@ -19,6 +19,7 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.selection import SamplingRateStrategy, Selection
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
@@ -37,6 +38,7 @@ class Service:
         rate: float = 1.0,
         keys: dict[str, str] | None = None,
         most_waiting: int = 10_000,
+        limits: RateLimits | None = None,
     ):
         self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
         writer = TrafficWriter(self.store, most_waiting)
@@ -49,7 +51,7 @@ class Service:
         self.gateway = TrafficApp(
             find, writer, Selection([SamplingRateStrategy.of(rate)]), SamplingParams(max_tokens=8), tenants=keys
         )
-        app = build_app(self.gateway, writer, CommitRule(), dict)
+        app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(server_config(app, 1, log_config=None))

@@ -1,6 +1,6 @@
 """Section ``service``: the online service, which serves the policy to production clients."""
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from rft_platform.config.schema.section import Section
 
@@ -24,6 +24,11 @@ class Service(Section):
     """Days until the text of a call without feedback is erased."""
     most_waiting: NonNegativeInt = 10_000
     """Calls that may wait for the database. Further ones are served and not recorded; they are counted."""
+    requests_per_minute: PositiveInt | None = None
+    """OpenAI calls that a tenant may send in a minute, and as many other requests. Further ones get status 429. Without
+    API keys all callers are one tenant. null: no limit."""
+    concurrent_requests: PositiveInt | None = None
+    """OpenAI calls of a tenant that may run at the same time, and as many other requests. null: no limit."""
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
     it back. 0: it serves all traffic at once."""

@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 class ApiError(Exception):
     """Refuses a request with ``status``."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        self.status, self.code, self.param, self.retry_after_s = status, code, param, retry_after_s
 
 
 #: The first matching class gives the status and the code.
@@ -29,7 +36,7 @@ STATUS: list[tuple[type[RftError], int, str]] = [
 
 def error_body(status: int, message: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """Body of an error response."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "code": code, "param": param}}
 
 

@@ -107,6 +107,8 @@ async def send_error(error: Exception, send: Send, close: bool = False) -> None:
     content = json_codec.dump(body)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    retry_after_s = getattr(error, "retry_after_s", None)
+    headers += [(b"retry-after", str(retry_after_s).encode())] if retry_after_s is not None else []
     headers += [(b"connection", b"close")] if close else []
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

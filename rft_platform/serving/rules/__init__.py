@@ -1,4 +1,5 @@
 """Pure rules of the online service: they read neither the database nor requests.
 
+- ``rate_limits``: requests a minute and at the same time.
 - ``round_rows``: which committed rows a round takes.
 """
