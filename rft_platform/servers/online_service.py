@@ -29,6 +29,7 @@ from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.rules.rate_limits import RateLimits
+from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
@@ -58,7 +59,8 @@ def serve(project: Project) -> None:
     host = config.explorer.listen_address
     if not tenants and host not in _LOOPBACK:
         raise UserError(f"explorer.listen_address {host}: set {API_KEYS}, or listen on 127.0.0.1 only")
-    store = traffic_store(project)
+    redaction = redaction_of(project)
+    store = traffic_store(project, redaction)
     writer = TrafficWriter(store, config.service.most_waiting)
     sampling = SamplingParams(
         max_tokens=config.model.response_limit,
@@ -75,12 +77,14 @@ def serve(project: Project) -> None:
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
     watch = TrafficWatch(project, store)
     pages = PageData(
-        f"{config.project}/{config.name}", releases, PreferenceStore(traffic_database(project)), writer,
+        f"{config.project}/{config.name}", releases,
+        PreferenceStore(traffic_database(project), redaction=redaction), writer,
         gateway.tenant_of, ProjectProgress(project), watch,
     )  # fmt: skip
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
-        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages), watch.figures,
+        [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
+        lambda: {**watch.figures(), "calls_redacted": redaction.calls},
         RateLimits(config.service.requests_per_minute, config.service.concurrent_requests),
     )  # fmt: skip
     stop = threading.Event()
@@ -104,6 +108,12 @@ def selection_of(project: Project) -> Selection:
         load_object(reference, "service.selection")() for reference in project.config.service.selection
     ]
     return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
+
+
+def redaction_of(project: Project) -> Redaction:
+    """The configured redaction of texts. Raises UserError if its function cannot be imported."""
+    reference = project.config.service.redaction
+    return Redaction(None if reference is None else load_object(reference, "service.redaction"))
 
 
 def keep(project: Project, store: TrafficStore, rule: CommitRule, stop: threading.Event) -> None:

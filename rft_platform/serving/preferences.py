@@ -18,6 +18,7 @@ from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.database import NUMBER, Base, Call
+from rft_platform.serving.rules.redaction import Redaction
 
 Picked = Literal["left", "right", "tie", "skip"]
 PICKED: tuple[Picked, ...] = ("left", "right", "tie", "skip")
@@ -53,9 +54,13 @@ class Pair:
 class PreferenceStore:
     """The queue of pairs and what was picked, in the database of the traffic."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
+    ) -> None:
+        """Comments pass through ``redaction`` before they are stored."""
         self._transaction = sessionmaker(engine, expire_on_commit=False).begin
         self._clock = clock
+        self._redaction = redaction or Redaction()
 
     def next_pair(self, tenant: str = "") -> Pair | None:
         """The newest pair without a preference, of this tenant's calls ("": of all calls)."""
@@ -76,6 +81,7 @@ class PreferenceStore:
         """Store what a person picked; a later pick of the same pair replaces it. UserError for what is no pair."""
         if picked not in PICKED:
             raise UserError(f"picked {picked!r}: expected one of {', '.join(PICKED)}")
+        comment = self._redaction.text(comment)
         with self._transaction() as session:
             calls = [session.get(Call, number) for number in (left, right)]
             one, other = calls

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Engine, func, or_, select, update
@@ -35,6 +35,7 @@ from rft_platform.serving.database import (
     FeedbackCall,
 )
 from rft_platform.serving.preferences import Preference
+from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ REWARD = "reward"  #: the metric that trains
 MOST_IDS = 10_000  #: messages that one feedback may name
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 
+_SAID = ("comment", "correction", "tags", "user_feedback")  # parts of a feedback's body that hold text
 _NUMBERS = 10_000  # row numbers in one statement
 
 
@@ -108,10 +110,14 @@ class CommitResult:
 class TrafficStore:
     """Production traffic and its feedback, in one database that several processes may share."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
+    ) -> None:
+        """Texts pass through ``redaction`` before they are stored."""
         self._engine = engine
         self._transaction = sessionmaker(engine, expire_on_commit=False).begin
         self._clock = clock
+        self._redaction = redaction or Redaction()
 
     # --- recorded
 
@@ -120,7 +126,7 @@ class TrafficStore:
         values = [
             {name: getattr(call, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
             | {"state": RECORDED if call.trainable else UNTRAINABLE}
-            for call in calls
+            for call in map(self._redacted_call, calls)
         ]
         if not values:
             return 0
@@ -135,7 +141,7 @@ class TrafficStore:
         The calls of one feedback become one run, unless they belong to a run already. A later reward replaces an
         earlier one until the row is committed; both stay in the history. A feedback without a known id is not stored.
         """
-        now = self._clock()
+        now, feedback = self._clock(), self._redacted_feedback(feedback)
         with self._transaction() as session:
             calls = self._calls_of(session, feedback)
             known = {call.msg_id for call in calls}
@@ -367,6 +373,22 @@ class TrafficStore:
             return found
 
     # --- helpers
+
+    def _redacted_call(self, call: NewCall) -> NewCall:
+        """The call as it may be stored: without tokens if its text was changed, and then not for training."""
+        changed = self._redaction.model_call(call.model_call)
+        return call if changed is None else replace(call, model_call=changed, trainable=False)
+
+    def _redacted_feedback(self, feedback: NewFeedback) -> NewFeedback:
+        redact = self._redaction
+        said = {name: redact.value(feedback.request[name]) for name in _SAID if name in feedback.request}
+        return replace(
+            feedback,
+            comment=redact.text(feedback.comment),
+            correction=redact.text(feedback.correction),
+            tags=redact.value(feedback.tags),
+            request={**feedback.request, **said},
+        )
 
     def _insert_new(self, table: type[Any]) -> Any:
         """An INSERT that leaves existing rows alone."""

@@ -12,6 +12,9 @@ class Service(Section):
     """Share of runs and conversations whose calls are recorded; all of them are served."""
     selection: list[str] = Field(default_factory=list)
     """Own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``), asked before the rate."""
+    redaction: str | None = None
+    """Your function from text to text by reference (``pkg.mod:attr``, ``/path/file.py:attr``), which removes personal
+    data before calls and feedback are stored. A call whose text it changes is not trained on."""
     group_deadline_s: PositiveFloat = 3600.0
     """Group algorithms: seconds after a task's first label until it is committed with fewer than
     ``algorithm.repeat_times`` runs."""

@@ -10,13 +10,17 @@ from sqlalchemy import Engine
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
+from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, TrafficStore
 from rft_platform.tasks.task import Task
 
 
-def traffic_store(project: Project) -> TrafficStore:
-    """The production traffic of an online project; the database is opened once per process."""
-    return TrafficStore(traffic_database(project))
+def traffic_store(project: Project, redaction: Redaction | None = None) -> TrafficStore:
+    """The production traffic of an online project; the database is opened once per process.
+
+    Texts pass through ``redaction`` before they are stored.
+    """
+    return TrafficStore(traffic_database(project), redaction=redaction)
 
 
 def traffic_database(project: Project) -> Engine:

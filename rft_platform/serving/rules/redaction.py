@@ -1,0 +1,59 @@
+"""Redaction of personal data by a function of the user, before anything is stored.
+
+The token ids of a call spell its text. Where the function changes a text of the call, the tokens are removed with it,
+and the call cannot be trained on.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rft_platform.common.errors import UserCodeError
+
+TEXTS = ("messages", "response")  #: parts of a recorded call that hold text of the conversation
+TOKENS = ("prompt_ids", "response_ids", "rollout_logprobs")  #: parts that spell it
+_NO_TEXT = frozenset({"role", "type", "id", "tool_call_id"})
+
+
+class Redaction:
+    """Applies a function from text to text. An error of the function never shows the text."""
+
+    def __init__(self, function: Callable[[str], Any] | None = None) -> None:
+        """Without a ``function`` nothing changes."""
+        self.calls = 0  # recorded calls that were changed, since the start
+        self._function = function
+
+    def text(self, text: str | None) -> str | None:
+        """The text that may be stored. Raises UserCodeError if the function fails."""
+        if self._function is None or not text:
+            return text
+        try:
+            found = self._function(text)
+        except Exception as error:
+            # neither the message nor the cause: both may quote the text
+            raise UserCodeError(f"service.redaction raised {type(error).__name__}") from None
+        if not isinstance(found, str):
+            raise UserCodeError(f"service.redaction returned {type(found).__name__}: expected text")
+        return found
+
+    def value(self, value: Any) -> Any:
+        """A JSON value with every text redacted, except roles, types and ids."""
+        if self._function is None:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(each) for each in value]
+        if isinstance(value, Mapping):
+            return {name: each if name in _NO_TEXT else self.value(each) for name, each in value.items()}
+        return value
+
+    def model_call(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A recorded call with redacted texts and without its tokens; None if no text changes."""
+        if self._function is None:
+            return None
+        before = {name: call[name] for name in TEXTS if name in call}
+        after = {name: self.value(each) for name, each in before.items()}
+        if after == before:
+            return None
+        self.calls += 1
+        return {**call, **after, **{name: [] for name in TOKENS if name in call}}
