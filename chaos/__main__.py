@@ -33,7 +33,8 @@ def chaos(
     seed: Annotated[int, typer.Option(min=0, help="Decides victims, moments and signals.")] = 0,
     targets: Annotated[str, typer.Option(help="What is killed, separated by commas.")] = _ALL,
     io_faults: Annotated[
-        int, typer.Option(min=0, help="File system faults in driver and trainer besides (needs a C compiler).")
+        int,
+        typer.Option(min=0, help="File system faults in the processes of either mode besides (needs a C compiler)."),
     ] = 0,
     side_by_side: Annotated[
         bool, typer.Option("--side-by-side", help="Run both modes at the same time: faster, but slower recoveries.")

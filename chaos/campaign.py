@@ -1,8 +1,8 @@
-"""A whole chaos campaign: the projects of both modes, the undisturbed reference, and all checks."""
+"""A whole chaos campaign: the projects of both modes, their undisturbed references, and all checks."""
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from chaos.progress_probe import CANCELLED
 from chaos.project_run import run_project
 from chaos.records import Outcome
 from chaos.schedule import Kill, Mode, schedule, shares, targets_of
-from chaos.scratch import Scratch
+from chaos.scratch import EVALUATE_EVERY, Scratch
 from chaos.supervisor import ProjectRunner
 from rft_platform.common.errors import RftError
 from rft_platform.common.processes.signals import undisturbed
@@ -36,13 +36,13 @@ def run_chaos(
     side_by_side: bool = False,
     io_faults: int = 0,
 ) -> list[Outcome]:
-    """Perform the kills of the seed, project by project, and check each project against one undisturbed run.
+    """Perform the kills of the seed, project by project, and check each project against an undisturbed run.
 
     ``side_by_side`` runs the two modes at the same time: faster, but with longer recovery times. ``io_faults`` is the
-    number of file system faults, distributed over the projects that `rft run` drives.
+    number of file system faults, distributed over the projects.
     """
     modes = list(_plan(kills, seed, targets).items())
-    faults = -(-io_faults // max(1, len(dict(modes).get("driver", ()))))
+    faults = -(-io_faults // max(1, sum(len(projects) for _, projects in modes)))
     CANCELLED.clear()
     with ThreadPoolExecutor(len(modes) if side_by_side else 1) as pool:
         running = [
@@ -56,12 +56,20 @@ def run_chaos(
             with undisturbed():
                 pool.shutdown()
             raise
-    rounds = max(outcome.rounds for outcome in outcomes.values())
-    log(f"the undisturbed run: {rounds} rounds")
-    reference = _reference(scratch, rounds)
-    for name, outcome in outcomes.items():
-        check_project(Context(Project.open(scratch.home(name)), outcome.rounds, reference), outcome)
+    check_outcomes(scratch, outcomes, log)
     return list(outcomes.values())
+
+
+def check_outcomes(scratch: Scratch, outcomes: Mapping[str, Outcome], log: Log = lambda line: None) -> None:
+    """Check each project against an undisturbed run with the same budgets."""
+    references: dict[tuple[int, ...], Project] = {}
+    for name, outcome in outcomes.items():
+        project = Project.open(scratch.home(name))
+        budgets = _budgets_that_count(project, outcome)
+        if budgets not in references:
+            log(f"the undisturbed run of {name}: {' + '.join(map(str, budgets))} rounds")
+            references[budgets] = _reference(scratch, budgets, len(references))
+        check_project(Context(project, outcome.rounds, references[budgets]), outcome)
 
 
 def _plan(kills: int, seed: int, targets: Sequence[str]) -> dict[Mode, list[list[Kill]]]:
@@ -99,19 +107,30 @@ def _log_with_name(log: Log, name: str, line: str) -> None:
 
 
 def _runner(scratch: Scratch, mode: Mode, name: str, seed: int, faults: int) -> ProjectRunner:
-    if mode == "driver":
-        planned = plan_io_faults(seed, faults, scratch.root / "io-faults", scratch.home(name).root) if faults else None
-        return DriverMode(scratch, name, planned)
-    return DaemonMode(scratch, name)
+    folder, home = scratch.root / "io-faults", scratch.home(name).root
+    planned = plan_io_faults(seed, faults, folder, home, mode) if faults else None
+    return DriverMode(scratch, name, planned) if mode == "driver" else DaemonMode(scratch, name, planned)
 
 
-def _reference(scratch: Scratch, rounds: int) -> Project:
-    """Run the same configuration without a kill."""
-    home = scratch.home("reference")
-    command = [sys.executable, "-m", "rft_platform", "run", "--config", str(scratch.config), "--rounds", str(rounds)]
-    done = subprocess.run(
-        command, env=environment(home.root), cwd=scratch.root, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise RftError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr}")
+def _budgets_that_count(project: Project, outcome: Outcome) -> tuple[int, ...]:
+    """The budgets that changed the project: those whose last round was evaluated for that reason, and the final one."""
+    evaluated = {
+        number
+        for number in set(outcome.budgets)
+        if number % EVALUATE_EVERY and (project.store.read_note(number, "evaluation") or {}).get("results")
+    }
+    return tuple(sorted(number for number in evaluated | {outcome.rounds} if number <= outcome.rounds))
+
+
+def _reference(scratch: Scratch, budgets: Sequence[int], number: int) -> Project:
+    """Run the same configuration with the same budgets, one after the other, without a kill."""
+    home = scratch.home("reference" if number == 0 else f"reference-{number + 1}")
+    command = [sys.executable, "-m", "rft_platform", "run", "--config", str(scratch.config), "--rounds"]
+    for rounds in budgets:
+        done = subprocess.run(
+            [*command, str(rounds)], env=environment(home.root), cwd=scratch.root, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise RftError(f"the undisturbed run failed with exit code {done.returncode}:\n{done.stderr}")
     return Project.open(home)

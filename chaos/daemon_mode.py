@@ -9,6 +9,7 @@ import dagster as dg
 import httpx
 
 from chaos.driver_mode import environment
+from chaos.io_faults import IoFaults
 from chaos.records import Ended
 from chaos.schedule import Mode
 from chaos.scratch import Scratch
@@ -25,6 +26,7 @@ from rft_platform.web_guard.token import access_token
 
 _TICK_S = "1"  # polling interval of the sensors
 _PLAN_S = 1.0  # interval at which the plan is computed
+_TURN_S = 10.0  # interval at which other file system faults are put in force
 _WITHOUT_BOUND = 1_000_000
 _NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
 _LAUNCH = """
@@ -43,7 +45,8 @@ class DaemonMode:
 
     mode: Mode = "daemon"
 
-    def __init__(self, scratch: Scratch, name: str = "daemon") -> None:
+    def __init__(self, scratch: Scratch, name: str = "daemon", faults: IoFaults | None = None) -> None:
+        self._faults, self._turned_at = faults, time.monotonic()
         self.home = scratch.home(name)
         self.ended: list[Ended] = []
         self.expected: set[int] = set()
@@ -71,6 +74,9 @@ class DaemonMode:
             if child.process.pid not in self.expected:
                 self._note(child.server.name, code, f"{child.server.name} ended by itself; see {child.log}")
             self._children.start_again(number)
+        if self._faults is not None and time.monotonic() - self._turned_at > _TURN_S:
+            self._faults.turn_file()
+            self._turned_at = time.monotonic()
         if time.monotonic() - self._planned_at > _PLAN_S:
             project = Project.open(self.home)
             self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
@@ -87,8 +93,9 @@ class DaemonMode:
             child.server.is_ready() for child in self._children or () if child.server.name == _NAMES[role]
         )
 
-    def io_faults(self) -> None:
-        """None: this mode does not inject file system faults."""
+    def io_faults(self) -> IoFaults | None:
+        """The file system faults; processes that start take up those that are in force."""
+        return self._faults
 
     def stop(self) -> None:
         """End the servers and their remaining processes."""
@@ -103,6 +110,7 @@ class DaemonMode:
             RFT_SENSOR_INTERVAL_S=_TICK_S,
             MLFLOW_TRACKING_URI=tracking,
             MLFLOW_TRACKING_TOKEN=access_token(self.home.web_token),
+            **({} if self._faults is None else self._faults.environment_with_file()),
         )
         servers = ui_servers(self.home, port, mlflow_port, daemon=True)
         changed = partial(replace, restarts=_WITHOUT_BOUND)

@@ -13,6 +13,7 @@ from chaos.scratch import Scratch
 from rft_platform.common.errors import RftError
 
 _MESSAGE_LINES = 12
+_TRACEBACK = "Traceback (most recent call last)"
 _STUCK_AFTER = 6  # ends without progress in a row after which the project counts as stuck
 _RETRY_S = "0.2"  # a short delay before retries, because rounds last a second here
 
@@ -50,10 +51,11 @@ class DriverMode:
             self._finished = True
             return
         faults = [] if self._faults is None else self._faults.settle()
-        if self._child.pid not in self.expected and not any(fault.signal for fault in faults):
+        by_itself = self._child.pid not in self.expected and not any(fault.signal for fault in faults)
+        if by_itself or _TRACEBACK in self._output():
             self.ended.append(Ended("driver", code, self._message(), round(time.monotonic() - self._began, 2)))
-            if not faults:
-                self._check_progress()
+        if by_itself and not faults:
+            self._check_progress()
         self._spawn()
 
     def finished(self) -> bool:
@@ -101,8 +103,13 @@ class DriverMode:
         return {} if self._faults is None else self._faults.environment()
 
     def _message(self) -> str:
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return "\n".join(lines[-_MESSAGE_LINES:])
+        """The last lines of the output, from the start of the first traceback if there is one."""
+        lines = self._output().splitlines()
+        first = next((number for number, line in enumerate(lines) if _TRACEBACK in line), len(lines))
+        return "\n".join(lines[min(first, max(0, len(lines) - _MESSAGE_LINES)) :])
+
+    def _output(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:

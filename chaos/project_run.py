@@ -47,6 +47,7 @@ def run_project(
             runner.ended,
             0.0,
             sequence.violations,
+            budgets=tuple(supervisor.budgets),
         )
         check_open(home, outcome)
     check_stopped(home, outcome)
@@ -109,6 +110,10 @@ class _KillSequence:
                 left, changed_at = faults.left(), time.monotonic()
                 self.log(f"{time.monotonic() - self.began:7.1f} s  {left} file system faults left")
 
+    def _faults_left(self) -> int:
+        faults = self.runner.io_faults()
+        return 0 if faults is None else faults.left()
+
     def finish(self) -> None:
         """Let the project run to its end undisturbed."""
         self._recover()
@@ -126,7 +131,12 @@ class _KillSequence:
         wait_for(lambda: self._hits[current_progress(self.runner.home).half] < _HITS_PER_PHASE, self.limits.recovery_s)
 
     def _recover(self) -> None:
-        if wait_for(self.supervisor.recovered, self.limits.recovery_s, MAINTAIN_S):
+        left = self._faults_left()
+        while not wait_for(self.supervisor.recovered, self.limits.recovery_s, MAINTAIN_S):
+            before, left = left, self._faults_left()
+            if left == before:
+                break  # else a fault has struck meanwhile: the wait begins anew
+        else:
             return
         progress = current_progress(self.runner.home)
         for injection in self.supervisor.abandon():

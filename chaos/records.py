@@ -70,6 +70,7 @@ class Outcome:
     wall_s: float
     violations: list[Violation] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # measurements of the invariants
+    budgets: tuple[int, ...] = ()  # every budget that it had: its last round is always evaluated
 
     def kills_of_round(self, number: int) -> tuple[int, ...]:
         """The kills that were performed while this round was the newest."""

@@ -86,6 +86,7 @@ class Supervisor:
     def __init__(self, runner: ProjectRunner) -> None:
         self.more_rounds = LIMITS[runner.mode].more_rounds
         self.rounds = self.more_rounds
+        self.budgets = [self.rounds]
         self.error: Exception | None = None
         self._runner = runner
         self._waiting: list[tuple[Injection, float, tuple[int, int], frozenset[int]]] = []
@@ -134,8 +135,12 @@ class Supervisor:
         with self._lock:
             self._extends_budget = False
             self.rounds = max(self.rounds, current_progress(self._runner.home).round + _QUIET_ROUNDS)
-            self._runner.start(self.rounds)
+            self._start_with_budget()
         return self.rounds
+
+    def _start_with_budget(self) -> None:
+        self.budgets.append(self.rounds)
+        self._runner.start(self.rounds)
 
     def _run(self) -> None:
         while not self._stop.wait(MAINTAIN_S):
@@ -144,7 +149,7 @@ class Supervisor:
                     self._runner.maintain()
                     if self._extends_budget and self._runner.finished():
                         self.rounds += self.more_rounds
-                        self._runner.start(self.rounds)
+                        self._start_with_budget()
                     self._waiting = [entry for entry in self._waiting if not self._recovered(*entry)]
                 except Exception as error:  # raised by ``recovered``, in the harness's own thread
                     self.error = error

@@ -9,6 +9,7 @@
  *   nth=N          the first call to strike is the N-th matching call of the process (1)
  *   times=N        number of calls to strike (1); 0: all following calls
  *   once=FILE      strike only if FILE can be created: one strike over all processes that share the rule
+ * A value @FILE names a file that holds the rules; each process reads it once, at its start.
  * RFT_SYSCALL_FAULTS_LOG names a file; each strike appends "pid call path" to it.
  * See syscall_faults.py for the Python side.
  */
@@ -77,10 +78,20 @@ static void parse_rule(char *text) {
         rules[rule_count++] = rule;
 }
 
+static const char *content_of(const char *path) {
+    static char text[RULES * TEXT];
+    int handle = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY);
+    long length = handle < 0 ? 0 : syscall(SYS_read, handle, text, sizeof text - 1);
+    if (handle >= 0) syscall(SYS_close, handle);
+    text[length > 0 ? length : 0] = 0;
+    return text;
+}
+
 __attribute__((constructor)) static void read_rules(void) {
     const char *given = getenv("RFT_SYSCALL_FAULTS"), *log = getenv("RFT_SYSCALL_FAULTS_LOG");
     if (log) copy(log_file, sizeof log_file, log);
     if (!given) return;
+    if (given[0] == '@') given = content_of(given + 1);
     char *text = strdup(given), *rest = NULL;
     for (char *part = strtok_r(text, ";", &rest); part; part = strtok_r(NULL, ";", &rest)) parse_rule(part);
     free(text);

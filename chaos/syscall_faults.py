@@ -90,10 +90,21 @@ def build_library(folder: Path) -> Path | None:
 
 def injecting(library: Path, faults: Sequence[SyscallFault], log: Path | None = None) -> dict[str, str]:
     """Environment variables that inject the faults into a process and its children; ``log`` records the strikes."""
-    environment = {
-        "LD_PRELOAD": str(library),
-        "RFT_SYSCALL_FAULTS": ";".join(fault.rule() for fault in faults),
-    }
+    return _environment(library, rules(faults), log)
+
+
+def injecting_from(library: Path, file: Path, log: Path | None = None) -> dict[str, str]:
+    """As ``injecting``, but every process reads the ``rules`` from ``file`` when it starts."""
+    return _environment(library, f"@{file}", log)
+
+
+def rules(faults: Sequence[SyscallFault]) -> str:
+    """The faults in the syntax of the library."""
+    return ";".join(fault.rule() for fault in faults)
+
+
+def _environment(library: Path, value: str, log: Path | None) -> dict[str, str]:
+    environment = {"LD_PRELOAD": str(library), "RFT_SYSCALL_FAULTS": value}
     return environment if log is None else {**environment, "RFT_SYSCALL_FAULTS_LOG": str(log)}
 
 

@@ -34,9 +34,12 @@ AT_THE_END: tuple[Invariant, ...] = (
     services.every_asset_of_every_round_is_known,
     services.every_failure_has_a_cause,
     references.rows_equal_the_undisturbed_run,
-    references.evaluations_equal_the_undisturbed_run,
+    references.notes_equal_the_undisturbed_run,
+    references.checkpoints_equal_the_undisturbed_run,
     references.metrics_are_single,
     references.metrics_equal_the_undisturbed_run,
+    references.model_versions_equal_the_undisturbed_run,
+    references.checks_equal_the_undisturbed_run,
 )
 AFTER_STOP: tuple[Callable[[Home], Iterator[Finding]], ...] = (
     no_process_is_left,

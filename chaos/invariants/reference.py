@@ -1,120 +1,208 @@
-"""Invariants against the undisturbed run: rows, judgements, evaluations and metrics are equal, metrics are unique."""
+"""Invariants against the undisturbed run: rows, notes, checkpoints, evaluations, metrics and checks are equal.
 
+Only what depends on the machine or counts attempts is left out of a comparison; the lists stand below.
+"""
+
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import dagster as dg
 
 from chaos.invariants.context import Context, Finding
+from rft_platform.assets.checks import CHECKPOINT_CHECKS, EVALUATION_CHECKS, EXPERIENCE_CHECKS
 from rft_platform.experience.file_names import round_key
+from rft_platform.jobs.instance import open_instance
+from rft_platform.model_registry.models import DIGEST_TAG
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
+from rft_platform.training.checkpoint.manifest import STEPS, read_manifest
 
-_ROLLOUT_COLUMNS = ["row_id", "prompt_ids", "response_ids", "rollout_logprobs", "policy_version", "finish_reason"]
-_JUDGED_COLUMNS = ["row_id", "reward", "advantage"]
-_METRICS = "SELECT run_uuid, key, step, value FROM metrics"
-#: Parts of the names of metrics that depend on the machine.
-_OF_THE_MACHINE = (
-    "second",
-    "time",
-    "rss",
-    "memory",
-    "per_s",
-    "_s",
-    "mfu",
-    "flops",
-    "tokens_per",
-    "wait",
-    "cpu",
-    "/age",
-)
-_RESULT = ("name", "sampled", "greedy", "mean_reward", "scores")  # fields of an evaluation that are compared
+#: Columns of a rollout row that depend on the machine or count attempts.
+_ROLLOUT_EXTRAS = {"created_at", "duration_s", "attempt"}
+#: Ends of the names of metrics and of keys in notes that depend on the machine.
+_OF_THE_MACHINE = re.compile(r"(seconds|_s|mfu|peak_rss_mb)$")
+#: Keys of notes that count attempts, or depend on which process was restarted when.
+_OF_ATTEMPTS = {"$sha256", "canary_delta", "client_retries", "retried", "reused", "told_again"}
+_NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
+_METRICS = "SELECT run_uuid, key, step, value, is_nan FROM metrics"
+_PARTITION_TAG = "dagster/partition"
 _SHOWN = 3
+_HISTORY = 10_000  # results of one check
+
+_Points: TypeAlias = dict[tuple[str, int], tuple[float, int]]
 
 
 def rows_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
-    """Every round has the rows of the reference: equal tokens, log-probs, versions, rewards, advantages by row id."""
+    """Every round has the rows of the reference, equal in every column but times and attempts."""
     if context.reference is None:
         return
     for number in context.numbers:
         ours, theirs = context.project.store, context.reference.store
-        if _by_id(ours.read_rollouts(number, _ROLLOUT_COLUMNS)) != _by_id(
-            theirs.read_rollouts(number, _ROLLOUT_COLUMNS)
-        ):
+        if _by_id(ours.read_rollouts(number)) != _by_id(theirs.read_rollouts(number)):
             yield Finding(f"{round_key(number)}: rollouts differ from those of the undisturbed run", number)
-        if _by_id(ours.read_judged(number, columns=_JUDGED_COLUMNS)) != _by_id(
-            theirs.read_judged(number, columns=_JUDGED_COLUMNS)
-        ):
+        if _by_id(ours.read_judged(number)) != _by_id(theirs.read_judged(number)):
             yield Finding(f"{round_key(number)}: judgements differ from those of the undisturbed run", number)
 
 
-def evaluations_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
-    """Every round that the reference evaluated has its scores.
-
-    The last round of a budget is always evaluated, and a campaign raises the budget while kills are left: rounds that
-    were the last one for a while have an evaluation that the reference lacks.
-    """
+def notes_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
+    """Every note says what the reference's says: counts, selections, metrics, scores, comparisons, gate, versions."""
     if context.reference is None:
         return
+    for number in (0, *context.numbers):
+        for name in _NOTES:
+            ours, theirs = (project.store.read_note(number, name) for project in (context.project, context.reference))
+            if different := sorted(_differences(ours, theirs)):
+                shown = ", ".join(different[:_SHOWN])
+                yield Finding(f"{round_key(number)}: note {name} differs from the undisturbed run in {shown}", number)
+
+
+def checkpoints_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
+    """Every file that both checkpoints of a round have is the same, the optimizer's and random state included."""
+    if context.reference is None:
+        return
+    compared = 0
     for number in context.numbers:
-        ours, theirs = (_results(project, number) for project in (context.project, context.reference))
-        if theirs and ours != theirs:
-            yield Finding(f"{round_key(number)}: evaluation {ours}, undisturbed {theirs}", number)
+        ours, theirs = (_digests(project, number) for project in (context.project, context.reference))
+        common = (ours.keys() & theirs.keys()) - {STEPS}  # which holds durations
+        compared += len(common)
+        if different := sorted(name for name in common if ours[name] != theirs[name]):
+            yield Finding(f"{round_key(number)}: {', '.join(different)} differ from the undisturbed run", number)
+    context.facts["checkpoint_files_compared"] = float(compared)
 
 
 def metrics_are_single(context: Context) -> Iterator[Finding]:
-    """MLflow has each metric once per run, name and step."""
-    points = Counter((run, key, step) for run, key, step, _ in _metrics(context.project))
-    doubled = [f"{key} at step {step}" for (_, key, step), count in points.items() if count > 1]
+    """MLflow has one run, and each metric once per name and step."""
+    found = _metrics(context.project)
+    points = Counter((key, step) for _, key, step, *_ in found)
+    doubled = [f"{key} at step {step}" for (key, step), count in points.items() if count > 1]
     context.facts["mlflow_metrics"] = float(len(points))
     context.facts["mlflow_metrics_doubled"] = float(len(doubled))
     if doubled:
         yield Finding(f"{len(doubled)} metrics stand more than once, {', '.join(doubled[:_SHOWN])} among them")
+    if (runs := _count_runs(context.project)) != 1:
+        yield Finding(f"MLflow has {runs} runs, expected 1")
 
 
 def metrics_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
-    """MLflow has the metrics of the reference, except timings, for the rounds that both have.
-
-    The metrics of an evaluation are compared only if the reference evaluated that round, too; those that compare it
-    with other policies (``eval/vs_*``) only up to the first evaluation that the reference lacks, which may have
-    promoted another champion.
-    """
+    """MLflow has the metrics of the reference, no more and no fewer, with equal values except timings."""
     if context.reference is None:
         return
-    ours, theirs = (
-        {(key, step): value for _, key, step, value in _metrics(p)} for p in (context.project, context.reference)
-    )
-    steps = {key: max(step for name, step in ours if name == key) for key, _ in ours}
-    expected = {point: value for point, value in theirs.items() if point[1] <= steps.get(point[0], -1)}
-    compared = {point for point in {*ours, *expected} if not any(part in point[0] for part in _OF_THE_MACHINE)}
-    compared -= {point for point in compared if point not in theirs and point[0].startswith("eval/")}
-    extra = min(
-        (n for n in context.numbers if _results(context.project, n) and not _results(context.reference, n)),
-        default=None,
-    )
-    if extra is not None:
-        compared -= {point for point in compared if point[0].startswith("eval/vs_") and point[1] > extra}
+    ours, theirs = _points(context.project), _points(context.reference)
     different = [
-        f"{key} at step {step}" for key, step in sorted(compared) if ours.get((key, step)) != expected.get((key, step))
+        f"{key} at step {step}"
+        for key, step in sorted(ours.keys() | theirs.keys())
+        if (key, step) not in ours
+        or (key, step) not in theirs
+        or (ours[key, step] != theirs[key, step] and not _OF_THE_MACHINE.search(key))
     ]
+    context.facts["mlflow_metrics_compared"] = float(sum(not _OF_THE_MACHINE.search(key) for key, _ in theirs))
     if different:
         yield Finding(
-            f"{len(different)} of {len(compared)} metrics differ from the undisturbed run, "
-            f"{', '.join(different[:_SHOWN])} among them"
+            f"{len(different)} metrics differ from the undisturbed run, {', '.join(different[:_SHOWN])} among them"
+        )
+
+
+def model_versions_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
+    """MLflow's model versions have the numbers, rounds and weights of the reference, and so has the champion."""
+    if context.reference is None:
+        return
+    both = [context, Context(context.reference, context.rounds)]
+    ours, theirs = (
+        {str(version.version): (version.tags.get("round"), version.tags.get(DIGEST_TAG)) for version in versions}
+        for versions in (one.registry().versions() for one in both)
+    )
+    if ours != theirs:
+        yield Finding(f"model versions {ours} differ from the undisturbed run's {theirs}")
+    champions = [None if found is None else str(found.version) for found in (one.registry().champion() for one in both)]
+    if champions[0] != champions[1]:
+        yield Finding(f"the champion is version {champions[0]}, in the undisturbed run version {champions[1]}")
+
+
+def checks_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
+    """The last result of every asset check of every round is that of the reference."""
+    if context.reference is None:
+        return
+    ours, theirs = _check_results(context.project), _check_results(context.reference)
+    context.facts["asset_checks_compared"] = float(len(theirs))
+    different = sorted(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    if different:
+        shown = ", ".join(" ".join(key) for key in different[:_SHOWN])
+        yield Finding(
+            f"{len(different)} of {len(theirs)} asset checks differ from the undisturbed run, {shown} among them"
         )
 
 
 def _by_id(table: Any) -> dict[str, dict[str, Any]]:
-    return {row["row_id"]: row for row in table.to_pylist()}
+    return {
+        row["row_id"]: {name: value for name, value in row.items() if name not in _ROLLOUT_EXTRAS}
+        for row in table.to_pylist()
+    }
 
 
-def _results(project: Project, number: int) -> Any:
-    note = project.store.read_note(number, "evaluation") or {}
-    return [{name: value for name, value in result.items() if name in _RESULT} for result in note.get("results") or []]
+def _differences(ours: Any, theirs: Any, path: str = "") -> Iterator[str]:
+    """The paths of the values that differ, without those of the machine and of attempts."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in ours.keys() | theirs.keys():
+            if key not in _OF_ATTEMPTS and not _OF_THE_MACHINE.search(key):
+                yield from _differences(ours.get(key), theirs.get(key), f"{path}/{key}")
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for number, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(one, other, f"{path}/{number}")
+    elif ours != theirs:
+        yield path or "/"
 
 
-def _metrics(project: Project) -> list[tuple[str, str, int, float]]:
-    file = Path(project.home.mlflow) / "mlflow.db"
-    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+def _digests(project: Project, number: int) -> dict[str, str]:
+    policy = published(project.store, number)
+    manifest = None if policy is None else read_manifest(Path(policy.folder))
+    return {} if manifest is None else {name: file["sha256"] for name, file in manifest.files.items()}
+
+
+def _points(project: Project) -> _Points:
+    return {(key, step): (value, is_nan) for _, key, step, value, is_nan in _metrics(project)}
+
+
+def _metrics(project: Project) -> list[tuple[str, str, int, float, int]]:
+    with closing(_mlflow(project)) as connection:
         return connection.execute(_METRICS).fetchall()
+
+
+def _count_runs(project: Project) -> int:
+    with closing(_mlflow(project)) as connection:
+        return int(connection.execute("SELECT COUNT(*) FROM runs").fetchone()[0])
+
+
+def _mlflow(project: Project) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{Path(project.home.mlflow) / 'mlflow.db'}?mode=ro", uri=True)
+
+
+def _round_of(result: dg.AssetCheckEvaluation) -> str:
+    named = result.metadata.get("round")
+    return "-" if named is None else round_key(int(str(named.value)))
+
+
+def _check_results(project: Project) -> dict[tuple[str, str, str], bool]:
+    """The newest result of each check, by partition, asset and name.
+
+    Results without a run are those of rounds whose run was killed before it recorded them; they name their round.
+    """
+    found: dict[tuple[str, str, str], tuple[float, bool]] = {}
+    with open_instance(project.home) as instance:
+        partitions = {run.run_id: run.tags.get(_PARTITION_TAG, "-") for run in instance.get_runs()}
+        for spec in (*EXPERIENCE_CHECKS, *CHECKPOINT_CHECKS, *EVALUATION_CHECKS):
+            for record in instance.event_log_storage.get_asset_check_execution_history(spec.key, limit=_HISTORY):
+                if record.event is None or record.event.dagster_event is None:
+                    continue  # planned, but its run was killed
+                event = record.event.dagster_event
+                if event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
+                    continue
+                result = event.asset_check_evaluation_data
+                partition = partitions.get(record.run_id) or _round_of(result)
+                key = (partition, result.asset_key.to_user_string(), result.check_name)
+                found[key] = max(found.get(key, (0.0, False)), (record.event.timestamp, result.passed))
+    return {key: passed for key, (_, passed) in found.items()}

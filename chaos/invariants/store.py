@@ -11,7 +11,6 @@ from rft_platform.experience.file_names import round_key
 from rft_platform.rounds.project.policy import Policy, parent_of, published
 from rft_platform.training.checkpoint.manifest import read_manifest, verify
 
-TOLERANCE = 1e-6  # maximum difference of a weight if the digests differ
 _SHOWN = 3
 _NOTES = ("snapshot", "explore", "judge", "train", "policy", "evaluation")
 
@@ -124,19 +123,21 @@ def versions_follow_each_other(context: Context) -> Iterator[Finding]:
 
 
 def weights_equal_the_undisturbed_run(context: Context) -> Iterator[Finding]:
-    """Every round ends with the weights of the reference, bit for bit or within ``TOLERANCE``."""
+    """Every round ends with the weights of the reference, bit for bit."""
     if context.reference is None:
         return
     equal, worst = 0, 0.0
     for number in context.numbers:
         ours, theirs = published(context.project.store, number), published(context.reference.store, number)
         if ours is None or theirs is None:
+            whose = "the project" if ours is None else "the undisturbed run"
+            yield Finding(f"{round_key(number)}: {whose} has no weights to compare", number)
             continue
         same = ours.weights_digest == theirs.weights_digest
         equal += same
         difference = 0.0 if same else _difference(ours, theirs)
         worst = max(worst, difference)
-        if difference > TOLERANCE:
+        if not same:
             yield Finding(f"{round_key(number)}: weights differ from the undisturbed run by {difference:.2g}", number)
     context.facts.update(rounds_with_equal_digest=float(equal), largest_weight_difference=worst)
 

@@ -7,7 +7,6 @@ from typing import Any
 import dagster as dg
 
 from rft_platform.experience.quality import JudgedQuality, RolloutQuality
-from rft_platform.rounds.evaluate import RoundEvaluation
 from rft_platform.tasks.task import Task
 from rft_platform.training.protocol import StepEvent
 
@@ -143,10 +142,9 @@ def offline_results(steps: Sequence[StepEvent]) -> list[dg.AssetCheckResult]:
     ]
 
 
-def evaluation_results(evaluation: RoundEvaluation) -> list[dg.AssetCheckResult]:
-    """Results of ``EVALUATION_CHECKS``: a round that was not evaluated passes."""
-    passed = evaluation.promoted or not evaluation.results
-    return [_result("gate", passed, dg.AssetCheckSeverity.WARN, {"decision": evaluation.gate})]
+def evaluation_results(gate_passed: bool | None, decision: str) -> list[dg.AssetCheckResult]:
+    """Results of ``EVALUATION_CHECKS``: where the gate decided nothing (None), its check passes."""
+    return [_result("gate", gate_passed is not False, dg.AssetCheckSeverity.WARN, {"decision": decision})]
 
 
 def _result(

@@ -59,5 +59,5 @@ def evaluation_report(
             **({} if config.promote else {"all_policies": path(write_bench(opened))}),
             **numbers(summary.metrics),
         },
-        check_results=evaluation_results(summary),
+        check_results=evaluation_results(summary.gate_passed, summary.gate),
     )

@@ -1,7 +1,7 @@
 """Reconcile Dagster with the disk: report assets of launches that finished but were killed before reporting them.
 
-Milliseconds pass between a launch's last note and Dagster's record of the asset. A process killed in that time has done
-its work and the plan continues from it, but the lineage would lack a link.
+Milliseconds pass between a launch's last note and Dagster's records of the asset and of its checks. A process killed in
+that time has done its work and the plan continues from it, but the lineage would lack a link, or a check its result.
 """
 
 from collections.abc import Iterable
@@ -9,8 +9,9 @@ from typing import Any
 
 import dagster as dg
 
+from rft_platform.assets.checks import evaluation_results, experience_results
 from rft_platform.assets.common import numbers
-from rft_platform.experience.file_names import round_key
+from rft_platform.experience.file_names import round_key, round_number
 from rft_platform.rounds.project.notes import EVALUATION, JUDGE
 from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
@@ -18,6 +19,7 @@ from rft_platform.rounds.project.project import Project
 #: The last asset of each kind of launch, and that asset's note. Kinds without an entry end in an evaluation.
 _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
 _EVALUATED = ("evaluation_report", EVALUATION)
+_RECENT = 8  # rounds whose check results are looked for: each tick would otherwise read the events of every round
 
 
 def reconcile_materializations(
@@ -37,6 +39,8 @@ def reconcile_materializations(
         if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, asset, number):
             continue
         instance.report_runless_asset_event(_materialization(project, asset, number, note))
+        for result in _check_results(project, asset, number, note):
+            instance.report_runless_asset_event(result)
         reported.append(f"{asset} of {round_key(number)}")
     return reported
 
@@ -45,7 +49,43 @@ def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
     key = dg.AssetKey(asset)
     if number == 0:
         return instance.get_latest_materialization_event(key) is not None
-    return round_key(number) in instance.get_materialized_partitions(key)
+    known = instance.get_materialized_partitions(key)
+    if round_key(number) not in known:
+        return False
+    return max(map(round_number, known)) >= number + _RECENT or _has_checks(instance, key, round_key(number))
+
+
+def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
+    """Whether the run of the newest materialization recorded its checks; one that was reported here has them."""
+    records = instance.fetch_materializations(
+        dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
+    ).records
+    run_id = records[0].event_log_entry.run_id if records else ""
+    return not run_id or bool(instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION))
+
+
+def _check_results(
+    project: Project, asset: str, number: int, note: dict[str, Any]
+) -> Iterable[dg.AssetCheckEvaluation]:
+    """The results that the killed process would have recorded, computed again from the disk."""
+    if asset == "judged_experiences":
+        from rft_platform.rounds.judge import quality
+
+        results = experience_results(*quality(project, number, note["judge_version"]))
+    elif asset == "evaluation_report":
+        from rft_platform.rounds.evaluate import gate_passed
+
+        results = evaluation_results(gate_passed(note), note.get("gate", ""))
+    else:
+        return
+    for result in results:
+        yield dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey(asset),
+            check_name=str(result.check_name),
+            passed=result.passed,
+            severity=result.severity,
+            metadata={**result.metadata, "round": number},
+        )
 
 
 def _materialization(project: Project, asset: str, number: int, note: dict[str, Any]) -> dg.AssetMaterialization:

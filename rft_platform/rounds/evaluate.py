@@ -1,9 +1,10 @@
 """Evaluation of a round: load the new weights into the engine, run the held-out tasks, and decide on promotion."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rft_platform.evaluation.comparison import Comparison
 from rft_platform.evaluation.plots import learning_curve
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RoundEvaluation:
-    """Outcome of a round's evaluation. ``results`` is empty if no evaluation was due."""
+    """Outcome of a round's evaluation. ``results`` is empty if no evaluation was due, or the round had one before."""
 
     gate: str
     promoted: bool = False
+    gate_passed: bool | None = None  # None: the gate decided nothing here
     results: list[EvaluationResult] = field(default_factory=list)
     markdown: str = ""
     picture: Path | None = None
@@ -59,7 +61,7 @@ def evaluate_round(
     if project.eval_tasks and (force or is_due(project, round_number)):
         outcome = _evaluate(project, engine, registry, policy, promote)
     elif (known := project.store.read_note(round_number, EVALUATION)) is not None and known["results"]:
-        return RoundEvaluation(known["gate"], known["promoted"], metrics=known["metrics"])  # evaluated before
+        return RoundEvaluation(known["gate"], known["promoted"], gate_passed(known), metrics=known["metrics"])
     else:
         outcome = RoundEvaluation("not due in this round")
     seconds["evaluation_s"] = perf_counter() - started - seconds["deploy_s"]
@@ -71,11 +73,18 @@ def evaluate_round(
         "comparisons": [difference.to_json() for difference in outcome.compared],
         "gate": outcome.gate,
         "promoted": outcome.promoted,
+        "gate_passed": outcome.gate_passed,
         "metrics": outcome.metrics,
     }
     project.store.write_note(round_number, EVALUATION, note)
     thin_checkpoints(project, registry)
     return outcome
+
+
+def gate_passed(note: Mapping[str, Any]) -> bool | None:
+    """Whether the evaluation in the note passed the gate; None if the gate decided nothing."""
+    known: bool | None = note.get("gate_passed", note["promoted"] if note["results"] else None)
+    return known
 
 
 def is_due(project: Project, round_number: int) -> bool:
@@ -130,4 +139,7 @@ def _evaluate(
         registry.promote(int(policy.model_version or 0))
     metrics = {**scores, **{name: value for result in results for name, value in result.metrics.items()}}
     picture = written.with_name("learning_curve.png")
-    return RoundEvaluation(decision.reason, promoted, results, page(data_uri(png)), picture, metrics, differences)
+    passed = decision.passed if promote else None
+    return RoundEvaluation(
+        decision.reason, promoted, passed, results, page(data_uri(png)), picture, metrics, differences
+    )

@@ -7,7 +7,9 @@ import sys
 import dagster as dg
 import pytest
 
+from rft_platform.assets.checks import evaluation_results
 from rft_platform.definitions import defs
+from rft_platform.rounds.evaluate import gate_passed
 
 HEAVY = ["torch", "vllm", "transformers", "mlflow", "pandas", "datasets", "duckdb", "matplotlib", "fastapi"]
 CHAIN = ["policy_snapshot", "rollout_batches", "judged_experiences", "policy_checkpoint", "evaluation_report"]
@@ -86,3 +88,12 @@ def test_jobs_sensors_and_schedule_are_named_and_described():
     planned = {"next_round_sensor", "experience_threshold_sensor"}
     assert {sensor.name for sensor in repository.sensor_defs} == planned | {"alert_on_run_failure"}
     assert [schedule.name for schedule in repository.schedule_defs] == ["nightly_evaluation"]
+
+
+def test_the_gate_check_fails_only_where_the_gate_refused():
+    assert [evaluation_results(passed, "why")[0].passed for passed in (True, None, False)] == [True, True, False]
+    evaluated, old = {"results": [{}], "promoted": False}, {"results": [], "promoted": False}
+    assert gate_passed(evaluated | {"gate_passed": None}) is None, "it was to promote nothing"
+    assert gate_passed(evaluated | {"gate_passed": True}) is True, "it passed, but has no model version"
+    assert gate_passed(evaluated) is False, "a note of an earlier version"
+    assert gate_passed(old) is None

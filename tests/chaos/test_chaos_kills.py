@@ -4,10 +4,11 @@ As many as the suite has time for: each target at least once. ``python -m chaos 
 """
 
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -17,13 +18,15 @@ import pytest
 from chaos.campaign import run_chaos
 from chaos.driver_mode import environment
 from chaos.invariants import machine as machine
+from chaos.invariants import reference as references
 from chaos.invariants import services as services
 from chaos.invariants import store as stored
 from chaos.invariants.context import Context, Invariant
 from chaos.records import Outcome, summary
 from chaos.schedule import TARGETS
 from chaos.scratch import Scratch
-from rft_platform.common.files import temporary_path
+from rft_platform.common.digests import MANIFEST
+from rft_platform.common.files import read_sealed_json, temporary_path, write_sealed_json
 from rft_platform.common.processes.lease import Lease, write_lease
 from rft_platform.config.home import Home
 from rft_platform.jobs.instance import open_instance
@@ -66,7 +69,9 @@ def test_projects_come_through_kills_of_every_process(outcomes):
     assert len(told["by_signal"]) >= 2
     for outcome in outcomes:
         assert outcome.facts["rows"] == 16 * outcome.rounds
-        assert outcome.facts["largest_weight_difference"] <= stored.TOLERANCE
+        assert outcome.facts["largest_weight_difference"] == 0.0
+        assert outcome.facts["rounds_with_equal_digest"] == outcome.rounds
+        assert outcome.facts["asset_checks_compared"] >= outcome.rounds
         assert outcome.facts["failed_runs"] >= 1, "kills that nobody noticed prove nothing"
 
 
@@ -98,6 +103,38 @@ def test_a_damaged_checkpoint_and_other_weights_are_told(reference, scratch):
     note = reference.project.store.read_note(2, "policy")
     reference.project.store.write_note(1, "policy", {**note, "round": 1})
     assert "weights differ" in broken(stored.weights_equal_the_undisturbed_run, other)
+
+
+def test_a_changed_row_note_metric_and_checkpoint_are_told(reference, scratch):
+    compared = Context(reference.project, reference.rounds, reference=Project.open(scratch.home("reference")))
+    checks = [references.rows_equal_the_undisturbed_run, references.notes_equal_the_undisturbed_run]
+    checks += [references.metrics_equal_the_undisturbed_run, references.checkpoints_equal_the_undisturbed_run]
+    checks += [references.model_versions_equal_the_undisturbed_run, references.checks_equal_the_undisturbed_run]
+    assert [broken(check, compared) for check in checks] == [""] * len(checks)
+    file = reference.project.store.rollout_files(1)[0]
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(table.schema.get_field_index("response"), "response", [["x"] * 16]), file)
+    note = reference.project.store.read_note(2, "train")
+    reference.project.store.write_note(
+        2, "train", {**note, "metrics": {**note["metrics"], "zero_advantage_share": 2.0}}
+    )
+    with closing(sqlite3.connect(reference.home.mlflow / "mlflow.db")) as database:
+        database.execute("UPDATE metrics SET value = 2 WHERE key = 'round/rows_with_signal' AND step = 1")
+        database.execute("DELETE FROM metrics WHERE key = 'train/loss' AND step = 1")
+        database.commit()
+    policy = published(reference.project.store, 2)
+    manifest = Path(policy.folder) / MANIFEST
+    written = read_sealed_json(manifest)
+    written["files"]["trainer_state/random.safetensors"]["sha256"] = "0"
+    written.pop("$sha256", None)
+    write_sealed_json(manifest, written)
+    said = [broken(check, compared) for check in checks]
+    assert "r0001: rollouts differ" in said[0]
+    assert "r0002: note train differs from the undisturbed run in /metrics/zero_advantage_share" in said[1]
+    assert (
+        "2 metrics differ from the undisturbed run, round/rows_with_signal at step 1, train/loss at step 1" in said[2]
+    )
+    assert "r0002: trainer_state/random.safetensors differ" in said[3]
 
 
 def test_a_run_left_open_is_told(reference):

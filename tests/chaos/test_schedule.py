@@ -60,3 +60,11 @@ def test_equal_seeds_plan_equal_file_system_faults(tmp_path):
     assert plans[0] != plan_io_faults(4, 40, tmp_path / "faults", tmp_path / "home")
     assert plans[0].left() == 40
     assert {bool(fault.error) for fault in plans[0].waiting} == {True, False}
+
+
+def test_under_the_daemon_faults_strike_run_workers_daemon_and_trainer(tmp_path):
+    plan = plan_io_faults(3, 60, tmp_path / "faults", tmp_path / "home", "daemon")
+    targets = [record.kill.target for record in plan.records()]
+    assert set(targets) == {"run_worker", "daemon", "trainer"}
+    assert targets.count("run_worker") > 20
+    assert {record.mode for record in plan.records()} == {"daemon"}

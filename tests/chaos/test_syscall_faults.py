@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.syscall_faults import SyscallFault, injecting, strikes
+from chaos.syscall_faults import SyscallFault, injecting, injecting_from, rules, strikes
 
 PROGRAM = """
 import errno, fcntl, os, sqlite3, sys
@@ -50,6 +50,18 @@ def test_only_the_named_calls_fail(fault_library: Path, tmp_path: Path) -> None:
     done = run(fault_library, tmp_path, SyscallFault("rename", "EXDEV", path="note.json", nth=2, times=2))
     assert done.stdout.split() == ["ok", "EXDEV", "EXDEV", "ok", "ok", "ok", "ok", "ok", "ok"], done.stderr
     assert [call for _, call, _ in strikes(tmp_path / "strikes.txt")] == ["rename", "rename"]
+
+
+def test_a_process_takes_up_the_rules_that_stand_in_the_file_when_it_starts(fault_library, tmp_path):
+    file, command = tmp_path / "rules", [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    environment = {**os.environ, **injecting_from(fault_library, file, tmp_path / "strikes.txt")}
+    found = []
+    for faults in ([], [SyscallFault("rename", "EIO", path="note.json")], [SyscallFault("flock", "ENOLCK")]):
+        file.write_text(rules(faults))
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        found.append([(index, name) for index, name in enumerate(done.stdout.split()) if name != "ok"])
+        (tmp_path / "new").rmdir()
+    assert found == [[], [(0, "EIO")], [(6, "ENOLCK")]]
 
 
 def test_each_call_can_fail(fault_library: Path, tmp_path: Path) -> None:

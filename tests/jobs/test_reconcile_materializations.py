@@ -2,6 +2,8 @@
 
 import dagster as dg
 
+from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS
+from rft_platform.assets.common import rft_rounds
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.rounds.project.policy import Policy, publish
@@ -33,6 +35,39 @@ def test_what_its_note_says_is_recorded_once(project: Project) -> None:
         assert warm is not None and warm.asset_materialization is not None
         assert (warm.asset_materialization.tags or {})["dagster/data_version"] == "weights"
         assert reconcile_materializations(project, instance, phases) == []
+
+
+def check_results(instance: dg.DagsterInstance, spec: dg.AssetCheckSpec) -> list[tuple[bool, int]]:
+    records = instance.event_log_storage.get_asset_check_execution_history(spec.key, limit=10)
+    events = [record.event.dagster_event for record in records if record.event is not None]
+    found = [event.asset_check_evaluation_data for event in events if event is not None]
+    return [(each.passed, each.metadata["round"].value) for each in found]
+
+
+def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> None:
+    project.store.write_note(1, "judge", JUDGED)
+    refused = {"results": [{}], "metrics": {}, "promoted": False, "gate": "no gain", "gate_passed": False}
+    project.store.write_note(1, "evaluation", refused)
+    project.store.write_note(2, "evaluation", {**refused, "results": [], "gate_passed": None})
+    with dg.DagsterInstance.ephemeral() as instance:
+        reconcile_materializations(project, instance, [("explore", 1), ("sync", 1), ("sync", 2)])
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+        assert check_results(instance, EVALUATION_CHECKS[0]) == [(True, 2), (False, 1)]
+
+
+def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(project: Project) -> None:
+    project.store.write_note(1, "judge", JUDGED)
+
+    @dg.asset(partitions_def=rft_rounds)
+    def judged_experiences() -> None:
+        """The materialisation is recorded; the checks are not."""
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        dg.materialize([judged_experiences], instance=instance, partition_key="r0001")
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == []
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:
