@@ -278,7 +278,7 @@ def _create_rollouts(connection: duckdb.DuckDBPyConnection, files: Mapping[int, 
 
 
 def _from_rollouts(version: int) -> str:
-    """What to select from files of a schema version, so that they have the columns of the view."""
+    """The SELECT list that gives files of a schema version the columns of the view."""
     stored = {name: stored_name(name, version, ROLLOUT_SCHEMA) for name in FORMER_NAMES}
     renamed = ", ".join(f"{file} AS {name}" for name, file in stored.items() if file != name)
     former = ", ".join(f"{stored[name]} AS {former}" for name, former in FORMER_NAMES.items())
@@ -288,7 +288,7 @@ def _from_rollouts(version: int) -> str:
 def _create_view(
     connection: duckdb.DuckDBPyConnection, name: str, groups: Sequence[tuple[str, list[Path]]], schema: pa.Schema
 ) -> None:
-    """A view of the rows of some groups: what to select, and files that have the same columns."""
+    """Create a view of the rows of ``groups``: each is a SELECT list and files that have the same columns."""
     parts = [] if groups[0][1] else [f"SELECT * FROM {_empty(connection, name, schema)}"]
     for select, paths in groups:
         if paths:

@@ -1,9 +1,9 @@
 """Maintenance jobs for the UI, a schedule or `dagster job launch`: compact the store, retire rounds, prune old runs.
 
 Pruning Dagster's run history removes event logs and captured output of old rounds, and failed runs that were repeated.
-For every round the run record, its materializations and its asset checks stay. They are in Dagster's index, and the
-interface, the lineage and the plan need them. Removed are the database of a run's event log (SQLite keeps one file of
-about a third of a megabyte per run) and its captured output.
+It removes the database of a run's event log (SQLite keeps one file of about a third of a megabyte per run) and its
+captured output. It keeps the run record of every round, its materializations and its asset checks: they are in
+Dagster's index, and the interface, the lineage and the plan need them.
 """
 
 from collections.abc import Iterator
@@ -138,7 +138,7 @@ MAINTENANCE_JOBS = [compact_job, retention_job]
 
 @dataclass(slots=True)
 class Pruned:
-    """What was removed; in a dry run, what would be removed."""
+    """Numbers of the things that were removed, or in a dry run would be removed."""
 
     event_logs: int = 0  # of runs whose record stays
     runs: int = 0  # failed runs repeated by a later run of the same round and job

@@ -38,7 +38,7 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class OperatorReport:
-    """What one operator did; a group counts as long as one of its runs is kept."""
+    """The effect of one operator; a group counts as long as one of its runs is kept."""
 
     name: str
     rows_in: int

@@ -63,7 +63,7 @@ class Experiences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What an operator changes; a field that it does not set changes nothing."""
+    """The changes of an operator; a field that it does not set changes nothing."""
 
     reward: np.ndarray | None = None  # float64 [R]
     drop: np.ndarray | None = None  # bool [R]: runs to leave out, also from their group's advantages

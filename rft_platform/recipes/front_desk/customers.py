@@ -31,7 +31,7 @@ class Habits:
 
 @dataclass(slots=True)
 class Tally:
-    """What the customers saw."""
+    """The answers that the customers received, counted."""
 
     right: defaultdict[int, list[bool]] = field(default_factory=lambda: defaultdict(list))  # by policy version
     failures: list[str] = field(default_factory=list)  # requests that did not succeed

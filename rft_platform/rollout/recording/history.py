@@ -122,9 +122,9 @@ class RunHistory:
     def begin_call(self, request_key: Hashable = None, sent_before: int = 0, named: bool = False) -> Sending:
         """Register a call before it is sent. Raises RunEndedError if the run has ended.
 
-        ``request_key`` identifies it. If its client has sent it ``sent_before`` times already, or has ``named`` it
-        like an earlier one, it is a retry of that call: it keeps its position and seed, and its answer replaces a lost
-        one. ``end_call`` must follow.
+        ``request_key`` identifies it. If its client has sent it before (``sent_before`` times), or gave it the name
+        of an earlier call (``named``), it is a retry of that call: it keeps that position and seed, and its answer
+        replaces a lost one. ``end_call`` must follow.
         """
         with self._lock:
             if self._closed:

@@ -91,8 +91,8 @@ async def end_other_tasks() -> bool:
 def run_event_loop(main: Coroutine[Any, Any, T]) -> T:
     """As ``asyncio.run`` for ``main``, which ends with ``end_other_tasks``; does not wait for tasks that remain.
 
-    The event loop of such tasks is stopped, not closed, and kept with them until the process ends: in code that
-    suppresses every exception, also the one that frees a coroutine, freeing a task would not return.
+    The event loop of such tasks is stopped, but not closed, and is kept until the process ends. Freeing a task could
+    hang: its code may suppress every exception, also the one by which Python frees a coroutine.
     """
     runner = asyncio.Runner()
     try:

@@ -76,9 +76,9 @@ class ExploreBatch:
 def as_output(returned: Any, calls: list[ModelCall]) -> tuple[WorkflowOutput, list[ModelCall]]:
     """Convert what a workflow returned to an output and the calls that represent the run.
 
-    A workflow may return a ``WorkflowOutput`` (or an object with its attributes): then all recorded ``calls`` count. Or
-    it returns a list of calls that it extracted: then these count, each once, and the run's reward is the last
-    ``reward`` that was set on one of them. Raises TypeError or ValueError for anything else.
+    If a workflow returns a ``WorkflowOutput`` (or an object with its attributes), all recorded ``calls`` count. If it
+    returns a list of extracted calls, only these count, each once, and the run's reward is the last ``reward`` that was
+    set on one of them. Raises TypeError or ValueError for anything else.
     """
     if isinstance(returned, list) and all(isinstance(call, ModelCall) for call in returned):
         kept = _each_once(returned)

@@ -1,9 +1,12 @@
 """Remove the weights of old checkpoints beyond ``trainer.max_checkpoints_to_keep``; their lineage is kept.
 
 The manifest, the metrics of each step and a note on the removed files stay, so that the ancestry of later weights can
-be traced. Kept complete: the newest policies, those at multiples of ``trainer.keep_every`` steps, the champion and its
-predecessor (for a rollback), the starting policy, the policies that untrained rounds explore with, and the newest one
-whose trainer state is saved, with those after it: a killed trainer repeats their trainings.
+be traced. These policies keep all their files:
+
+- the newest ones, and those at multiples of ``trainer.keep_every`` steps;
+- the champion, its predecessor (for a rollback) and the starting policy;
+- the policies that untrained rounds explore with;
+- the newest policy whose trainer state is saved and all later ones, because a killed trainer repeats their trainings.
 """
 
 import logging

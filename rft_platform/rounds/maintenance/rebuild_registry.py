@@ -30,7 +30,7 @@ _OPEN = "rft.rebuilding"  # tag of a model while its rebuild is incomplete
 
 @dataclass(slots=True)
 class Rebuilt:
-    """What was rebuilt for one model."""
+    """The result of the rebuild for one model."""
 
     model: str
     registered: list[int] = field(default_factory=list)  # versions that MLflow lacked

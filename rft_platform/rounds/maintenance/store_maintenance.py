@@ -37,7 +37,7 @@ _Done = TypeVar("_Done")
 
 @dataclass(slots=True)
 class Upkeep:
-    """What was done; in a dry run, what would be done."""
+    """The changes that were made, or in a dry run would be made."""
 
     dry_run: bool
     rewrites: list[Rewrite] = field(default_factory=list)

@@ -16,7 +16,7 @@ LONGEST_RETRY_WAIT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LaunchState:
-    """What the plan launches and retries as one Dagster run: the warm start, or one part of a round.
+    """A unit that the plan launches and retries as one Dagster run: the warm start, or one part of a round.
 
     ``explore`` covers the stages ``snapshot``, ``explore`` and ``judge`` of ``Round``; ``sync`` covers ``train``
     and ``evaluate``.

@@ -86,9 +86,9 @@ def select_rows(project: Project, number: int, parent: Policy) -> dict[str, Any]
 def choose(project: Project, number: int, parent: Policy) -> tuple[Choice, int]:
     """Decide which groups a round's training takes; also returns the last round considered.
 
-    All rows of rounds up to ``number`` are taken; in the style ``dynamic_by_explorer``, all rows that landed. What else
-    fits into whole optimiser steps is taken by priority: fresh groups of later rounds in ``dynamic_by_trainer``, and
-    groups that were trained on before if replay is on.
+    All rows of rounds up to ``number`` are taken; in the style ``dynamic_by_explorer``, all rows that landed. Other
+    groups fill up whole optimiser steps by priority: fresh groups of later rounds in ``dynamic_by_trainer``, and groups
+    that were trained on before if replay is on.
     """
     (fresh, landed), config, step = _fresh(project, number, parent), project.config, project.batches.train_batch_size
     replay, limit = config.buffer.trainer_input.experience_buffer.replay_buffer, config.synchronizer.max_staleness
