@@ -13,13 +13,13 @@ from typing import Any
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """An executor with one daemon thread per call. No call waits for another, and the interpreter's end for none.
+    """An executor with one daemon thread per call. No call waits for another, and the interpreter waits for no call.
 
     A thread cannot be stopped, so hanging calls would fill a pool of fixed size.
     """
 
     def __init__(self, name: str) -> None:
-        """``name``: name of the threads. Event loops require the base class, which starts no threads itself here."""
+        """``name``: name of the threads. Event loops accept only this base class; its own threads are not used."""
         super().__init__(max_workers=1)
         self._name = name
 

@@ -95,7 +95,7 @@ def _in_home(value: str, home: Path) -> str:
 
 
 def _relative(value: str, place: Path, tree: Path) -> str:
-    """``value`` relative to ``place`` if it is below ``tree``, written so that it cannot be taken for a name."""
+    """``value`` relative to ``place`` if it is below ``tree``, in a form that cannot be mistaken for a name."""
     if not Path(value).is_absolute() or not Path(value).is_relative_to(tree):
         return value
     found = os.path.relpath(value, place)

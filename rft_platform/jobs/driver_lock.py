@@ -13,7 +13,7 @@ _WAIT_S = 5.0  # another driver may be about to end; a working one takes hours
 
 @contextmanager
 def driver_lock(home: Home) -> Iterator[None]:
-    """Be the project's only driver within the block. Raises UserError if there is another one."""
+    """Hold the lock of the project's only driver during the block. Raises UserError if there is another one."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(home.leases / _LOCK, _WAIT_S))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def what_is_next(project: "Project") -> str:
-    """What is running, would be launched now, is waited for, or has failed, as text."""
+    """The launches as text: what is running, what starts next, what the project waits for, or what failed."""
     from rft_platform.jobs.driver_lock import driver_is_running
     from rft_platform.rounds.planning.plan import plan_next
     from rft_platform.rounds.planning.project_state import observe

@@ -41,7 +41,7 @@ def conversation(value: Any, where: str) -> list[Message]:
 
 
 def learned(messages: Sequence[Message], where: str = "messages") -> list[int]:
-    """Indices of the messages that are learned: the assistant's, except those with ``weight`` 0."""
+    """Indices of the messages to train on: the assistant's, except those with ``weight`` 0."""
     return [
         i
         for i, message in enumerate(messages)

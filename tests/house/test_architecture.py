@@ -16,9 +16,8 @@ ROW = re.compile(r"^\| (\d+|ground) \| (`[^|]+`) \|", re.MULTILINE)
 ENTRIES = {"__init__", "__main__"}
 MOST_MODULES = 15  # of one folder
 FEWEST_LINES = 30  # of a module with a single importer
-#: Smaller modules that stay files of their own: one file per asset group, command, section, operator and recipe step.
+#: Smaller modules that stay files of their own: one file per command, section, operator and recipe step.
 SMALL = {
-    "assets.online",
     "cli.commands.doctor",
     "cli.commands.stop",
     "config.schema.service",

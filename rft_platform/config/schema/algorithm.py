@@ -150,11 +150,11 @@ class Algorithm(Section):
     algorithm_type: str = "grpo"
     """Name of the preset (docs/algorithms.md)."""
     advantage_fn: str | None = None
-    """Advantage function in place of the preset's."""
+    """Advantage function instead of the preset's."""
     advantage_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its options."""
     policy_loss_fn: str | None = None
-    """Policy loss in place of the preset's."""
+    """Policy loss instead of the preset's."""
     policy_loss_fn_args: dict[str, Any] = Field(default_factory=dict)
     """Its options."""
     kl_loss_fn: Estimator | None = None

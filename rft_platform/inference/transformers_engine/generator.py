@@ -166,7 +166,7 @@ class Generator:
         self._needed = max(self._needed[0], rows), max(self._needed[1], tokens)
 
     def _review_cache(self) -> None:
-        """Shrink a cache that is much larger than the rows since the last review needed."""
+        """Shrink the cache if it is much larger than the rows have needed since the last call."""
         self.cache.shrink(*self._needed, in_use=len(self.rows))
         self._needed = len(self.rows), self.longest
 

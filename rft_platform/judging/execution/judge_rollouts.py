@@ -205,7 +205,7 @@ def _joined(rows: Sequence[RolloutRow], parts: Mapping[str | None, JudgedRollout
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """What does not train: rows with the reason, and runs that do not count in their group."""
+    """Rows that are not trained on, with the reason, and runs that do not count in their group."""
 
     rows: Mapping[str, str]
     runs: frozenset[str]

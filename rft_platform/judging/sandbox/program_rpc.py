@@ -36,7 +36,7 @@ class Peer:
         self.errors: dict[str, type[Exception]] = {}  # the program's exception classes, as the tests know them
 
     def ask(self, what: str, *arguments: Any) -> Any:
-        """Have the other end do something and return its result; meanwhile it may call functions that it was given."""
+        """Send a request to the other end and return its result; it may call functions that were passed to it."""
         self._send({"ask": what, "given": [self.encode(value) for value in arguments]})
         while "ask" in (message := self._next()):
             self._answer(message)

@@ -95,7 +95,7 @@ class Endpoint(ABC):
 
     @abstractmethod
     def sampled(self, answer: dict[str, Any]) -> list[ModelCall]:
-        """The choices of an answer, without what only the recorder knows: versions, times, place in the run.
+        """The choices of an answer, without the fields that the recorder sets: versions, times, place in the run.
 
         Raises EngineError if ids or log-probs are missing or their numbers differ.
         """
@@ -103,7 +103,7 @@ class Endpoint(ABC):
     def sampled_call(
         self, answer: dict[str, Any], choice: dict[str, Any], prompt_ids: Any, logprobs: list[float], response: Any
     ) -> ModelCall:
-        """One choice, for ``sampled``. ``logprobs`` and ``response`` are those of the answer, in the store's form."""
+        """Build the call of one choice. ``logprobs`` and ``response`` come from the answer, in the store's form."""
         if prompt_ids is None:
             raise EngineError(
                 f"answer {answer.get('id')}: no prompt_token_ids; the engine must honour return_token_ids"

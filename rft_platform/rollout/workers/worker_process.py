@@ -82,7 +82,7 @@ class WorkerProcess:
         return await self.receive()
 
     async def how_it_ended(self) -> str:
-        """Say why it stopped answering: its exit code, or the signal that killed it."""
+        """A verb phrase on why it stopped answering: its exit code, or the signal that killed it."""
         try:
             code = await asyncio.to_thread(self._process.wait, _ENDING_S)
         except subprocess.TimeoutExpired:

@@ -56,7 +56,7 @@ class RecordedChatModel(OpenAIChatModel):
 
 @lru_cache(maxsize=1)
 def _unused_connections() -> Any:
-    """Shared HTTP client for the client that AgentScope creates and we replace: reading certificates takes 30 ms."""
+    """HTTP client shared by the clients of AgentScope that the platform replaces: reading certificates takes 30 ms."""
     return openai.DefaultAsyncHttpxClient()
 
 

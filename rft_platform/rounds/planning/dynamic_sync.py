@@ -30,7 +30,7 @@ def held_back(state: ProjectState, number: int) -> str | None:
 
 
 def versions_ahead(state: ProjectState) -> int:
-    """Policy versions by which training may advance before it starts on the rows of a batch explored now."""
+    """How many policy versions training may advance before it uses the rows of a batch that is explored now."""
     landed, step = state.landed, max(1, state.rows_a_step)
     if state.sync_style == "dynamic_by_trainer":  # fixed-size trainings, up to the one with the last row
         steps_a_unit = max(1, state.rows_wanted // step)

@@ -161,7 +161,7 @@ def retry_wait(launch: LaunchState, state: ProjectState) -> float:
 
 
 def _leading(state: ProjectState, launch: Literal["explore", "sync"]) -> Iterator[RoundState]:
-    """The rounds from the first on whose ``launch`` is done, up to the first gap."""
+    """The rounds whose ``launch`` is done, from the first round up to the first gap."""
     for current in state.rounds:
         if not getattr(current, launch).done:
             return

@@ -127,7 +127,7 @@ def _keys(launches: Launches) -> list[tuple[str, int]]:
 
 
 def _observe_rounds(project: Project, launches: Launches, through: int) -> Iterator[RoundState]:
-    """The state of every round, from 1 on.
+    """The state of every round, starting with round 1.
 
     ``through``, in dynamic styles, is the last round whose rows have all been trained on.
     """

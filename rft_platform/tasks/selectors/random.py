@@ -11,7 +11,7 @@ from rft_platform.tasks.task import Task
 
 @selector("random")
 def random(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
-    """Without replacement inside the batch, as long as there are enough tasks."""
+    """Draw tasks without replacement within a batch, as long as there are enough tasks."""
     generator = np.random.default_rng([moment.seed, moment.step])
     whole, rest = divmod(moment.batch_size, len(tasks))
     rounds = [generator.permutation(len(tasks)) for _ in range(whole)]

@@ -11,13 +11,13 @@ from rft_platform.tasks.task import Task
 
 @selector("sequential")
 def sequential(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
-    """In the order of the dataset."""
+    """Select tasks in the order of the dataset."""
     return in_epochs(len(tasks), moment, lambda epoch: range(len(tasks)))
 
 
 @selector("shuffle")
 def shuffle(tasks: Sequence[Task], moment: Moment, history: History) -> Chosen:
-    """In a new random order in each epoch."""
+    """Select tasks in a new random order in each epoch."""
 
     def permuted(epoch: int) -> Sequence[int]:
         order: list[int] = np.random.default_rng([moment.seed, epoch]).permutation(len(tasks)).tolist()

@@ -139,7 +139,7 @@ class OptimiserStep:
         }
 
     def _explain_refusal(self, norm: float, loss: float) -> str:
-        """Error message for a rejected step. It names rows that are not finite on their own, and parameters."""
+        """Error message for a rejected step. It names rows and parameters that are not finite."""
         policy, rows = self._run.state.policy, self._run.plan.rows
         chosen = self._rows
 

@@ -156,7 +156,7 @@ def _common_prefixes(ids: np.ndarray, start: np.ndarray, length: np.ndarray) -> 
 
 
 def ragged(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For segments of these lengths: the segment of every element, and its offset in it; both int64 [sum]."""
+    """The segment of every element and its offset in the segment, for segments of ``lengths``; both int64 [sum]."""
     segment = np.repeat(np.arange(len(lengths)), lengths)
     return segment, np.arange(len(segment)) - (np.cumsum(lengths) - lengths)[segment]
 
