@@ -1,14 +1,14 @@
 """Feedback as a client sends it: declared metrics, request bodies, and the service's answers as dataclasses."""
 
-import math
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from rft_platform.common.errors import UserError
-
-REWARD = "reward"  #: the metric that trains; it is always declared
+from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics
+from rft_platform.serving.rules.declared_metrics import Metric as Metric
 
 
 class HasId(Protocol):
@@ -24,26 +24,6 @@ class UnknownAnswersError(UserError):
     """The service knows none of the answers that a feedback names: they were not recorded, or the ids are wrong."""
 
     hint = "check the ids, and whether the service's selection records these calls"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric that feedback may name, with its valid values. A metric of level ``call`` needs the answer it rates."""
-
-    name: str
-    level: Literal["run", "call"] = "run"
-    type: Literal["float", "boolean"] = "float"
-    min: float | None = None
-    max: float | None = None
-
-    def number(self, value: float) -> float:
-        """The value as the service stores it; raises UserError for a value that the metric does not allow."""
-        low, high = (0.0, 1.0) if self.type == "boolean" else (self.min, self.max)
-        if not math.isfinite(value) or (self.type == "boolean" and value not in (0, 1)):
-            raise UserError(f"metric {self.name}: {value!r} is no {self.type}")
-        if (low is not None and value < low) or (high is not None and value > high):
-            raise UserError(f"metric {self.name}: {value!r} is outside {low} to {high}")
-        return float(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +69,7 @@ class FeedbackForm:
     """Builds request bodies for the declared metrics."""
 
     def __init__(self, metrics: Iterable[Metric] = ()) -> None:
-        self._metrics = {REWARD: Metric(REWARD)} | {metric.name: metric for metric in metrics}
+        self._metrics = DeclaredMetrics(metrics)
 
     def body(
         self,
@@ -109,7 +89,7 @@ class FeedbackForm:
         """
         ids = None if answers is None else ids_of(answers)
         values = ({} if reward is None else {REWARD: reward}) | dict(metrics or {})
-        numbers = {name: self._number(name, value, ids) for name, value in values.items()}
+        numbers = self._metrics.numbers(values, names_answers=ids is not None)
         about: dict[str, Any] = {
             "msg_ids": ids,
             "task_id": place.task_id,
@@ -126,14 +106,6 @@ class FeedbackForm:
         ] or [{"feedback_id": first}]
         bodies[0] |= {"comment": comment, "correction": correction}
         return [{key: value for key, value in {**about, **body}.items() if value is not None} for body in bodies]
-
-    def _number(self, name: str, value: float, ids: list[str] | None) -> float:
-        metric = self._metrics.get(name)
-        if metric is None:
-            raise UserError(f"metric {name!r} is not declared: expected one of {', '.join(sorted(self._metrics))}")
-        if metric.level == "call" and ids is None:
-            raise UserError(f"metric {name} is of level call: name the answers that it rates")
-        return metric.number(value)
 
 
 def ids_of(answers: Answers) -> list[str]:

@@ -28,6 +28,7 @@ from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.release_routes import release_routes
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.selection import SamplingRateStrategy, Selection, SelectionStrategy
@@ -85,7 +86,7 @@ def serve(project: Project) -> None:
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
         [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
         lambda: {**watch.figures(), "calls_redacted": redaction.calls},
-        RateLimits(config.service.requests_per_minute, config.service.concurrent_requests),
+        RateLimits(config.service.requests_per_minute, config.service.concurrent_requests), metrics_of(project),
     )  # fmt: skip
     stop = threading.Event()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
@@ -108,6 +109,12 @@ def selection_of(project: Project) -> Selection:
         load_object(reference, "service.selection")() for reference in project.config.service.selection
     ]
     return Selection([*own, SamplingRateStrategy(project.config.service.record_rate, priority=-1)])
+
+
+def metrics_of(project: Project) -> DeclaredMetrics | None:
+    """The metrics that feedback may have; None: any."""
+    declared = [Metric(**each.model_dump()) for each in project.config.service.metrics]
+    return DeclaredMetrics(declared) if declared else None
 
 
 def redaction_of(project: Project) -> Redaction:

@@ -21,6 +21,7 @@ from rft_platform.inference.serving.api_guard import check_caller, contained, he
 from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
 from rft_platform.serving.traffic import NewFeedback
 from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
@@ -48,11 +49,13 @@ def build_app(
     pages: APIRouter | None = None,
     figures: Callable[[], Mapping[str, float]] = dict,
     limits: RateLimits | None = None,
+    metrics: DeclaredMetrics | None = None,
 ) -> Any:
     """The ASGI application of the service with further ``routes``; ``pages`` check keys and bodies themselves.
 
     ``status`` says what else ``/health`` reports, and ``figures`` what else ``/metrics`` does; both do no I/O.
-    ``limits`` are those of each tenant, for its OpenAI calls and for its other requests alike.
+    ``limits`` are those of each tenant, for its OpenAI calls and for its other requests alike. ``metrics`` are those
+    that feedback may have; None: any.
     """
 
     @asynccontextmanager
@@ -66,19 +69,25 @@ def build_app(
     app = FastAPI(title="rft_platform online service", lifespan=lifespan, docs_url=None, redoc_url=None)
     api_errors.install(app)
     app.add_exception_handler(DatabaseUnavailableError, _unavailable)
-    own = [_traffic_routes(gateway, writer, rule), _monitoring_routes(gateway, writer, status, limits, figures)]
+    own = [
+        _traffic_routes(gateway, writer, rule, metrics),
+        _monitoring_routes(gateway, writer, status, limits, figures),
+    ]
     for each in (*own, *routes, *([] if pages is None else [pages])):
         app.include_router(each)
     return contained(_Guarded(app, gateway, limits, [] if pages is None else pages.routes))
 
 
-def _traffic_routes(gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule) -> APIRouter:
+def _traffic_routes(
+    gateway: TrafficApp, writer: TrafficWriter, rule: CommitRule, metrics: DeclaredMetrics | None
+) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/feedback")
     async def feedback(request: Request, given: FeedbackRequest) -> Response:
         """Label the calls that the feedback is about; the answer counts them."""
         tenant = gateway.tenant_of(headers_of(request.scope))
+        _check_metrics(given, metrics)
         result = await writer.run(lambda store: store.give_feedback(_feedback_of(given, tenant)))
         counts = {"matched": result.matched, "duplicate": result.duplicate, "late": result.late}
         known = result.matched or result.duplicate or result.late
@@ -220,6 +229,18 @@ class _Guarded:
 
 async def _unavailable(_: Request, error: Exception) -> Response:
     return JSONResponse(api_errors.error_body(503, str(error), "database_unavailable"), 503)
+
+
+def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> None:
+    """Raise ApiError that names a metric which is not declared, or a value which it does not allow."""
+    if declared is None:
+        return
+    own = given.value if given.value is not None else given.reward
+    values = given.metrics | ({} if own is None else {given.metric: own})
+    try:
+        declared.numbers(values, names_answers=given.msg_ids is not None)
+    except MetricError as error:
+        raise ApiError(400, str(error), "invalid_metric", error.metric) from None
 
 
 def _feedback_of(given: FeedbackRequest, tenant: str) -> NewFeedback:

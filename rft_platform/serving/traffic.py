@@ -35,13 +35,13 @@ from rft_platform.serving.database import (
     FeedbackCall,
 )
 from rft_platform.serving.preferences import Preference
+from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
 
 LOG = logging.getLogger(__name__)
 
 ENGINE, TEMPLATE_HASH = "engine", "template_hash"  #: keys of ``Call.model_call`` beside the fields of a recorded call
-REWARD = "reward"  #: the metric that trains
 MOST_IDS = 10_000  #: messages that one feedback may name
 NO_LIMITS = RoundRule()  #: a round takes all committed rows
 

@@ -19,6 +19,7 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.serving.rules.rate_limits import RateLimits
 from rft_platform.serving.selection import SamplingRateStrategy, Selection
 from rft_platform.serving.traffic import TrafficStore
@@ -39,6 +40,7 @@ class Service:
         keys: dict[str, str] | None = None,
         most_waiting: int = 10_000,
         limits: RateLimits | None = None,
+        metrics: DeclaredMetrics | None = None,
     ):
         self.store = TrafficStore(open_database(f"sqlite:///{folder / 'traffic.db'}"))
         writer = TrafficWriter(self.store, most_waiting)
@@ -51,7 +53,7 @@ class Service:
         self.gateway = TrafficApp(
             find, writer, Selection([SamplingRateStrategy.of(rate)]), SamplingParams(max_tokens=8), tenants=keys
         )
-        app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits)
+        app = build_app(self.gateway, writer, CommitRule(), dict, limits=limits, metrics=metrics)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._server = uvicorn.Server(server_config(app, 1, log_config=None))
@@ -190,3 +192,32 @@ def test_a_foreign_page_is_refused(service) -> None:
     answer = service.post("/commit", "{}", origin="http://evil.example")
     assert answer.status_code == 403
     assert service.post("/v1/chat/completions", "{}", host="evil.example").status_code in (403, 421)
+
+
+@pytest.mark.parametrize(
+    ("body", "named", "message"),
+    [
+        ({"metric": "charm", "value": 1}, "charm", "not declared: expected one of helpful, reward, solved"),
+        ({"reward": 1, "metrics": {"charm": 1}}, "charm", "not declared"),
+        ({"metric": "helpful", "value": 6}, "helpful", "6.0 is outside 1 to 5"),
+        ({"reward": 1, "metrics": {"solved": 0.5}}, "solved", "0.5 is no boolean"),
+        ({"reward": 2}, "reward", "2.0 is above 1"),
+    ],
+)
+def test_a_metric_that_is_not_declared_or_out_of_range_is_refused_by_name(
+    policy_engine, tmp_path, body, named, message
+) -> None:
+    declared = [Metric("reward", max=1), Metric("helpful", "call", min=1, max=5), Metric("solved", type="boolean")]
+    service = Service(policy_engine, tmp_path, metrics=DeclaredMetrics(declared))
+    try:
+        answer = service.client().chat.completions.create(model="m", messages=QUESTION, max_tokens=3)
+        refused = service.post("/feedback", json.dumps({"msg_ids": [answer.id], **body}))
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_metric", named)
+        assert message in error["message"]
+        run = {"conversation_id": "c", "metric": "helpful", "value": 3}
+        assert "name the answers" in service.post("/feedback", json.dumps(run)).json()["error"]["message"]
+        good = {"msg_ids": [answer.id], "reward": 1, "metrics": {"helpful": 5, "solved": 1}}
+        assert service.post("/feedback", json.dumps(good)).json()["matched"] == 1
+    finally:
+        service.close()

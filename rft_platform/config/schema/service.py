@@ -1,8 +1,31 @@
 """Section ``service``: the online service, which serves the policy to production clients."""
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from rft_platform.config.schema.section import Section
+
+
+class DeclaredMetric(Section):
+    """A metric that feedback may have beside the reward."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """Name of the metric; ``reward`` declares the valid rewards."""
+    level: Literal["run", "call"] = "run"
+    """``call``: feedback with this metric must name the answers that it rates."""
+    type: Literal["float", "boolean"] = "float"
+    """``boolean``: 0 or 1."""
+    min: float | None = None
+    """Smallest valid value. null: no limit."""
+    max: float | None = None
+    """Largest valid value. null: no limit."""
+
+    @model_validator(mode="after")
+    def _has_values(self) -> "DeclaredMetric":
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"service.metrics {self.name}: min {self.min} is more than max {self.max}")
+        return self
 
 
 class Service(Section):
@@ -12,6 +35,9 @@ class Service(Section):
     """Share of runs and conversations whose calls are recorded; all of them are served."""
     selection: list[str] = Field(default_factory=list)
     """Own selection strategies by reference (``pkg.mod:attr``, ``/path/file.py:attr``), asked before the rate."""
+    metrics: list[DeclaredMetric] = Field(default_factory=list)
+    """Metrics that feedback may have. With at least one, feedback with another metric or an invalid value is refused.
+    Empty: any metric is accepted."""
     redaction: str | None = None
     """Your function from text to text by reference (``pkg.mod:attr``, ``/path/file.py:attr``), which removes personal
     data before calls and feedback are stored. A call whose text it changes is not trained on."""

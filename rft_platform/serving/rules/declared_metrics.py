@@ -1,0 +1,62 @@
+"""Declared metrics of feedback: clients check values before they send them, the service before it stores them."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rft_platform.common.errors import UserError
+
+REWARD = "reward"  #: the metric that trains; it is always declared
+
+
+class MetricError(UserError):
+    """A feedback has a metric that is not declared, or a value that the metric does not allow."""
+
+    def __init__(self, metric: str, message: str) -> None:
+        super().__init__(message)
+        self.metric = metric
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric that feedback may name, with its valid values. A metric of level ``call`` needs the answer it rates."""
+
+    name: str
+    level: Literal["run", "call"] = "run"
+    type: Literal["float", "boolean"] = "float"
+    min: float | None = None
+    max: float | None = None
+
+    def number(self, value: float) -> float:
+        """The value as the service stores it; raises MetricError for a value that the metric does not allow."""
+        low, high = (0.0, 1.0) if self.type == "boolean" else (self.min, self.max)
+        if not math.isfinite(value) or (self.type == "boolean" and value not in (0, 1)):
+            raise MetricError(self.name, f"metric {self.name}: {value!r} is no {self.type}")
+        if (low is not None and value < low) or (high is not None and value > high):
+            limits = f"above {high}" if low is None else f"below {low}" if high is None else f"outside {low} to {high}"
+            raise MetricError(self.name, f"metric {self.name}: {value!r} is {limits}")
+        return float(value)
+
+
+class DeclaredMetrics:
+    """The metrics that a feedback may have; the reward is always among them."""
+
+    def __init__(self, metrics: Iterable[Metric] = ()) -> None:
+        self._metrics = {REWARD: Metric(REWARD)} | {metric.name: metric for metric in metrics}
+
+    def numbers(self, values: Mapping[str, float], *, names_answers: bool) -> dict[str, float]:
+        """The values of a feedback as they are stored; raises MetricError for the first that is not allowed.
+
+        ``names_answers``: the feedback says which answers it is about, and not only which run or conversation.
+        """
+        return {name: self._number(name, value, names_answers) for name, value in values.items()}
+
+    def _number(self, name: str, value: float, names_answers: bool) -> float:
+        metric = self._metrics.get(name)
+        if metric is None:
+            known = ", ".join(sorted(self._metrics))
+            raise MetricError(name, f"metric {name!r} is not declared: expected one of {known}")
+        if metric.level == "call" and not names_answers:
+            raise MetricError(name, f"metric {name} is of level call: name the answers that it rates")
+        return metric.number(value)
