@@ -48,7 +48,7 @@ def ask_tick(home: Path, cold: bool) -> list[Seconds]:
     from rft_platform.config.home import Home
     from rft_platform.jobs.instance import open_instance
     from rft_platform.jobs.sensors import experience_threshold_sensor
-    from rft_platform.resources.project import ProjectResource
+    from rft_platform.resources import ProjectResource
 
     resource = ProjectResource(home=str(home))
     with open_instance(Home(home)) as instance:

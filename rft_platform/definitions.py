@@ -22,10 +22,7 @@ from rft_platform.jobs.alerts import alert_on_run_failure
 from rft_platform.jobs.jobs import ALL_JOBS
 from rft_platform.jobs.maintenance import MAINTENANCE_JOBS
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
-from rft_platform.resources.engine import EngineResource
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
-from rft_platform.resources.trainer import TrainerResource
+from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
 
 project = ProjectResource()
 

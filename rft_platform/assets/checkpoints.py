@@ -9,9 +9,7 @@ from rft_platform.assets.checks import CHECKPOINT_CHECKS, checkpoint_results
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
 from rft_platform.experience.file_names import round_key
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
-from rft_platform.resources.trainer import TrainerResource
+from rft_platform.resources import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
     from rft_platform.rounds.project.policy import Policy

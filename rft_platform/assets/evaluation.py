@@ -6,9 +6,7 @@ from pydantic import Field
 from rft_platform.assets.checks import EVALUATION_CHECKS, evaluation_results
 from rft_platform.assets.common import ENGINE_POOL, OWNERS, numbers, path, report_table, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.engine import EngineResource
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources import EngineResource, ProjectResource, RegistryResource
 
 
 class EvaluationConfig(dg.Config):

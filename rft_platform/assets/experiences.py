@@ -8,7 +8,7 @@ from pydantic import Field
 from rft_platform.assets.checks import EXPERIENCE_CHECKS, experience_results
 from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.experience.store import ExperienceStore

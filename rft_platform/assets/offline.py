@@ -10,9 +10,7 @@ from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_
 from rft_platform.assets.offline_data import preference_pairs, sft_dataset
 from rft_platform.assets.policy import base_model
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
-from rft_platform.resources.trainer import TrainerResource
+from rft_platform.resources import ProjectResource, RegistryResource, TrainerResource
 
 if TYPE_CHECKING:
     from rft_platform.config.offline import OfflineKind

@@ -7,7 +7,7 @@ import dagster as dg
 from rft_platform.assets.checks import leak_result, leak_spec
 from rft_platform.assets.common import OWNERS, columns_of, path, report_table, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 
 if TYPE_CHECKING:
     from rft_platform.rounds.offline_dataset import DatasetFile

@@ -4,7 +4,7 @@ import dagster as dg
 
 from rft_platform.assets.common import OWNERS, columns_of, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 
 
 @dg.asset(partitions_def=rft_rounds, group_name="rollouts", owners=OWNERS, kinds={"parquet", "sql"})

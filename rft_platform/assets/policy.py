@@ -4,10 +4,7 @@ import dagster as dg
 
 from rft_platform.assets.common import OWNERS, TRAINER_POOL, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.engine import EngineResource
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
-from rft_platform.resources.trainer import TrainerResource
+from rft_platform.resources import EngineResource, ProjectResource, RegistryResource, TrainerResource
 
 base_model = dg.AssetSpec(
     "base_model",

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from rft_platform.assets.common import OWNERS, report_table
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 
 
 class ReleaseConfig(dg.Config):

@@ -4,8 +4,7 @@ import dagster as dg
 
 from rft_platform.assets.common import ENGINE_POOL, OWNERS, columns_of, numbers, path, rft_rounds, round_of
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.engine import EngineResource
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import EngineResource, ProjectResource
 
 
 @dg.asset(

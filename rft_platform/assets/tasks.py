@@ -5,7 +5,7 @@ import dagster as dg
 from rft_platform.assets.checks import leak_result, leak_spec
 from rft_platform.assets.common import OWNERS, path, report_table
 from rft_platform.assets.run_failure import reports_faults
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 
 
 @dg.asset(group_name="tasks", owners=OWNERS, kinds={"dataset"})

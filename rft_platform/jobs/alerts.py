@@ -25,7 +25,7 @@ from rft_platform.common.locks import locked
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import Home
 from rft_platform.jobs.sensor_interval import sensor_interval_s
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.project import Project
 
 LOG = logging.getLogger(__name__)

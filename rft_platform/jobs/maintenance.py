@@ -16,8 +16,7 @@ from pydantic import Field
 from rft_platform.experience.file_names import round_number
 from rft_platform.jobs.dagster_internals.run_storage import event_log_file
 from rft_platform.jobs.jobs import KIND_OF_JOB
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources import ProjectResource, RegistryResource
 
 _TAGS = {"rft/phase": "maintenance"}
 _PARTITION_TAG = "dagster/partition"

@@ -26,7 +26,7 @@ from rft_platform.jobs.jobs import (
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.jobs.sensor_interval import sensor_interval_s
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.planning.state import Plan

@@ -9,7 +9,7 @@ import yaml
 
 from rft_platform.assets.releases import release_report
 from rft_platform.config.home import Home
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands

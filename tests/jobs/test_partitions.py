@@ -12,7 +12,7 @@ from rft_platform.jobs.instance import open_instance
 from rft_platform.jobs.jobs import add_next_round
 from rft_platform.jobs.launches import launches
 from rft_platform.jobs.sensors import next_round_sensor
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.planning.plan import plan_next
 from rft_platform.rounds.planning.project_state import observe
 from rft_platform.rounds.project.policy import Policy, publish

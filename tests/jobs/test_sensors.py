@@ -8,7 +8,7 @@ from rft_platform.common.files import write_text
 from rft_platform.config.home import Home
 from rft_platform.experience.record import JudgedRow
 from rft_platform.jobs.sensors import experience_threshold_sensor, next_round_sensor, nightly_evaluation
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.policy import Policy, publish
 from rft_platform.rounds.project.project import Project
 

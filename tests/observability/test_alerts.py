@@ -18,7 +18,7 @@ from rft_platform.jobs.alerts import alert_on_run_failure, alert_run_failed
 from rft_platform.jobs.dagster_internals.run_workers import DRIVER_TAG
 from rft_platform.jobs.driver import drive
 from rft_platform.jobs.instance import open_instance
-from rft_platform.resources.project import ProjectResource
+from rft_platform.resources import ProjectResource
 from rft_platform.rounds.project.project import Project
 
 from .conftest import Inbox

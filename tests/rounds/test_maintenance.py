@@ -16,8 +16,7 @@ from rft_platform.experience.record import JudgedRow, RolloutRow
 from rft_platform.jobs.maintenance import compact_job, retention_job
 from rft_platform.model_registry.lineage import trace_checkpoint, trace_row
 from rft_platform.model_registry.models import RegisteredModel
-from rft_platform.resources.project import ProjectResource
-from rft_platform.resources.registry import RegistryResource
+from rft_platform.resources import ProjectResource, RegistryResource
 from rft_platform.rounds.maintenance.store_maintenance import champion_rounds, closed_rounds, compact, retain
 from rft_platform.rounds.maintenance.verification import verify
 from rft_platform.rounds.project.policy import Policy, publish

@@ -10,6 +10,8 @@ import typer
 from rft_platform.cli.commands.models import models
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from rft_platform.rounds.project.project import Project
     from rft_platform.serving.release_commands import ReleaseCommands
     from rft_platform.serving.release_store import Release
@@ -23,7 +25,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 @models.command("list")
 def list_versions(as_json: Json = False) -> None:
     """List the versions of the policy with their scores and their share of the traffic."""
-    from rft_platform.cli.views.releases import versions_table
     from rft_platform.driver.console import output, print_json
     from rft_platform.rounds.reporting.servable_versions import release_commands, servable_versions
 
@@ -37,7 +38,7 @@ def list_versions(as_json: Json = False) -> None:
     if as_json:
         print_json(status)
         return
-    output().print(versions_table(status["versions"]))
+    output().print(_versions_table(status["versions"]))
     if status["release"] is not None:
         release = status["release"]
         line = (
@@ -123,7 +124,6 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Compare both versions of a canary or an A/B test: accuracy, latency, satisfaction, with p values."""
-    from rft_platform.cli.views.releases import comparison_table
     from rft_platform.driver.console import output, print_json
 
     found = _commands().report(number)
@@ -132,7 +132,7 @@ def report(
         return
     _print(f"{found['kind']} {found['number']} is {found['status']}: {found['reason']}")
     comparison = found["comparison"]
-    output().print(comparison_table(comparison["metrics"]))
+    output().print(_comparison_table(comparison["metrics"]))
     if found["kind"] == "ab":
         _print(comparison["reason"])
 
@@ -169,3 +169,34 @@ def _print_started(release: "Release") -> None:
         f"{release.kind} {release.number}: version {release.candidate_version} gets {release.share:.0%} of the "
         f"traffic, version {release.base_version} the rest; `rft models report` compares them"
     )
+
+
+def _versions_table(versions: list[dict[str, Any]]) -> "Table":
+    """The versions with their scores and their share of the traffic."""
+    from rich.table import Table
+
+    table = Table("version", "round", "model version", "released", "traffic", "scores")
+    for each in versions:
+        scores = ", ".join(f"{name} {each['scores'][name]:.3f}" for name in list(each["scores"])[:2])
+        traffic = each.get("traffic", 0)
+        values = (each["version"], each["round"], each["model_version"] or "", "yes" if each["released"] else "no")
+        table.add_row(*map(str, values), f"{traffic:.0%}" if traffic else "", scores)
+    return table
+
+
+def _comparison_table(metrics: list[dict[str, Any]]) -> "Table":
+    """The metrics of both versions, their difference, its interval and p value."""
+    from rich.table import Table
+
+    def number(value: float | None, form: str = ".4f") -> str:
+        return "" if value is None else format(value, form)
+
+    table = Table("metric", "base", "candidate", "units", "difference", "95 % interval", "p")
+    for each in metrics:
+        interval = "" if each["low"] is None else f"{each['low']:+.4f} to {each['high']:+.4f}"
+        table.add_row(
+            each["metric"], number(each["base"]), number(each["candidate"]),
+            f"{each['base_units']} / {each['candidate_units']}", number(each["difference"], "+.4f"), interval,
+            number(each["p_value"], ".2g"),
+        )  # fmt: skip
+    return table

@@ -2,7 +2,6 @@
 
 - ``round_table``: the rounds as a table (``rft rounds``, ``run``, ``demo``), and what the project waits for.
 - ``round_policy``: the policy of a round that the user names.
-- ``releases``: the versions of an online project, and the comparison of two of them.
 - ``bench``: every policy in one table (``rft eval --all``).
 - ``demo_summary``: the last lines of ``rft demo``.
 - ``health``: the checks of ``rft doctor``.
