@@ -6,4 +6,7 @@ Read in this order:
 - ``supervise``: ``Server``, ``serving`` and ``wait_for_end``: start, restart and stop servers together.
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard.
 - ``leases``: find and end the processes that hold leases (engines, trainer).
+- ``online_service``: the process of ``rft serve``; ``release_controller`` makes its engines follow the decisions on
+  versions.
+- ``next_launches``, ``project_progress``, ``traffic_watch``: what the status page and the metrics of the service show.
 """

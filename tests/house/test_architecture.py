@@ -146,6 +146,21 @@ def test_no_folder_has_too_many_modules() -> None:
     assert {folder: size for folder, size in sizes.items() if folder and size > MOST_MODULES} == {}
 
 
+def test_every_folder_names_its_modules() -> None:
+    """The docstring of a folder's ``__init__`` says in which order to read it; migrations are numbered."""
+    missing = {
+        module
+        for module, file in modules().items()
+        if "." in module and file.stem != "__main__" and "migrations." not in module
+        if not re.search(rf"``{module.rpartition('.')[2]}\b", _docstring(module.rpartition(".")[0]))
+    }
+    assert sorted(missing) == []
+
+
+def _docstring(folder: str) -> str:
+    return ast.get_docstring(ast.parse(modules()[folder].read_text(encoding="utf-8"))) or ""
+
+
 def test_a_small_module_with_one_importer_is_part_of_it() -> None:
     importers = Counter(other for others in file_graph().values() for other in others)
     lines = {module: len(file.read_text(encoding="utf-8").splitlines()) for module, file in modules().items()}

@@ -4,5 +4,6 @@ Each file defines a function with Typer options, which ``cli.main`` registers; i
 - Run a project: ``demo``, ``run``, ``tune``, ``ui``, ``stop``.
 - Look at results: ``rounds``, ``trace``, ``evaluate`` (``rft eval``), ``metrics``.
 - Change stored results: ``judge``, ``store``, ``models``.
+- Production traffic: ``online`` (``rft serve``, ``rft forget``), ``releases`` (subcommands of ``models``).
 - Check an installation: ``doctor``.
 """

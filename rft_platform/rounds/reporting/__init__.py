@@ -3,5 +3,6 @@
 1. ``round_history``: evaluations and the learning curve, read from the notes; time per stage;
 2. ``promotion``: compare a policy with the champion, decide by the gate, roll back;
 3. ``run_log``: log steps, rounds and evaluations;
-4. ``bench``: the table of all policies on the held-out tasks.
+4. ``bench``: the table of all policies on the held-out tasks;
+5. ``servable_versions``: the versions that an online project can serve.
 """

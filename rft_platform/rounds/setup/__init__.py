@@ -2,6 +2,7 @@
 
 1. ``connections``: find or start policy engine, trainer group and model registry; resolve model folders;
 2. ``side_engines``: engines beside the first policy's, for auxiliary models and further policies;
+   ``online_engines``: the engines of an online project for evaluations and for the candidate of a release;
 3. ``noted_versions``: address of the model registry, and the model versions that the notes name;
 4. ``algorithm``: specifications for the trainer, operators of the experience pipeline;
 5. ``taskset_binding``: workflow, sampling parameters and judge of a taskset;
