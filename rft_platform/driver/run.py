@@ -39,6 +39,7 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
             from dagster import DagsterExecutionInterruptedError
 
             from rft_platform.definitions import defs
+            from rft_platform.jobs.dagster_internals.pool_claims import PoolWaitInterrupted
             from rft_platform.jobs.driver import drive
         keep_imports()  # no user code is loaded yet; excludes the imported objects from later collections
         try:
@@ -52,6 +53,8 @@ def drive_project(project: "Project", console: "Console", detach: bool = False) 
                 result = drive(project, defs)
                 if result.failed:  # that failure is raised below
                     screen.take_back_failure()
+        except PoolWaitInterrupted:  # the trainer may work for the run that has the slot
+            raise KeyboardInterrupt from None
         except (KeyboardInterrupt, DagsterExecutionInterruptedError):
             _cancel_training(project)
             raise KeyboardInterrupt from None

@@ -4,6 +4,7 @@ A new version of Dagster may break these modules and no others; each one says wh
 
 - ``masked_instance``: Dagster's instance with secrets masked in everything that it stores; ``dagster.yaml`` names it.
 - ``driver_instance``: load the instance, and the variant for processes that execute runs themselves.
+- ``pool_claims``: wait for a pool slot with a message, interruptible, and without using a processor.
 - ``run_storage``: SQLite run storage with one SQLAlchemy engine; the file of a run's event log.
 - ``run_launcher``: launches each run once and watches its worker; ``dagster.yaml`` names it.
 - ``run_workers``: the processes that execute runs, their claims, and the tag of a driver.

@@ -1,4 +1,4 @@
-"""Dagster's instance with secrets masked in everything it stores, whatever raised the error that contains them.
+"""Dagster's instance with secrets masked in everything it stores, and with waits for pools that can be interrupted.
 
 ``dagster.yaml`` names it, so every process of Dagster uses it: webserver, daemon, code servers and run workers.
 """
@@ -16,6 +16,7 @@ from dagster._serdes import deserialize_value, serialize_value
 
 from rft_platform.common.redaction import redact
 from rft_platform.config.home import PRIVATE_UMASK
+from rft_platform.jobs.dagster_internals.pool_claims import make_claims_interruptible
 from rft_platform.jobs.dagster_internals.run_storage import OneEngineRunStorage
 from rft_platform.observability.masked_output import mask_output
 
@@ -30,6 +31,7 @@ class MaskedInstance(dg.DagsterInstance):
         if type(storage) is SqliteRunStorage:  # keeps another storage chosen in dagster.yaml
             kwargs["run_storage"] = OneEngineRunStorage.like(storage)
         super().__init__(*args, **kwargs)
+        make_claims_interruptible(self)
         # Dagster's own programs do not run the platform's start-up code. Their output is captured into files below the
         # home.
         mask_output()
