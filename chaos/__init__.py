@@ -6,5 +6,5 @@ project); ``schedule`` (``Kill`` and the seeded plan), ``progress_probe`` (read 
 (find and kill the victim), ``process_table`` (the processes of a home); ``supervisor`` (protocol ``ProjectRunner``;
 ``Supervisor`` restarts processes and measures recovery times) with ``driver_mode`` and ``daemon_mode``; ``io_faults``
 and ``syscall_faults`` (failing file system calls). ``scratch`` makes the small project, ``judge`` is its judge.
-``invariants`` holds the checks, ``records`` the results.
+``invariants`` holds the checks, ``records`` the results. ``online`` kills the online service.
 """

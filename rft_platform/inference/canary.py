@@ -4,11 +4,14 @@ An engine can report a successful swap and still compute with a stale copy of on
 head). Only a comparison of log-probs detects that, so the check is never skipped.
 """
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_platform.common.errors import WeightMismatchError
+from rft_platform.common.errors import RftError, WeightMismatchError
 from rft_platform.inference.interface import EngineStatus, PolicyEngine
+
+LOG = logging.getLogger(__name__)
 
 #: Largest accepted mean |delta log-prob| in nats, by the engine's dtype. A version above it is refused.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.2}
@@ -55,28 +58,33 @@ def mean_difference(ours: list[list[float]], theirs: list[list[float]]) -> float
 def update_checked(engine: PolicyEngine, folder: Path, policy_version: int, canary: Canary) -> float:
     """Load ``folder`` into the engine and run the canary check; returns the mean |delta log-prob|.
 
-    The engine is paused meanwhile, so it samples no request with unchecked weights. On WeightMismatchError the
-    previous weights are restored. On any other error or an interruption the engine stays paused: what it serves is
-    unknown until the check is repeated.
+    The engine is paused meanwhile, so it samples no request with unchecked weights. After an error it serves the
+    previous weights: those that it kept, or restored ones. It stays paused only if they cannot be restored, or after an
+    interruption: what it serves is unknown until the check is repeated.
     """
     before = engine.status()
     engine.pause("wait")
     try:
         engine.update_weights(folder, policy_version)
-        mean = _checked_or_restored(engine, canary, before)
-    except WeightMismatchError:
-        _resume(engine, before)
+        mean = check_canary(engine, canary)
+    except Exception:
+        if _restored(engine, before):
+            _resume(engine, before)
         raise
     _resume(engine, before)
     return mean
 
 
-def _checked_or_restored(engine: PolicyEngine, canary: Canary, before: EngineStatus) -> float:
+def _restored(engine: PolicyEngine, before: EngineStatus) -> bool:
+    """Load the previous weights, unless a refused update has kept them; whether the engine has them now."""
     try:
-        return check_canary(engine, canary)
-    except WeightMismatchError:
-        engine.update_weights(Path(before.weights_path), before.policy_version)
-        raise
+        now = engine.status()
+        if (now.policy_version, now.weights_digest) != (before.policy_version, before.weights_digest):
+            engine.update_weights(Path(before.weights_path), before.policy_version)
+    except RftError as error:
+        LOG.error("the engine stays paused, its previous weights cannot be restored: %s", error)
+        return False
+    return True
 
 
 def _resume(engine: PolicyEngine, before: EngineStatus) -> None:

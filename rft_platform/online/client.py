@@ -154,7 +154,8 @@ class OnlineClient(_Shared[openai.OpenAI]):
         """Report how good answers, a run or a conversation were; a repeated ``feedback_id`` changes nothing.
 
         ``fields``: ``reward``, ``metrics`` (value by declared name), ``comment``, ``correction``, ``tags``,
-        ``feedback_id``, ``task_id``, ``run_id``, ``conversation_id``. Feedback may come at any time; the result counts
+        ``feedback_id``, ``choice`` (the index of one choice of answers with several), ``task_id``, ``run_id``,
+        ``conversation_id``. Feedback may come at any time; the result counts
         as late what was committed before. Raises UnknownAnswersError if the service knows none of the answers.
         """
         return _total([self._send_feedback(body) for body in self._bodies(answers, fields)])

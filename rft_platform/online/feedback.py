@@ -82,6 +82,7 @@ class FeedbackForm:
         correction: str | None = None,
         tags: Mapping[str, Any] | None = None,
         feedback_id: str | None = None,
+        choice: int | None = None,
     ) -> list[dict[str, Any]]:
         """One request body per metric; a comment or correction goes with the first one.
 
@@ -92,11 +93,14 @@ class FeedbackForm:
         numbers = self._metrics.numbers(values, names_answers=ids is not None)
         about: dict[str, Any] = {
             "msg_ids": ids,
+            "choice": choice,
             "task_id": place.task_id,
             "run_id": place.run_id,
             "conversation_id": place.conversation_id,
             "tags": dict(tags or {}) or None,
         }
+        if choice is not None and ids is None:
+            raise UserError("choice is given without answers: name the answers whose choice is meant")
         if all(about[name] is None for name in ("msg_ids", "conversation_id", "run_id")):
             raise UserError("a feedback needs the answers, the run or the conversation that it is about")
         first = feedback_id or secrets.token_hex(16)

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from rft_platform.common.errors import UserError
@@ -48,9 +48,27 @@ def for_shadow(function: Callable[P, R], refused: list[str]) -> Callable[P, R]:
     return _refusing(function, lambda: refused) if getattr(function, _EFFECT, "write") == "write" else function
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """The name of a tool: that of the function, also below ``functools.partial``, or of the class of its object."""
+    inner = _unwrapped(function)
+    return getattr(inner, "__name__", None) or type(inner).__name__
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calls of a function, a partial or an object return an awaitable."""
+    inner = _unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | None]) -> Callable[P, R]:
     """The tool, which refuses calls while ``find_refused`` finds a shadow run's list of refused tools."""
-    name = getattr(function, "__name__", repr(function))
+    name = name_of(function)
 
     def check() -> None:
         refused = find_refused()
@@ -68,7 +86,7 @@ def _refusing(function: Callable[P, R], find_refused: Callable[[], list[str] | N
         check()
         return await function(*args, **kwargs)  # type: ignore[misc]
 
-    wrapper: Any = call_async if inspect.iscoroutinefunction(function) else call
+    wrapper: Any = call_async if is_async(function) else call
     return wrapper
 
 

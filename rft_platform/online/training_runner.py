@@ -5,10 +5,10 @@ repeated with the served policy (shadow runs), rewarded, and committed at interv
 """
 
 import asyncio
-import inspect
 import logging
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ import openai
 from rft_platform.common.errors import UserError
 from rft_platform.online.client import AsyncOnlineClient, OnlineClient
 from rft_platform.online.marking import take_mark
-from rft_platform.online.tools import ShadowToolError, for_shadow, shadow
+from rft_platform.online.tools import ShadowToolError, for_shadow, is_async, name_of, shadow
 from rft_platform.serving.selection import MARK_KEY, SamplingRateStrategy, Selection, SelectionStrategy
 
 LOG = logging.getLogger(__name__)
@@ -141,12 +141,15 @@ class TrainingRunner:
     ) -> Callable[[Any], Any]:
         """The agent as a function of a message that answers with the production ``model`` of ``client``.
 
-        The result is a coroutine function if the agent is one. Tools reach the agent in ``AgentModel.tools``; a shadow
-        run may call only those that are declared safe (``tool``).
+        The result is a coroutine function if the agent is one. Tools reach the agent in ``AgentModel.tools``, by their
+        names; a shadow run may call only those that are declared safe (``tool``). Raises UserError for two of one name.
         """
-        named = {each.__name__: each for each in tools}
+        names = Counter(map(name_of, tools))
+        if twice := [name for name, number in names.items() if number > 1]:
+            raise UserError(f"tools: {', '.join(twice)} is the name of several: give each a name of its own")
+        named = {name_of(each): each for each in tools}
         production = AgentModel(client, model, named)
-        if inspect.iscoroutinefunction(agent):
+        if is_async(agent):
 
             async def answer_async(message: Any) -> Any:
                 label = take_mark()
@@ -211,7 +214,7 @@ class TrainingRunner:
 
     def _answer(self, agent: Callable[..., Any], tools: Mapping[str, Any], message: Any, task: str, run: str) -> Any:
         """Call the agent with the served policy."""
-        if inspect.iscoroutinefunction(agent):
+        if is_async(agent):
             return asyncio.run(self._answer_async(agent, tools, message, task, run))
         return agent(AgentModel(self._client.run(task, run).openai, self._model_name, tools), message)
 

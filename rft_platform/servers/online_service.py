@@ -27,6 +27,7 @@ from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
+from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, Metric
 from rft_platform.serving.rules.rate_limits import RateLimits
@@ -79,7 +80,7 @@ def serve(project: Project) -> None:
     watch = TrafficWatch(project, store)
     pages = PageData(
         f"{config.project}/{config.name}", releases,
-        PreferenceStore(traffic_database(project), redaction=redaction), writer,
+        PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
         gateway.tenant_of, ProjectProgress(project), watch,
     )  # fmt: skip
     app = build_app(

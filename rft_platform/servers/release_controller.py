@@ -25,6 +25,7 @@ from rft_platform.serving.routing import Router, ServedEngine, ServedRelease
 LOG = logging.getLogger(__name__)
 
 _STEP_S = 0.5
+_LONGEST_STEP_S = 4.0  # after failures: each attempt to deploy holds requests back for a moment
 _STATUS_S = 5.0  # between looks at an engine whose version should not have changed
 _DECIDE_S = 2.0
 
@@ -56,11 +57,14 @@ class ReleaseController:
 
     def run(self, router: Router, stop: threading.Event) -> None:
         """Repeat ``step`` until ``stop`` is set."""
-        while not stop.wait(_STEP_S):
+        wait = _STEP_S
+        while not stop.wait(wait):
             try:
                 self.step(router)
+                wait = _STEP_S
             except Exception as error:
                 self._base = None
+                wait = min(2 * wait, _LONGEST_STEP_S)
                 LOG.warning("a release decision cannot be carried out and will be retried: %s", error)
 
     def step(self, router: Router) -> None:

@@ -5,6 +5,7 @@ Read in this order:
 - ``database``, ``migrations``: the tables, and how the database is opened and upgraded.
 - ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.
 - ``writer``: the one thread that uses the database, and what happens when it is slow.
+- ``reader``: threads that only read, for the pages.
 - ``selection``: strategies that decide which calls are recorded.
 - ``gateway``: the OpenAI API in front of the engine, which records what it answers.
 - ``releases``: pure decisions on versions. ``release_store``: versions, canaries and A/B tests in the database;

@@ -19,12 +19,13 @@ from rft_platform.inference.serving import api_errors
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import check_caller, contained, headers_of, refuse_stranger, send_error
 from rft_platform.inference.serving.request_body import read_body, replayed
+from rft_platform.serving.database import DatabaseUnavailableError
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
 from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
 from rft_platform.serving.traffic import NewFeedback
-from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
+from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
 _METRICS_S = 2.0  # a scrape waits this long for the database
@@ -256,6 +257,7 @@ def _feedback_of(given: FeedbackRequest, tenant: str) -> NewFeedback:
         conversation=given.conversation_id,
         comment=given.comment or (rating.comment if rating else None),
         correction=given.correction,
+        choice=given.choice,
         tags=given.tags,
         request=given.model_dump(mode="json", exclude_none=True),
         tenant=tenant,

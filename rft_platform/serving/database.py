@@ -5,17 +5,30 @@ A row of ``calls`` is one choice of one model call. Its ``state`` only moves for
 weights that are too old), ``expired`` and ``forgotten``. Alembic brings a database of an older version up to date.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import JSON, BigInteger, Engine, ForeignKey, Index, Integer, String, create_engine, event, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from rft_platform.common.errors import UserError
+from rft_platform.common import json_codec
+from rft_platform.common.errors import StorageError, UserError
+
+LOG = logging.getLogger(__name__)
 
 RECORDED, LABELLED, COMMITTED, CONSUMED = "recorded", "labelled", "committed", "consumed"
 UNTRAINABLE, STALE, EXPIRED, FORGOTTEN = "untrainable", "stale", "expired", "forgotten"
@@ -23,6 +36,8 @@ STATES = (RECORDED, LABELLED, COMMITTED, CONSUMED, UNTRAINABLE, STALE, EXPIRED, 
 
 MIGRATIONS = Path(__file__).with_name("migrations")  #: the folder of Alembic's scripts
 _BUSY_TIMEOUT_MS = 30_000
+_FILE = "rft_file"  # of a connection's record: device and inode of its file
+_READS = "rft_reads"  # execution option of transactions that only read
 _UPGRADE_LOCK = 7_301_950_411  # an advisory lock of PostgreSQL: one process upgrades at a time
 
 
@@ -117,6 +132,34 @@ class Event(Base):
     details: Mapped[dict[str, Any]]
 
 
+class DatabaseUnavailableError(StorageError):
+    """The database does not answer, or refuses everybody: the request was not carried out, or not confirmed."""
+
+    retryable = True
+
+
+def is_unavailable(error: DBAPIError) -> bool:
+    """Whether the database does not work at all, so that a repetition may help; else it refuses these values."""
+    return not isinstance(error, (DataError, IntegrityError, NotSupportedError, ProgrammingError))
+
+
+@contextmanager
+def answering() -> Iterator[None]:
+    """Errors of a database that does not work, or has lost its tables, become DatabaseUnavailableError."""
+    try:
+        yield
+    except DBAPIError as error:
+        if isinstance(error, (DataError, IntegrityError)):
+            raise
+        LOG.warning("the database does not answer a request: %s", cause(error))
+        raise DatabaseUnavailableError("the database does not work: send the request again") from error
+
+
+def cause(error: Exception) -> object:
+    """The database's own error: SQLAlchemy's would quote the stored text."""
+    return getattr(error, "orig", error)
+
+
 def open_database(url: str) -> Engine:
     """Connect to the database and bring its tables up to date. Any number of processes may do so at once.
 
@@ -124,7 +167,9 @@ def open_database(url: str) -> Engine:
     """
     try:
         # parameters are personal data, which errors and logs must not show
-        engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True)
+        engine = create_engine(
+            url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True, json_serializer=_json
+        )
     except Exception as error:
         raise UserError(
             f"the database {url.partition('://')[0]}://... cannot be used: {error}; expected sqlite:///FILE or "
@@ -132,12 +177,17 @@ def open_database(url: str) -> Engine:
         ) from error
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
+        _watch_file(engine)
     with _one_at_a_time(engine) as connection:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     return engine
+
+
+def _json(value: Any) -> str:
+    return json_codec.dump(value).decode()
 
 
 def _prepare_sqlite(engine: Engine) -> None:
@@ -160,7 +210,51 @@ def _prepare_sqlite(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        reads = connection.get_execution_options().get(_READS)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def _watch_file(engine: Engine) -> None:
+    """Leave connections to an SQLite file that was removed or replaced: what they wrote would be lost without a word.
+
+    A file that was there and is gone is not made anew, because it would have no tables.
+    """
+    if not engine.url.database or engine.url.database == ":memory:" or engine.url.query:
+        return
+    file, seen = Path(engine.url.database), set[tuple[int, int]]()
+
+    @event.listens_for(engine, "do_connect")
+    def refuse_a_missing_file(_dialect: Any, _record: Any, _arguments: Any, _options: Any) -> None:
+        if seen and not file.exists():
+            raise sqlite3.OperationalError(f"the database file {file} was removed: restore it and start again")
+
+    @event.listens_for(engine, "connect")
+    def note(_connection: Any, record: Any) -> None:
+        record.info[_FILE] = _identity(file)
+        seen.add(record.info[_FILE])
+
+    @event.listens_for(engine, "checkout")
+    def check(_connection: Any, record: Any, _proxy: Any) -> None:
+        if record.info[_FILE] != _identity(file):
+            raise DisconnectionError(f"the database file {file} is another one")
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def transactions(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
+    """What begins a transaction that may write."""
+    return sessionmaker(engine, expire_on_commit=False).begin
+
+
+def readings(engine: Engine) -> Callable[[], AbstractContextManager[Session]]:
+    """What begins a transaction that only reads: on SQLite it waits for nobody, and nobody waits for it."""
+    return sessionmaker(engine.execution_options(**{_READS: True}), expire_on_commit=False).begin
 
 
 @contextmanager

@@ -6,10 +6,11 @@ may name its place by headers or by its body's ``metadata``: task, run, conversa
 
 import asyncio
 import logging
-import secrets
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 from rft_platform.common import json_codec
@@ -38,6 +39,8 @@ LONGEST_NAME = 200  #: characters of a task, run, conversation or subject
 _SEEDS = 2**31
 _RETRY_S = 0.5
 _SERVER_ERROR = 500
+#: What ends a request when its engine is killed. Sampling changes nothing, so the request may be repeated.
+_LOST = (wire.ReadError, wire.WriteError, wire.RemoteProtocolError)
 _CALL_FIELDS = tuple(each.name for each in fields(ModelCall))
 
 
@@ -109,30 +112,36 @@ class TrafficApp(RecordingApp):
         """A new run for the request. Its route is chosen when its body has been read."""
         self.tenant_of(headers)
         route = Route(self.router.base)
-        history = RunHistory(route.engine.status.model_path, self._sampling, secrets.randbelow(_SEEDS))
+        history = RunHistory(route.engine.status.model_path, self._sampling, random.randrange(_SEEDS))
         return TrafficRun(history, headers, route, self._connections)
 
     async def send(self, record: RunRecord, request: Any) -> Any:
         """Send a request to the engine of its route. What the candidate of a release fails to answer, the base answers.
 
-        If the base cannot be reached, it is found again and the request is repeated.
+        If the base cannot be reached, it is found again and the request is repeated; once as well if the base is lost
+        while it answers, because the request itself may be what kills it.
         """
         assert isinstance(record, TrafficRun)
         content = await request.aread()
         place = self._place_of(record.headers, _object(content)) if self.router.release is not None else {}
-        record.move(self.router.route(record.headers, place, secrets.token_hex(8)))
+        record.move(self.router.route(record.headers, place, f"{random.getrandbits(64):016x}"))
         if record.route.arm == CANDIDATE:
             response = await self._ask_candidate(record, request, content)
             if response is not None:
                 return response
             record.move(Route(self.router.base))
-        deadline = time.monotonic() + self._patience_s
+        deadline, lost = time.monotonic() + self._patience_s, False
         while True:
             try:
                 return await record.transport.handle_async_request(_to(record.route.engine, request, content))
             except (wire.ConnectError, wire.ConnectTimeout):
                 if time.monotonic() > deadline:
                     raise
+            except _LOST as error:
+                if lost:
+                    raise
+                lost = True
+                LOG.warning("the engine is lost while it answers, the request is repeated: %r", error)
             await self._find_again()
             await asyncio.sleep(_RETRY_S)
             record.move(replace(record.route, engine=self.router.base))
@@ -230,8 +239,13 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _to(engine: ServedEngine, request: Any, content: bytes) -> Any:
     """The request with the address of an engine."""
-    url = wire.URL(engine.base_url.rstrip("/") + request.url.path.removeprefix("/v1"))
+    url = _url(engine.base_url, request.url.path)
     return wire.Request(request.method, url, headers=request.headers, content=content, extensions=request.extensions)
+
+
+@lru_cache(maxsize=64)
+def _url(base_url: str, path: str) -> Any:
+    return wire.URL(base_url.rstrip("/") + path.removeprefix("/v1"))
 
 
 def place_of(headers: Mapping[str, str], request: Mapping[str, Any], *, record_keys: bool = True) -> dict[str, str]:

@@ -14,10 +14,10 @@ from itertools import combinations
 from typing import Any, Literal
 
 from sqlalchemy import Engine, ForeignKey, Index, String, func, select
-from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from rft_platform.common.errors import UserError
-from rft_platform.serving.database import NUMBER, Base, Call
+from rft_platform.serving.database import NUMBER, Base, Call, readings, transactions
 from rft_platform.serving.rules.redaction import Redaction
 
 Picked = Literal["left", "right", "tie", "skip"]
@@ -58,13 +58,13 @@ class PreferenceStore:
         self, engine: Engine, clock: Callable[[], float] = time.time, redaction: Redaction | None = None
     ) -> None:
         """Comments pass through ``redaction`` before they are stored."""
-        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+        self._transaction, self._reading = transactions(engine), readings(engine)
         self._clock = clock
         self._redaction = redaction or Redaction()
 
     def next_pair(self, tenant: str = "") -> Pair | None:
         """The newest pair without a preference, of this tenant's calls ("": of all calls)."""
-        with self._transaction() as session:
+        with self._reading() as session:
             known = {frozenset(row) for row in session.execute(select(Preference.left_call, Preference.right_call))}
             return next(
                 (
@@ -99,13 +99,13 @@ class PreferenceStore:
 
     def decided(self) -> int:
         """Number of preferences, ties included."""
-        with self._transaction() as session:
+        with self._reading() as session:
             return int(session.scalar(select(func.count()).where(Preference.picked != "skip")) or 0)
 
     def pairs(self, tenant: str = "") -> list[dict[str, Any]]:
         """Preference pairs for DPO, oldest first: prompt, chosen and rejected as messages. Ties are left out."""
         query = select(Preference).where(Preference.picked.in_(("left", "right"))).order_by(Preference.number)
-        with self._transaction() as session:
+        with self._reading() as session:
             return [row for preference in session.scalars(query) for row in _training_pair(session, preference, tenant)]
 
 

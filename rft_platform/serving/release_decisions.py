@@ -47,5 +47,7 @@ def _decide_ab_test(store: ReleaseStore, release: Release, rule: ABRule) -> Stat
 
 def _finish(store: ReleaseStore, release: Release, status: Status, reason: str, report: dict[str, object]) -> Status:
     serve = release.candidate_version if status == "promoted" else release.base_version
-    store.finish(release.number, status, serve, reason, report)
-    return status
+    if store.finish(release.number, status, serve, reason, report):
+        return status
+    ended = store.find(release.number)  # a person has decided meanwhile
+    return status if ended is None else ended.status

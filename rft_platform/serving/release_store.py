@@ -11,10 +11,19 @@ from statistics import fmean
 from typing import Any, Literal
 
 from sqlalchemy import Engine, Index, String, case, func, select
-from sqlalchemy.orm import Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from rft_platform.common.errors import UserError
-from rft_platform.serving.database import NUMBER, Base, Call, Event, Feedback, FeedbackCall
+from rft_platform.serving.database import (
+    NUMBER,
+    Base,
+    Call,
+    Event,
+    Feedback,
+    FeedbackCall,
+    readings,
+    transactions,
+)
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import BASE, CANDIDATE, Arm, Split, Sticky, unit_of
 from rft_platform.serving.releases.canary import CanaryRule, Successes
@@ -57,6 +66,9 @@ class ServedVersion(Base):
     at: Mapped[float]
     version: Mapped[int | None]
     reason: Mapped[str]
+
+
+_RUNNING = select(ReleaseRow).where(ReleaseRow.status == "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +115,12 @@ class ReleaseStore:
     """Releases and served versions, in the database of the traffic."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.time) -> None:
-        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+        self._transaction, self._reading = transactions(engine), readings(engine)
         self._clock = clock
 
     def served(self) -> int | None:
         """The version that was chosen to serve; None: the newest released one."""
-        with self._transaction() as session:
+        with self._reading() as session:
             newest = session.scalar(select(ServedVersion).order_by(ServedVersion.number.desc()).limit(1))
             return None if newest is None else newest.version
 
@@ -148,19 +160,25 @@ class ReleaseStore:
 
     def running(self) -> Release | None:
         """The release that runs."""
-        with self._transaction() as session:
-            row = self._running(session)
+        with self._reading() as session:
+            row = session.scalar(_RUNNING)
+            return None if row is None else _release(row)
+
+    def find(self, number: int) -> Release | None:
+        """A release by its number."""
+        with self._reading() as session:
+            row = session.get(ReleaseRow, number)
             return None if row is None else _release(row)
 
     def was_candidate(self, version: int) -> bool:
         """Whether a release has tested this version."""
-        with self._transaction() as session:
+        with self._reading() as session:
             query = select(func.count()).where(ReleaseRow.candidate_version == version)
             return bool(session.scalar(query))
 
     def newest(self, most: int = 20) -> list[Release]:
         """The newest releases, newest first."""
-        with self._transaction() as session:
+        with self._reading() as session:
             rows = session.scalars(select(ReleaseRow).order_by(ReleaseRow.number.desc()).limit(most))
             return [_release(row) for row in rows]
 
@@ -186,7 +204,7 @@ class ReleaseStore:
         """Labelled traffic of both arms since the release began."""
         found: dict[Arm, ArmOutcomes] = {}
         arms: tuple[Arm, Arm] = (BASE, CANDIDATE)
-        with self._transaction() as session:
+        with self._reading() as session:
             for arm in arms:
                 found[arm] = self._outcomes(session, release, release.variant(arm))
         return found
@@ -225,7 +243,7 @@ class ReleaseStore:
         return ArmOutcomes(successes, means)
 
     def _running(self, session: Session) -> ReleaseRow | None:
-        return session.scalar(select(ReleaseRow).where(ReleaseRow.status == "running").with_for_update())
+        return session.scalar(_RUNNING.with_for_update())
 
     def _serve(self, session: Session, version: int | None, kind: str, reason: str, **details: Any) -> None:
         now = self._clock()

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from rft_platform.serving.gateway import LONGEST_NAME
 from rft_platform.serving.traffic import MOST_IDS, REWARD
 
+_MOST_CHOICES = 10_000
 _LONGEST_METRIC = 100  # characters, as in the database
 _LONGEST_TEXT = 100_000  # characters of a comment or a correction
 
@@ -54,6 +55,7 @@ class FeedbackRequest(StorableBody):
     model_config = ConfigDict(extra="ignore")
 
     msg_ids: list[Name] | None = Field(default=None, max_length=MOST_IDS)
+    choice: int | None = Field(default=None, ge=0, le=_MOST_CHOICES)  # of each answer; without it all of them
     reward: Number | None = None
     task_id: Name | None = None
     run_id: Name | None = None
@@ -78,6 +80,8 @@ class FeedbackRequest(StorableBody):
             raise ValueError(
                 "msg_ids is missing: expected the ids of the answers, a conversation_id, or task_id and run_id"
             )
+        if self.choice is not None and self.msg_ids is None:
+            raise ValueError("choice is given without msg_ids: expected the ids of the answers whose choice is meant")
         if self.msg_ids is not None and not self.msg_ids:
             raise ValueError("msg_ids is empty: expected the ids of the answers that the feedback is about")
         says = (self.reward, self.value, self.comment, self.correction, self.user_feedback)

@@ -15,9 +15,9 @@ from typing import Any
 
 from sqlalchemy import Engine, func, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.orm import Session, defer, sessionmaker
+from sqlalchemy.orm import Session, defer
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.serving.database import (
     COMMITTED,
     CONSUMED,
@@ -33,6 +33,8 @@ from rft_platform.serving.database import (
     Event,
     Feedback,
     FeedbackCall,
+    readings,
+    transactions,
 )
 from rft_platform.serving.preferences import Preference
 from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
@@ -84,6 +86,7 @@ class NewFeedback:
     conversation: str | None = None
     comment: str | None = None
     correction: str | None = None
+    choice: int | None = None  # of the messages' choices; None: all
     tags: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = ""
@@ -115,7 +118,7 @@ class TrafficStore:
     ) -> None:
         """Texts pass through ``redaction`` before they are stored."""
         self._engine = engine
-        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+        self._transaction, self._reading = transactions(engine), readings(engine)
         self._clock = clock
         self._redaction = redaction or Redaction()
 
@@ -130,8 +133,8 @@ class TrafficStore:
         ]
         if not values:
             return 0
-        with self._transaction() as session:
-            return int(session.connection().execute(self._insert_new(Call).values(values)).rowcount)
+        with self._engine.begin() as connection:  # many rows of one statement, which is compiled once
+            return int(connection.execute(self._insert_new(Call), values).rowcount)
 
     # --- labelled
 
@@ -180,9 +183,10 @@ class TrafficStore:
     ) -> CommitResult:
         """Commit labelled rows for training and return how many.
 
-        ``task_id``, ``run_id`` and ``tenant`` restrict the commit; ``max_age_s`` leaves out rows that were labelled
-        earlier. A task is held back until it has ``group_size`` labelled runs, or until its first label is
-        ``group_deadline_s`` old.
+        ``task_id``, ``run_id`` and ``tenant`` restrict the commit; ``max_age_s`` leaves out what was labelled earlier.
+        Runs are committed whole, and tasks as well if ``group_size`` is above 1: then ``run_id`` and ``max_age_s``
+        choose the tasks with such a run. Each choice of an answer counts as a run. A task is held back until it has
+        ``group_size`` labelled runs, or until its first label is ``group_deadline_s`` old.
         """
         now = self._clock()
         with self._transaction() as session:
@@ -190,17 +194,21 @@ class TrafficStore:
             if task_id is not None:
                 query = query.where(Call.task_id == task_id)
             if run_id is not None:
-                query = query.where(Call.run_id == run_id)
+                tasks = select(Call.task_id).where(Call.state == LABELLED, Call.run_id == run_id)
+                query = query.where(Call.task_id.in_(tasks) if group_size > 1 else Call.run_id == run_id)
             if tenant:
                 query = query.where(Call.tenant == tenant)
-            if max_age_s is not None:
-                query = query.where(Call.labelled_at >= now - max_age_s)
-            tasks: defaultdict[tuple[str, str], list[Call]] = defaultdict(list)
+            units: defaultdict[tuple[str | None, ...], list[Call]] = defaultdict(list)
             for call in session.scalars(query):
-                tasks[call.tenant, call.task_id or call.msg_id].append(call)
+                run = None if group_size > 1 else call.run_id
+                units[call.tenant, call.task_id or call.msg_id, run].append(call)
             committed = pending = 0
-            for calls in tasks.values():
-                runs = {call.run_id for call in calls}
+            for calls in units.values():
+                if run_id is not None and all(call.run_id != run_id for call in calls):
+                    continue
+                if max_age_s is not None and all((call.labelled_at or now) < now - max_age_s for call in calls):
+                    continue
+                runs = {(call.run_id, call.choice) for call in calls}
                 waited = now - min(call.labelled_at or now for call in calls)
                 if len(runs) < group_size and waited < group_deadline_s:
                     pending += 1
@@ -212,7 +220,7 @@ class TrafficStore:
 
     def waiting_rows(self, rule: RoundRule = NO_LIMITS) -> int:
         """Number of committed rows that the next rounds may take: not too old, and not above their subject's share."""
-        with self._transaction() as session:
+        with self._reading() as session:
             if math.isfinite(rule.most_of_subject):
                 found = choose_rows(self._committed(session), rule)
                 return len(found.chosen) + len(found.later)
@@ -262,7 +270,7 @@ class TrafficStore:
 
     def is_consumed(self, batch: int) -> bool:
         """Whether the rows of a round are in Parquet already."""
-        with self._transaction() as session:
+        with self._reading() as session:
             settled = session.get(Batch, batch)
             return settled is not None and settled.rows > 0 and settled.consumed_at is not None
 
@@ -283,7 +291,7 @@ class TrafficStore:
     def calls(self, msg_ids: Sequence[str]) -> list[Call]:
         """The stored choices of these messages, in the order of their recording."""
         found: list[Call] = []
-        with self._transaction() as session:
+        with self._reading() as session:
             for start in range(0, len(msg_ids), _NUMBERS):
                 part = msg_ids[start : start + _NUMBERS]
                 found += session.scalars(select(Call).where(Call.msg_id.in_(part)).order_by(Call.number))
@@ -292,7 +300,7 @@ class TrafficStore:
 
     def counts(self) -> dict[str, int]:
         """Number of rows in each state."""
-        with self._transaction() as session:
+        with self._reading() as session:
             found: Counter[str] = Counter(
                 dict(session.execute(select(Call.state, func.count()).group_by(Call.state)).all())
             )
@@ -350,15 +358,23 @@ class TrafficStore:
             return calls
 
     def compact(self) -> None:
-        """Remove erased bytes from an SQLite database's files; PostgreSQL's VACUUM does it by itself."""
+        """Remove erased bytes from an SQLite database's files; PostgreSQL's VACUUM does it by itself.
+
+        Raises StorageError if another process keeps an old part of them open: the erased bytes are still there then.
+        """
         if self._engine.dialect.name != "sqlite":
             return
         with self._engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
             connection.rollback()
-            for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
-                raw.execute(statement).close()
+            raw.execute("VACUUM").close()
+            busy, *_ = raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if busy:
+                raise StorageError(
+                    "the write-ahead log of the database still holds erased text, because another process reads it: "
+                    "repeat this in a minute"
+                )
 
     def log(self, kind: str, reason: str, **details: Any) -> None:
         """Append an event to the audit log."""
@@ -367,7 +383,7 @@ class TrafficStore:
 
     def events(self, newest: int = 100) -> list[Event]:
         """The newest events, newest first."""
-        with self._transaction() as session:
+        with self._reading() as session:
             found = list(session.scalars(select(Event).order_by(Event.number.desc()).limit(newest)))
             session.expunge_all()
             return found
@@ -403,6 +419,8 @@ class TrafficStore:
         query = query.where(Call.state != FORGOTTEN)
         if feedback.msg_ids:
             query = query.where(Call.msg_id.in_(feedback.msg_ids))
+            if feedback.choice is not None:
+                query = query.where(Call.choice == feedback.choice)
         elif feedback.conversation is not None:
             query = query.where(Call.conversation == feedback.conversation)
         else:

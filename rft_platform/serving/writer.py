@@ -14,22 +14,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
-from rft_platform.common.errors import StorageError
+from rft_platform.serving.database import DatabaseUnavailableError, answering, cause, is_unavailable
 from rft_platform.serving.traffic import NewCall, TrafficStore
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _GROUP = 256  # calls in one transaction
+_LINGER_S = 0.02  # calls wait this long for further ones, unless a request waits behind them
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
-
-
-class DatabaseUnavailableError(StorageError):
-    """The database does not answer, or refuses everybody: the request was not carried out, or not confirmed."""
-
-    retryable = True
 
 
 @dataclass(slots=True)
@@ -78,7 +73,8 @@ class TrafficWriter:
                     )  # fmt: skip
                 return False
             self._queue.append(call)
-            self._changed.notify()
+            if len(self._queue) in (1, _GROUP):  # else the writer works, or waits for a group
+                self._changed.notify()
             return True
 
     async def run(self, work: Callable[[TrafficStore], T], timeout_s: float = 30.0) -> T:
@@ -124,12 +120,18 @@ class TrafficWriter:
                     self._changed.wait()
                 if not self._queue:
                     return
+                self._changed.wait_for(self._is_urgent, _LINGER_S)
                 calls = self._next_calls()
                 request = None if calls else self._queue.popleft()
             if calls:
                 self._write(calls)
             elif isinstance(request, _Request):
                 self._answer(request)
+
+    def _is_urgent(self) -> bool:
+        """Whether someone waits for the queue, or a group is complete."""
+        complete = self._closing or len(self._queue) >= _GROUP
+        return complete or any(isinstance(each, _Request) for each in self._queue)
 
     def _next_calls(self) -> list[NewCall]:
         """The calls at the head of the queue; they leave it only once they are written."""
@@ -154,7 +156,7 @@ class TrafficWriter:
             if len(calls) > 1:
                 return all(self._write([call]) for call in calls)
             self.counts.dropped += 1
-            LOG.error("the call %s is dropped, the database refuses it: %s", calls[0].msg_id, _cause(error))
+            LOG.error("the call %s is dropped, the database refuses it: %s", calls[0].msg_id, cause(error))
         with self._changed:
             for _ in calls:
                 self._queue.popleft()
@@ -167,11 +169,13 @@ class TrafficWriter:
             try:
                 self._store.record(calls)
                 return True
-            except (OperationalError, InterfaceError) as error:
+            except DBAPIError as error:
+                if not is_unavailable(error):
+                    raise
                 self.counts.failures += 1
                 LOG.warning(
                     "%d calls cannot be written to the database, repeated in %.1f s: %s",
-                    len(calls), wait, _cause(error),
+                    len(calls), wait, cause(error),
                 )  # fmt: skip
                 if self._closing:
                     return False
@@ -196,14 +200,8 @@ class TrafficWriter:
         if not request.done.set_running_or_notify_cancel():
             return
         try:
-            request.done.set_result(request.work(self._store))
-        except (OperationalError, InterfaceError) as error:
-            LOG.warning("the database does not answer a request: %s", _cause(error))
-            request.done.set_exception(DatabaseUnavailableError("the database does not work: send the request again"))
+            with answering():
+                result = request.work(self._store)
+            request.done.set_result(result)
         except BaseException as error:
             request.done.set_exception(error)
-
-
-def _cause(error: Exception) -> object:
-    """The database's own error: SQLAlchemy's would quote the stored text."""
-    return getattr(error, "orig", error)

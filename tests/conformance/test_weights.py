@@ -96,6 +96,28 @@ def test_a_check_that_is_interrupted_leaves_the_engine_paused(
     assert engine.status().paused, "nobody has compared these weights"
 
 
+@pytest.mark.parametrize("step", ["update_weights", "score_everywhere"])
+def test_after_another_error_the_old_weights_serve(
+    engine: EngineClient, memorised: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    real, failed = getattr(engine, step), list[str]()
+
+    def fail_once(*given: Any) -> Any:
+        if failed:
+            return real(*given)
+        failed.append(step)
+        raise EngineError("the disk does not answer")
+
+    before = engine.status()
+    monkeypatch.setattr(engine, step, fail_once)
+    with pytest.raises(EngineError, match="the disk"):
+        update_checked(engine, memorised, 7, canary_of(Reference(memorised)))
+    after = engine.status()
+    assert (after.policy_version, after.weights_digest, after.paused) == (
+        before.policy_version, before.weights_digest, False,
+    )  # fmt: skip
+
+
 def rename(tensors: dict[str, Any]) -> None:
     tensors["model.norm.bias"] = tensors.pop(NORM)
 

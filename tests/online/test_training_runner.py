@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -140,3 +141,42 @@ def test_failures_do_not_reach_the_user(service) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(UserError, match="repeat_time"):
         TrainingRunner("http://127.0.0.1:9", "policy", lambda _: 1.0, repeat_time=0)
+
+
+def test_agents_and_tools_that_are_no_plain_functions(service) -> None:
+    called: list[str] = []
+
+    class Lookup:
+        def __call__(self, word: str) -> None:
+            called.append(word)
+
+    def search(place: str, word: str) -> None:
+        called.append(f"{place} {word}")
+
+    def buyer(place: str, model: Any, message: str) -> str:
+        assert sorted(model.tools) == ["Lookup", "search"]
+        if model.name == "gpt-4":
+            model.tools["search"]("pen")
+            model.tools["Lookup"]("ink")
+        return agent(model, f"{message} in {place}")
+
+    with TrainingRunner(service.url, "policy", lambda _: 1.0, selection_strategy=ALL) as runner:
+        ask = runner.observe(partial(buyer, "town"), fixed("done"), "gpt-4", [partial(search, "town"), Lookup()])
+        assert ask("buy") == "done"
+    assert called == ["town pen", "ink"]
+    assert runner.counts.rewarded == 1
+
+
+async def test_an_asynchronous_agent_that_is_an_object(service) -> None:
+    class Agent:
+        async def __call__(self, model: Any, message: str) -> str:
+            return "84"
+
+    runner = TrainingRunner(service.url, "policy", lambda _: 1.0, selection_strategy=ALL)
+    assert await runner.observe(Agent(), None, "gpt-4")("What is 12*7?") == "84"
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    runner = TrainingRunner("http://127.0.0.1:9", "policy", lambda _: 1.0)
+    with pytest.raises(UserError, match="sorted is the name of several"):
+        runner.observe(agent, None, "gpt-4", [partial(sorted, reverse=True), sorted])

@@ -20,6 +20,7 @@ from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.pages.routes import PageData, Progress, page_routes
 from rft_platform.serving.preferences import PreferenceStore
+from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
@@ -50,7 +51,7 @@ class Site:
         waiting = ("r0004 collects rows when 64 are committed, 12 so far",)
         writer = TrafficWriter(self.traffic)
         data = PageData(
-            "shop/helper", self.commands, self.preferences, writer, self._tenant,
+            "shop/helper", self.commands, self.preferences, self.traffic, writer, TrafficReader(), self._tenant,
             lambda: Progress("Last round: r0003 published version 24, mean reward 0.712.", waiting),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)

@@ -17,7 +17,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.servers import release_controller
 from rft_platform.servers.release_controller import ReleaseController
-from rft_platform.serving.release_decisions import MOST_FAILURES
+from rft_platform.serving.release_decisions import MOST_FAILURES, decide
 from rft_platform.serving.routing import Router
 
 
@@ -201,3 +201,14 @@ def test_a_chosen_version_that_is_gone_is_an_error(tmp_path) -> None:
     world.commands.store.serve(7, "promoted", "by hand")
     with pytest.raises(StorageError, match="policy version 7"):
         world.controller.step(router)
+
+
+def test_a_person_who_decides_first_is_obeyed(tmp_path) -> None:
+    world = World(tmp_path)
+    world.publish(1)
+    router = world.start()
+    running = world.commands.canary(0, share=0.5)
+    world.controller.step(router)
+    world.commands.promote(0)
+    assert decide(world.commands.store, running, MOST_FAILURES) == "promoted"
+    assert world.commands.store.served() == 0

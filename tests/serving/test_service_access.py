@@ -101,7 +101,8 @@ async def test_only_health_is_public(guarded) -> None:
         ("/feedback", {"comment": "a\0b"}), ("/feedback", {"metric": "\0"}), ("/feedback", {"metric": "m" * 101}),
         ("/feedback", {"tags": {"a": ["\0"]}}), ("/feedback", {"tags": {"a": "\ud800"}}),
         ("/feedback", {"tags": {"a": float("nan")}}), ("/feedback", {"user_feedback": {"rating": float("inf")}}),
-        ("/feedback", {"reward": "nan"}), ("/feedback", {"msg_ids": ["m\0"]}), ("/commit", {"task_id": "\0"}),
+        ("/feedback", {"reward": "nan"}), ("/feedback", {"msg_ids": ["m\0"]}),
+        ("/feedback", {"choice": -1}), ("/feedback", {"choice": 2**31}), ("/commit", {"task_id": "\0"}),
         ("/commit", {"time_threshold": 2**53}), ("/releases/promote", {"reason": "\0"}),
     ],
 )  # fmt: skip

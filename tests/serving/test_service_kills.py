@@ -105,11 +105,11 @@ def test_a_round_that_is_killed_while_it_collects_is_repeated_exactly(project: P
 @pytest.mark.slow
 def test_acknowledged_feedback_survives_kills_of_the_service(policy_engine: PolicyEngine, tmp_path: Path) -> None:
     url, port = f"sqlite:///{tmp_path / 'traffic.db'}", free_port()
-    script = Path(__file__).with_name("killed_service.py")
+    service_module = "chaos.online.echo_service"
     address = [policy_engine.base_url, policy_engine.api_key, json.dumps(asdict(policy_engine.status()))]
     rated: dict[str, float] = {}
     for seed in range(5):
-        service = subprocess.Popen([sys.executable, str(script), str(port), url, *address])
+        service = subprocess.Popen([sys.executable, "-m", service_module, str(port), url, *address])
         try:
             stop = threading.Event()
             users = [threading.Thread(target=use, args=(port, f"{seed}/{n}", stop, rated)) for n in range(4)]

@@ -1,14 +1,18 @@
 """Production traffic in the database: every step is kept, repeated steps change nothing, groups stay whole."""
 
+import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from rft_platform.common.errors import UserError
+from rft_platform.common.errors import StorageError, UserError
 from rft_platform.experience.record import ModelCall
 from rft_platform.rounds.selection.production_rows import rows_of_traffic
+from rft_platform.serving import database
 from rft_platform.serving.database import open_database
 from rft_platform.serving.rules.round_rows import RoundRule
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
@@ -137,6 +141,81 @@ def test_a_commit_is_restricted_to_its_scope(store, clock) -> None:
     clock.now += 60
     assert store.commit(max_age_s=30) == CommitResult()
     assert store.commit(max_age_s=90) == CommitResult(committed=1)
+
+
+@pytest.mark.parametrize("scope", [{"run_id": "0"}, {"max_age_s": 30}])
+def test_a_restricted_commit_splits_no_group(store, clock, scope) -> None:
+    store.record([call("a0"), call("a1"), call("b1")])
+    store.give_feedback(feedback("fa1", "a1", task_id="a", run_id="1"))
+    store.give_feedback(feedback("fb1", "b1", task_id="b", run_id="1"))
+    clock.now += 60
+    assert store.commit(group_size=2, **scope) == CommitResult()
+    store.give_feedback(feedback("fa0", "a0", task_id="a", run_id="0"))
+    assert store.commit(group_size=2, **scope) == CommitResult(committed=2)
+    assert {row.msg_id for row in store.settle(1)} == {"a0", "a1"}
+
+
+def test_a_restricted_commit_splits_no_run(store, clock) -> None:
+    store.record([call("a"), call("b")])
+    store.give_feedback(feedback("f1", "a", task_id="t", run_id="0"))
+    clock.now += 60
+    store.give_feedback(feedback("f2", "b", task_id="t", run_id="0"))
+    assert store.commit(max_age_s=30) == CommitResult(committed=2)
+
+
+def test_a_feedback_is_about_one_choice(store) -> None:
+    store.record([call("a", choice=number) for number in range(3)])
+    assert store.give_feedback(feedback("f1", "a", value=1.0, choice=1)) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("f2", "a", value=0.0, choice=2)) == FeedbackResult(matched=1)
+    assert store.give_feedback(feedback("f3", "a", choice=7)) == FeedbackResult(unknown=("a",))
+    assert store.commit(group_size=2) == CommitResult(committed=2)
+    rows = store.settle(1)
+    assert [(row.choice, row.reward) for row in rows] == [(1, 1.0), (2, 0.0)]
+    assert len({row.task_id for row in rows}) == 1, "the choices of an answer are a group"
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_erased_text_that_another_process_keeps_open_is_reported(store, url, monkeypatch) -> None:
+    monkeypatch.setattr(database, "_BUSY_TIMEOUT_MS", 50)
+    own = TrafficStore(open_database(url))
+    own.record([call("a", subject="ann")])
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN").close()
+        other.execute("SELECT COUNT(*) FROM calls").fetchall()
+        own.forget("ann")
+        with pytest.raises(StorageError, match="still holds erased text"):
+            own.compact()
+        other.execute("ROLLBACK").close()
+    own.compact()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_who_reads_waits_for_nobody(store, url) -> None:
+    store.record([call("a")])
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE").close()
+        assert store.counts()["recorded"] == 1
+        assert [each.msg_id for each in store.calls(["a"])] == ["a"]
+        other.execute("ROLLBACK").close()
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_nothing_is_written_to_a_file_that_was_removed_or_replaced(store, url, tmp_path) -> None:
+    store.record([call("a"), call("b")])
+    file = Path(url.removeprefix("sqlite:///"))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for each in tmp_path.glob("traffic.db*"):
+        each.rename(kept / each.name)
+    with pytest.raises(OperationalError, match="was removed"):
+        store.give_feedback(feedback("f", "a"))
+    assert not file.exists()
+    for each in kept.iterdir():
+        each.rename(tmp_path / each.name)
+    assert store.give_feedback(feedback("f", "a")) == FeedbackResult(matched=1)
+    file.unlink()
+    with pytest.raises(OperationalError, match="was removed"):
+        store.give_feedback(feedback("g", "b"))
 
 
 def test_a_round_takes_whole_tasks(store) -> None:

@@ -7,9 +7,9 @@ import pytest
 from sqlalchemy.exc import DataError, OperationalError
 
 from rft_platform.common.errors import StorageError
-from rft_platform.serving.database import open_database
+from rft_platform.serving.database import DatabaseUnavailableError, open_database
 from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
-from rft_platform.serving.writer import DatabaseUnavailableError, TrafficWriter
+from rft_platform.serving.writer import TrafficWriter
 
 
 def call(number: int) -> NewCall:
@@ -102,4 +102,17 @@ async def test_a_call_that_the_database_refuses_is_dropped_alone(store) -> None:
     await first
     assert (await writer.run(lambda each: each.counts()))["recorded"] == 5
     assert (writer.counts.recorded, writer.counts.dropped, writer.waiting) == (5, 1, 0)
+    writer.close()
+
+
+async def test_calls_are_written_in_groups_and_a_request_does_not_wait_for_them(store) -> None:
+    writer, groups, real = TrafficWriter(store), list[int](), store.record
+    store.record = lambda calls: groups.append(len(calls)) or real(calls)  # type: ignore[method-assign]
+    for number in range(50):
+        writer.record(call(number))
+    assert (await writer.run(lambda each: each.counts()))["recorded"] == 50
+    assert len(groups) <= 2
+    writer.record(call(50))
+    await asyncio.sleep(0.5)  # nobody waits for it: it is written nevertheless
+    assert store.counts()["recorded"] == 51
     writer.close()

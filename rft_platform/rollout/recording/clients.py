@@ -254,8 +254,7 @@ class _RecordedStream(wire.AsyncByteStream, wire.SyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
             async for data in self._inner:
-                for event in self._events.feed(data):
-                    yield event
+                yield b"".join(self._events.feed(data))  # what arrived together is sent together
             yield self._events.rest()
         finally:
             self._call.ended()

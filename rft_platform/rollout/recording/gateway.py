@@ -210,19 +210,19 @@ class RecordingApp:
             return
         answer.before_sending = partial(self.before_sending, record, headers, body)
         work = asyncio.ensure_future(self._answer(record, request, answer))
-        disconnected = asyncio.ensure_future(_disconnected(receive))
+        watching = asyncio.ensure_future(_cancel_at_disconnect(receive, work))
         record.requests.add(work)
-        try:
-            await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            disconnected.cancel()
-            work.cancel()
-            record.requests.discard(work)
         try:
             await work
         except asyncio.CancelledError:
-            if not disconnected.done() or disconnected.cancelled():
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():  # the server stops
+                raise
+            if not watching.done():
                 await answer.refuse(_ended())
+        finally:
+            watching.cancel()
+            record.requests.discard(work)
 
     def _request(self, method: str, path: str, headers: dict[str, str], content: bytes) -> Any:
         url = self._urls.get((method, path))
@@ -235,7 +235,8 @@ class RecordingApp:
         try:
             response = await self.send(record, request)
             if "content-length" in response.headers:
-                content = await response.aread()
+                content = b"".join([part async for part in response.stream])
+                await response.aclose()
                 await answer.begin(response)
                 await answer.body(content)
                 return
@@ -317,6 +318,7 @@ def _ended() -> ApiError:
     return ApiError(401, "this run has ended: model calls after its workflow returned are refused", "run_ended")
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _cancel_at_disconnect(receive: Receive, work: "asyncio.Task[None]") -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    work.cancel()

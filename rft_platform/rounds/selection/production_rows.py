@@ -78,7 +78,9 @@ def _task_of(call: Call) -> str:
 
 
 def _run_of(call: Call) -> str:
-    return f"online/{_task_of(call)}/{call.run_id}"
+    """Name of the run; each further choice of an answer is a run of its own."""
+    run = f"online/{_task_of(call)}/{call.run_id}"
+    return run if call.choice == 0 else f"{run}/{call.choice}"
 
 
 def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:

@@ -20,6 +20,7 @@ from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.serving.database import COMMITTED, CONSUMED, LABELLED, RECORDED
 from rft_platform.serving.preferences import PreferenceStore
+from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.release_routes import ADMIN
 from rft_platform.serving.traffic import TrafficStore
@@ -56,7 +57,9 @@ class PageData:
     project: str
     releases: ReleaseCommands
     preferences: PreferenceStore
+    traffic: TrafficStore
     writer: TrafficWriter
+    reader: TrafficReader
     tenant_of: Callable[[Mapping[str, str]], str]
     progress: Callable[[], Progress]
     watch: Callable[[], Watch] = Watch
@@ -113,7 +116,7 @@ def page_routes(data: PageData) -> APIRouter:
         tenant = _tenant(data, request)
         if tenant is None:
             return _sign_in()
-        rows = await data.writer.run(lambda _: data.preferences.pairs(tenant))
+        rows = await data.reader.run(lambda: data.preferences.pairs(tenant))
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         return Response(lines, media_type="application/jsonl")
 
@@ -125,7 +128,7 @@ async def _for_admin(data: PageData, request: Request, template: str) -> Respons
     if tenant not in ("", ADMIN):
         return _sign_in()
     progress = await asyncio.to_thread(data.progress)
-    values = await data.writer.run(lambda store: _status(data, store, progress))
+    values = await data.reader.run(lambda: _status(data, progress))
     return _html(template, title="Status", project=data.project, **values)
 
 
@@ -133,11 +136,12 @@ async def _pair(data: PageData, request: Request, template: str) -> Response:
     tenant = _tenant(data, request)
     if tenant is None:
         return _sign_in()
-    pair, decided = await data.writer.run(lambda _: (data.preferences.next_pair(tenant), data.preferences.decided()))
+    pair, decided = await data.reader.run(lambda: (data.preferences.next_pair(tenant), data.preferences.decided()))
     return _html(template, title="Preferences", project=data.project, pair=pair, decided=decided)
 
 
-def _status(data: PageData, store: TrafficStore, progress: Progress) -> dict[str, Any]:
+def _status(data: PageData, progress: Progress) -> dict[str, Any]:
+    store = data.traffic
     counts = store.counts()
     events = [
         {"at": time.strftime("%m-%d %H:%M:%S", time.gmtime(each.at)), "kind": each.kind.replace("_", " "),
