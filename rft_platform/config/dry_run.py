@@ -207,13 +207,13 @@ def _waits(run: RunSettings) -> list[str]:
 
 
 def _online_waits(config: RftConfig, rows: int) -> list[str]:
-    """``rows``: of a round."""
+    """When an online project records, collects and trains; a round has ``rows`` rows."""
     waits = []
     if config.mode != "train":
         every = config.service.commit_interval_s
         waits.append("clients send chat requests, and POST /feedback with the reward of their answers")
         waits.append(
-            "rated rows are for training once a client sends POST /commit"
+            "rated rows are used for training after a client sends POST /commit"
             + ("" if every is None else f", or after at most {every:g} s")
         )
     if config.mode == "serve":
@@ -236,7 +236,9 @@ def _dynamic_waits(config: RftConfig) -> list[str]:
     if config.mode != "explore":
         enough = f"{interval} step(s) are" if by_trainer else "the experiences of one step are"
         waits.append(f"a training starts as soon as {enough} stored; the rest is trained when exploration ends")
-        waits.append(f"every {config.evaluation.every} explore batch(es) trained, and after the last, it is evaluated")
+        waits.append(
+            f"every {config.evaluation.every} explore batch(es) trained, and after the last, the policy is evaluated"
+        )
     return waits
 
 

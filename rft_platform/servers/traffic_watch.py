@@ -41,6 +41,6 @@ class TrafficWatch:
             try:
                 self.update()
             except Exception as error:
-                LOG.warning("the figures of production traffic cannot be computed, repeated later: %s", error)
+                LOG.warning("the figures of production traffic cannot be computed and will be retried: %s", error)
             if stop.wait(_INTERVAL_S):
                 return

@@ -26,8 +26,8 @@ class TunedFunctions:
             return None
         names = " and ".join(reference.rpartition("/")[2] for reference in live)
         return (
-            f"{names}: no other process can find it by name, so this experiment cannot be resumed or judged again from "
-            "the UI or `rft run`; define it at the top level of a module or a script to make that possible"
+            f"{names}: no other process can import it by name, so this experiment cannot be resumed or judged again "
+            "from the UI or `rft run`; define it at the top level of a module or a script to make that possible"
         )
 
 

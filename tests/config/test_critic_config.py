@@ -48,7 +48,7 @@ def test_gae_brings_its_critic_to_another_preset(make_config: MakeConfig) -> Non
         ({"algorithm__critic": {"lr_scheduler_type": "linear"}, "algorithm__algorithm_type": "ppo",
           "buffer__total_steps": None}, "algorithm.critic.lr_scheduler_type linear needs the end of the run"),
         ({"algorithm__algorithm_type": "on_policy_distill", "algorithm__teacher_model_path": "owner/model",
-          "algorithm__kl_penalty_fn_args": {"kl_coef": 0.1}}, "on_policy_distill learns from no reward"),
+          "algorithm__kl_penalty_fn_args": {"kl_coef": 0.1}}, "on_policy_distill uses no reward"),
         ({"algorithm__critic": {"lr_warmup_steps": 99, "total_steps": 50}, "algorithm__algorithm_type": "ppo"},
          "algorithm.critic.lr_warmup_steps 99 does not end before algorithm.critic.total_steps 50"),
     ],

@@ -57,16 +57,18 @@ def test_a_second_policy_is_taken(make_players: MakeConfig) -> None:
          "policies[0].name 'rival' is also the name of an auxiliary model"),
         ({"buffer__explorer_input__taskset__workflow": "single_turn"}, "calls only the first policy"),
         ({"mode": "bench", "buffer__explorer_input__eval_tasksets": [{"path": "held-out.jsonl"}]},
-         "mode bench does not go"),
-        ({"mode": "explore"}, "mode explore does not go with policies: set it to both"),
-        ({"model__lora_configs": [{"lora_rank": 8}]}, "model.lora_configs does not go with policies"),
-        ({"synchronizer__sync_style": "dynamic_by_explorer"}, "sync_style dynamic_by_explorer does not go"),
-        ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True}, "replay_buffer.enable does not go"),
-        ({"algorithm__algorithm_type": "ppo"}, "algorithm_type ppo does not go with policies"),
+         "mode bench cannot be combined"),
+        ({"mode": "explore"}, "mode explore cannot be combined with policies: set it to both"),
+        ({"model__lora_configs": [{"lora_rank": 8}]}, "model.lora_configs cannot be combined with policies"),
+        ({"synchronizer__sync_style": "dynamic_by_explorer"}, "sync_style dynamic_by_explorer cannot be combined"),
+        ({"buffer__trainer_input__experience_buffer__replay_buffer__enable": True},
+         "replay_buffer.enable cannot be combined"),
+        ({"algorithm__algorithm_type": "ppo"}, "algorithm_type ppo cannot be combined with policies"),
         ({"algorithm__algorithm_type": "on_policy_distill", "algorithm__teacher_model_path": "owner/model"},
-         "algorithm_type on_policy_distill does not go with policies"),
+         "algorithm_type on_policy_distill cannot be combined with policies"),
         ({"data_processor__experience_pipeline__operators":
-          [{"name": "dynamic_sampling", "args": {"max_batches": 3}}]}, "dynamic sampling does not go with policies"),
+          [{"name": "dynamic_sampling", "args": {"max_batches": 3}}]},
+         "dynamic sampling cannot be combined with policies"),
     ],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused(make_players: MakeConfig, settings: dict[str, Any], expected: str) -> None:
@@ -75,7 +77,7 @@ def test_what_is_not_supported_is_refused(make_players: MakeConfig, settings: di
 
 def test_a_warm_start_is_refused(make_players: MakeConfig, tmp_path: Path) -> None:
     config = make_players(warm_start={"path": str(tmp_path / "train.jsonl")})
-    assert any(line.startswith("warm_start does not go with policies") for line in problems(config))
+    assert any(line.startswith("warm_start cannot be combined with policies") for line in problems(config))
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_sync_offset_bounds_how_far_the_explorer_runs_ahead(tmp_path: Path) -> N
     world.explore(1)
     world.explore(2)
     assert launches(world) == [("sync", 1)]
-    assert "r0003 explores after a training: 2 batches have landed untrained" in waits(world)
+    assert "r0003 explores after a training: 2 batches have landed without a training" in waits(world)
     world.settle(1)
     assert launches(world, ("sync", 1)) == [("explore", 3)], "what a training has taken is behind it"
 

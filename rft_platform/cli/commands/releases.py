@@ -86,11 +86,11 @@ def canary(
     version: OptionalVersion = None,
     share: Annotated[float, typer.Option(help="Share of the traffic that the version gets.")] = 0.1,
     sticky: Annotated[
-        str, typer.Option(help="What keeps its version: user, conversation or request.")
+        str, typer.Option(help="Unit that always gets the same version: user, conversation or request.")
     ] = "conversation",
-    least_runs: Annotated[int, typer.Option(help="Labelled runs of each version at the first look.")] = 100,
-    looks: Annotated[int, typer.Option(help="Looks until it is decided; each needs twice the runs.")] = 4,
-    margin: Annotated[float, typer.Option(help="Loss of the success rate that is accepted.")] = 0.05,
+    least_runs: Annotated[int, typer.Option(help="Labelled runs of each version before the first check.")] = 100,
+    looks: Annotated[int, typer.Option(help="Number of checks; each needs twice the runs of the one before.")] = 4,
+    margin: Annotated[float, typer.Option(help="Largest accepted loss of the success rate.")] = 0.05,
     reason: Reason = "started by hand",
 ) -> None:
     """Give a share of the traffic to a version until its success rate promotes it or rolls it back."""
@@ -104,7 +104,9 @@ def canary(
 def ab(
     version: OptionalVersion = None,
     share: Annotated[float, typer.Option(help="Share of the traffic that the version gets.")] = 0.5,
-    sticky: Annotated[str, typer.Option(help="What keeps its version: user, conversation or request.")] = "user",
+    sticky: Annotated[
+        str, typer.Option(help="Unit that always gets the same version: user, conversation or request.")
+    ] = "user",
     units: Annotated[int, typer.Option(help="Users, conversations or requests of each version.")] = 200,
     alpha: Annotated[float, typer.Option(help="Probability of a wrong winner of equal versions.")] = 0.05,
     reason: Reason = "started by hand",

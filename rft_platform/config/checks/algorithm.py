@@ -41,7 +41,7 @@ def algorithm_problems(run: RunSettings) -> Iterator[str]:
         )
     elif settings.kl_penalty_fn_args.kl_coef and not preset.needs_reward:
         yield (
-            f"algorithm.kl_penalty_fn_args.kl_coef: {name} learns from no reward, so there is none to include a KL "
+            f"algorithm.kl_penalty_fn_args.kl_coef: {name} uses no reward, so there is none to include a KL "
             "penalty; leave it out, or use kl_loss_fn_args.kl_coef"
         )
     if settings.loss_norm_length is not None and preset.loss_agg_mode != "seq-mean-token-sum-norm":

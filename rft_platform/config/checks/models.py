@@ -71,7 +71,7 @@ def policies_problems(run: RunSettings) -> Iterator[str]:
     yield from _name_problems(config)
     for key, is_set, instead in _unsupported(run):
         if is_set:
-            yield f"{key} does not go with policies: {instead}"
+            yield f"{key} cannot be combined with policies: {instead}"
     taskset = config.buffer.explorer_input.taskset
     if taskset is not None and ":" not in taskset.workflow:
         yield (
@@ -109,8 +109,8 @@ def _unsupported(run: RunSettings) -> list[tuple[str, bool, str]]:
         (f"synchronizer.sync_style {sync.sync_style}", sync.dynamic, "set it to fixed"),
         ("buffer.trainer_input.experience_buffer.replay_buffer.enable", replay, "set it to false"),
         (kind, run.offline is not None, "an offline training has one"),
-        (kind, preset.critic, "take an algorithm without a critic"),
-        (kind, preset.teacher, "take an algorithm without a teacher"),
-        (kind, preset.experts, "take an algorithm without demonstrations"),
+        (kind, preset.critic, "use an algorithm without a critic"),
+        (kind, preset.teacher, "use an algorithm without a teacher"),
+        (kind, preset.experts, "use an algorithm without demonstrations"),
         ("dynamic sampling", run.batches.max_batches > 1, "set it to false"),
     ]

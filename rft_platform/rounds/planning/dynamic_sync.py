@@ -16,8 +16,8 @@ def held_back(state: ProjectState, number: int) -> str | None:
     """
     landed, key = state.landed, round_key(number)
     if state.offset_rounds and landed.rounds >= state.offset_rounds:
-        batches = "batch has" if landed.rounds == 1 else "batches have"
-        return f"{key} explores after a training: {landed.rounds} {batches} landed untrained (synchronizer.sync_offset)"
+        batches = "1 batch has" if landed.rounds == 1 else f"{landed.rounds} batches have"
+        return f"{key} explores after a training: {batches} landed without a training (synchronizer.sync_offset)"
     if state.max_staleness is None or not (landed.rounds or landed.training_steps):
         return None
     ahead = versions_ahead(state)

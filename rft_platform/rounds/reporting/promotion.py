@@ -102,6 +102,6 @@ def _unknown_champion(project: Project, champion: "RegisteredModel") -> str:
     if project.home.root in champion.folder.parents or project.checkpoints in champion.folder.parents:
         return f"{said}: launch evaluate_job for its round"
     return (
-        f"{said}: its checkpoint {champion.folder} is of another project on this MLflow server; start projects that "
-        "share one under different names (or registry.model_name)"
+        f"{said}: its checkpoint {champion.folder} belongs to another project on this MLflow server; start projects "
+        "that share one under different names (or registry.model_name)"
     )

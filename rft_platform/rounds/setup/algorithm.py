@@ -88,8 +88,8 @@ def check_algorithm(run: RunSettings) -> None:
     problems = []
     if loss.policy_gradient and chosen.advantage is None and chosen.token_advantage is None:
         problems.append(
-            f"algorithm.policy_loss_fn {spec.policy_loss} follows advantages and {settings.algorithm_type} makes none: "
-            "set algorithm.advantage_fn"
+            f"algorithm.policy_loss_fn {spec.policy_loss} needs advantages and {settings.algorithm_type} computes "
+            "none: set algorithm.advantage_fn"
         )
     if settings.advantage_fn is not None and not loss.policy_gradient:
         problems.append(
