@@ -77,7 +77,7 @@ def serve(project: Project) -> None:
         tenants=tenants, timeout_s=config.explorer.max_timeout,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
-    watch = TrafficWatch(project, store)
+    watch = TrafficWatch(project, traffic_database(project), store)
     pages = PageData(
         f"{config.project}/{config.name}", releases,
         PreferenceStore(traffic_database(project), redaction=redaction), store, writer, TrafficReader(),
@@ -86,7 +86,7 @@ def serve(project: Project) -> None:
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
         [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
-        lambda: {**watch.figures(), "calls_redacted": redaction.calls},
+        lambda: {**watch.metrics(), "calls_redacted": redaction.calls},
         RateLimits(config.service.requests_per_minute, config.service.concurrent_requests), metrics_of(project),
     )  # fmt: skip
     stop = threading.Event()

@@ -1,39 +1,72 @@
-"""Figures of production traffic for ``/metrics`` and the status page, computed by a thread of the service.
+"""Figures of production traffic for ``/metrics`` and the status page, and alerts on them, computed by one thread.
 
-Requests read the newest figures and never wait for the database.
+Requests read the newest figures and never wait for the database. An exceeded limit is a warning on the status page, and
+once in the log and among the events, which report its end as well.
 """
 
 import logging
 import threading
+import time
+from collections.abc import Callable, Mapping
 
+from sqlalchemy import Engine
+
+from rft_platform.rounds.project.policy import published
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import round_rule
 from rft_platform.serving.pages.routes import Watch
+from rft_platform.serving.reports.traffic_figures import traffic_figures
+from rft_platform.serving.rules.alerts import Limits, TrafficFigures, alerts_of
 from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
+ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events
 _INTERVAL_S = 15.0
+_ROUNDS = 100  # newest rounds whose versions are looked up
 
 
 class TrafficWatch:
     """Computes the figures of a project's traffic at intervals; any thread may read the newest ones."""
 
-    def __init__(self, project: Project, store: TrafficStore) -> None:
+    def __init__(
+        self, project: Project, database: Engine, store: TrafficStore, clock: Callable[[], float] = time.time
+    ) -> None:
         self._project = project
+        self._database = database
         self._store = store
+        self._clock = clock
         self._newest = Watch()
+        self._window_s = project.config.service.alerts.window_s
+        self._limits = Limits(**project.config.service.alerts.model_dump(exclude={"window_s"}))
 
     def __call__(self) -> Watch:
         """The newest figures for the status page."""
         return self._newest
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The newest figures for ``/metrics``."""
-        return {"rows_above_subject_share": self._newest.rows_above_share}
+        watch = self._newest
+        return {
+            "rows_above_subject_share": watch.rows_above_share,
+            "alerts": len(watch.alerts),
+            **_metrics_of(watch.figures),
+        }
 
     def update(self) -> None:
-        """Compute the figures."""
-        self._newest = Watch(rows_above_share=self._store.rows_above_share(round_rule(self._project)))
+        """Compute the figures, and report limits that are exceeded now or no longer."""
+        figures = traffic_figures(self._database, self._clock() - self._window_s, self._versions())
+        watch = Watch(
+            rows_above_share=self._store.rows_above_share(round_rule(self._project)),
+            figures=figures,
+            alerts=alerts_of(figures, self._limits),
+        )
+        before, self._newest = self._newest.alerts, watch
+        for name in watch.alerts.keys() - before.keys():
+            LOG.warning("alert: %s (service.alerts.%s)", watch.alerts[name], name)
+            self._store.log(ALERT, watch.alerts[name], limit=name)
+        for name in before.keys() - watch.alerts.keys():
+            LOG.info("the alert service.alerts.%s has ended", name)
+            self._store.log(ALERT_ENDED, f"service.alerts.{name} is kept again", limit=name)
 
     def run(self, stop: threading.Event) -> None:
         """Update the figures until ``stop`` is set; after an error the old ones stay."""
@@ -44,3 +77,21 @@ class TrafficWatch:
                 LOG.warning("the figures of production traffic cannot be computed and will be retried: %s", error)
             if stop.wait(_INTERVAL_S):
                 return
+
+    def _versions(self) -> Mapping[int, int]:
+        """The policy versions that the newest rounds have published."""
+        store = self._project.store
+        policies = {number: published(store, number) for number in sorted(store.rounds())[-_ROUNDS:]}
+        return {number: policy.policy_version for number, policy in policies.items() if policy is not None}
+
+
+def _metrics_of(figures: TrafficFigures) -> dict[str, float]:
+    """The figures that have a value, by name."""
+    found: dict[str, float | None] = {"recent_calls": figures.calls, "recent_label_rate": figures.label_rate}
+    for action, each in figures.actions.items():
+        found[f"recent_calls_{action}"] = each.calls
+        found[f"recent_reward_{action}"] = each.mean_reward
+    for name, delay in (("label", figures.label_delay_s), ("served", figures.served_delay_s)):
+        if delay is not None:
+            found |= {f"recent_{name}_delay_p50_s": delay[0], f"recent_{name}_delay_p95_s": delay[1]}
+    return {name: value for name, value in found.items() if value is not None}

@@ -12,8 +12,8 @@ Read in this order:
   ``release_decisions``: automatic decisions; ``release_commands``, ``release_routes``: those of people.
 - ``routing``: which engine answers a request while a release runs.
 - ``preferences``, ``pages``: preferences of people, and the web pages.
-- ``reports``: demonstrations, computed from the tables.
-- ``rules``: pure rules, such as the choice of a round's rows.
+- ``reports``: demonstrations and figures, computed from the tables.
+- ``rules``: pure rules: the choice of a round's rows, limits, redaction, metrics, alerts.
 - ``request_bodies``: JSON bodies of feedback and commits.
 - ``app``: the HTTP API with feedback, commit, health and metrics.
 

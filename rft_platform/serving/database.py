@@ -60,6 +60,7 @@ class Call(Base):
         Index("calls_task", "task_id", "state"),
         Index("calls_batch", "batch"),
         Index("calls_subject", "subject"),
+        Index("calls_recorded_at", "recorded_at"),
     )
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, autoincrement=True)
@@ -80,6 +81,7 @@ class Call(Base):
     committed_at: Mapped[float | None]
     consumed_at: Mapped[float | None]
     batch: Mapped[int | None]  # the round whose rollouts hold the row
+    action: Mapped[str | None] = mapped_column(String(16))  # what the call did; None: an earlier version recorded it
     model_call: Mapped[dict[str, Any]]  # the recorded call as JSON; {} once it is erased or has expired
 
 
@@ -193,7 +195,8 @@ def _json(value: Any) -> str:
 def _prepare_sqlite(engine: Engine) -> None:
     """Write-ahead logging, durable commits, and transactions that take the write lock when they begin.
 
-    A transaction that reads first and writes later would fail at once if another one wrote in between.
+    A transaction that reads first and writes later would fail at once if another one wrote in between. One that only
+    reads takes no lock.
     """
 
     @event.listens_for(engine, "connect")

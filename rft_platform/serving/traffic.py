@@ -37,6 +37,7 @@ from rft_platform.serving.database import (
     transactions,
 )
 from rft_platform.serving.preferences import Preference
+from rft_platform.serving.rules.action_types import action_of
 from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
 from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
@@ -128,7 +129,7 @@ class TrafficStore:
         """Store answered calls and return how many are new; a call that is stored already is left alone."""
         values = [
             {name: getattr(call, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
-            | {"state": RECORDED if call.trainable else UNTRAINABLE}
+            | {"state": RECORDED if call.trainable else UNTRAINABLE, "action": action_of(call.model_call)}
             for call in map(self._redacted_call, calls)
         ]
         if not values:
@@ -233,7 +234,7 @@ class TrafficStore:
         """Number of committed rows that wait because the next round has the share of their subject."""
         if not math.isfinite(rule.most_of_subject):
             return 0
-        with self._transaction() as session:
+        with self._reading() as session:
             return len(choose_rows(self._committed(session), rule).above_share)
 
     # --- consumed

@@ -130,4 +130,5 @@ def test_a_database_of_an_earlier_version_is_upgraded(database_url) -> None:
     engine.dispose()
     upgraded = open_database(database_url)
     assert "batch" in {column["name"] for column in inspect(upgraded).get_columns("feedback")}
+    assert "action" in {column["name"] for column in inspect(upgraded).get_columns("calls")}
     assert [row["msg_id"] for row in DemonstrationStore(upgraded).settle(1)] == ["a"]

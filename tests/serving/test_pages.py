@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,12 @@ from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
-from rft_platform.serving.pages.routes import PageData, Progress, page_routes
+from rft_platform.serving.pages.routes import PageData, Progress, Watch, page_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.reports.traffic_figures import traffic_figures
 from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import bearer_token
@@ -35,6 +37,7 @@ ANSWERS = {
     "Where is my order?": (LONG, f"I do not know. {SCRIPT}"),
     "Say hello": ("Hello!", "hi"),
 }
+ALERTS = {"question_rate": "answers that are questions: 34.0%, the limit is 30.0%"}
 #: A folder for pictures of the pages.
 PICTURES = os.environ.get("RFT_TEST_PICTURES")
 
@@ -53,6 +56,7 @@ class Site:
         data = PageData(
             "shop/helper", self.commands, self.preferences, self.traffic, writer, TrafficReader(), self._tenant,
             lambda: Progress("Last round: r0003 published version 24, mean reward 0.712.", waiting),
+            lambda: Watch(3, traffic_figures(engine, -1.0, {}), ALERTS),
         )  # fmt: skip
         gateway: Any = SimpleNamespace(tenant_of=self._tenant, aclose=self._closed)
         app = build_app(gateway, writer, CommitRule(), dict, pages=page_routes(data))
@@ -67,7 +71,7 @@ class Site:
             messages = [{"role": "user", "content": question}]
             self.traffic.record(
                 NewCall(f"m{number}", choice, {"messages": messages, "tools": [], "response": {"content": text}}, 24,
-                        10, 0.0) for choice, text in enumerate(answers)
+                        10, time.time() - 40) for choice, text in enumerate(answers)
             )  # fmt: skip
         self.traffic.give_feedback(NewFeedback("f", ["m0"], 1.0))
 
@@ -129,6 +133,11 @@ def test_the_status_page_is_live(site, tab) -> None:
     assert [each.split("\n") for each in numbers] == [
         ["4", "wait for feedback"], ["2", "labelled"], ["0", "committed"], ["0", "consumed"],
     ]  # fmt: skip
+    assert tab.run("document.querySelector('[role=alert] li').innerText") == ALERTS["question_rate"]
+    assert "3 committed rows wait because their user has the largest share" in text
+    rows = tab.run("[...document.querySelectorAll('[aria-label=Actions] tr')].map(each => each.innerText)")
+    assert [row.split("\t")[0] for row in rows[1:]] == ["valid tool call", "invalid tool call", "question", "answer"]
+    assert rows[4].split("\t") == ["answer", "100.0 %", "1.000"]
     site.commands.canary(16, share=0.25, reason="try the earlier one")
     tab.wait_for("document.body.innerText.includes('try the earlier one')")
     assert "gets 25 % of the traffic" in tab.run("document.body.innerText")

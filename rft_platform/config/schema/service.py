@@ -28,6 +28,28 @@ class DeclaredMetric(Section):
         return self
 
 
+class Alerts(Section):
+    """Limits of the traffic's figures. An exceeded limit is a warning on the status page, in the log and in the events.
+    null: no alert."""
+
+    window_s: PositiveFloat = 86_400.0
+    """The figures are those of the calls that were recorded in the last so many seconds."""
+    least_calls: PositiveInt = 50
+    """No alert while fewer calls were recorded."""
+    invalid_rate: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of calls with an invalid tool call."""
+    invalid_reward: float | None = None
+    """Largest mean reward of calls with an invalid tool call."""
+    question_rate: float | None = Field(default=None, ge=0, le=1)
+    """Largest share of answers that end with a question."""
+    label_rate: float | None = Field(default=None, ge=0, le=1)
+    """Smallest share of calls that get a reward."""
+    label_delay_s: PositiveFloat | None = None
+    """Largest 95th percentile of the time from an answer to its reward."""
+    served_delay_s: PositiveFloat | None = None
+    """Largest 95th percentile of the time from a reward until weights that were trained on it answer."""
+
+
 class Service(Section):
     """The online service (``rft serve``). Its address is ``explorer.listen_address`` and ``explorer.proxy_port``."""
 
@@ -58,6 +80,7 @@ class Service(Section):
     API keys all callers are one tenant. null: no limit."""
     concurrent_requests: PositiveInt | None = None
     """OpenAI calls of a tenant that may run at the same time, and as many other requests. null: no limit."""
+    alerts: Alerts = Alerts()
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls
     it back. 0: it serves all traffic at once."""

@@ -6,7 +6,7 @@ import binascii
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.reader import TrafficReader
 from rft_platform.serving.release_commands import ReleaseCommands
 from rft_platform.serving.release_routes import ADMIN
+from rft_platform.serving.rules.action_types import ANSWER, QUESTION, TOOL_INVALID, TOOL_VALID
+from rft_platform.serving.rules.alerts import TrafficFigures
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 
@@ -32,6 +34,9 @@ _FILES = {file.name: file for file in (_FOLDER / "static").iterdir() if file.suf
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 _MOST_BYTES = 100_000
 _NEWEST = 8  # versions that the status page shows beside those that serve
+_ACTIONS = (
+    (TOOL_VALID, "valid tool call"), (TOOL_INVALID, "invalid tool call"), (QUESTION, "question"), (ANSWER, "answer"),
+)  # fmt: skip
 _ROWS = ((RECORDED, "wait for feedback"), (LABELLED, "labelled"), (COMMITTED, "committed"), (CONSUMED, "consumed"))
 
 
@@ -48,6 +53,8 @@ class Watch:
     """Figures of the traffic that the service computes at intervals."""
 
     rows_above_share: int = 0  # committed rows that wait because their subject has its share of the next round
+    figures: TrafficFigures = field(default_factory=TrafficFigures)
+    alerts: Mapping[str, str] = field(default_factory=dict)  # exceeded limits with their messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +162,7 @@ def _status(data: PageData, progress: Progress) -> dict[str, Any]:
         **known,
         "rows": [(name, counts[state]) for state, name in _ROWS],
         "watch": data.watch(),
+        "actions": _ACTIONS,
         "last_round": progress.last_round,
         "waiting": progress.waiting,
         "events": events,

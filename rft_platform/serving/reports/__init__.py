@@ -1,4 +1,5 @@
 """Data that is computed from the tables of production traffic.
 
 - ``demonstrations``: corrections of users as demonstrations for training.
+- ``traffic_figures``: actions, rewards and delays of the newest traffic.
 """

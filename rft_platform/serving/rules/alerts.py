@@ -1,0 +1,82 @@
+"""Alerts on production traffic: figures of the newest traffic compared with configured limits."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rft_platform.serving.rules.action_types import QUESTION, TOOL_INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class ActionFigures:
+    """The calls of one action."""
+
+    calls: int
+    rewarded: int  # calls with a reward
+    mean_reward: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficFigures:
+    """Figures of the calls that were recorded in a window of time. None: there is nothing to measure."""
+
+    actions: Mapping[str, ActionFigures] = field(default_factory=dict)
+    calls: int = 0
+    labelled: int = 0
+    label_delay_s: tuple[float, float] | None = None  # from the answer to its last reward: median and 95th percentile
+    served_delay_s: tuple[float, float] | None = None  # from a reward until weights trained on it answer
+
+    @property
+    def label_rate(self) -> float | None:
+        """Share of the calls with a reward."""
+        return self.labelled / self.calls if self.calls else None
+
+    def rate(self, action: str) -> float | None:
+        """Share of the calls with this action."""
+        return self.actions[action].calls / self.calls if action in self.actions else 0.0 if self.calls else None
+
+    def reward(self, action: str) -> float | None:
+        """Mean reward of this action."""
+        return self.actions[action].mean_reward if action in self.actions else None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the figures; None: no alert."""
+
+    least_calls: int = 50
+    invalid_rate: float | None = None
+    invalid_reward: float | None = None
+    question_rate: float | None = None
+    label_rate: float | None = None  # the only lower limit
+    label_delay_s: float | None = None
+    served_delay_s: float | None = None
+
+
+def alerts_of(figures: TrafficFigures, limits: Limits) -> dict[str, str]:
+    """The exceeded limits by name, each with a message; none while there are too few calls."""
+    if figures.calls < limits.least_calls:
+        return {}
+    return {name: text for name, text in _exceeded(figures, limits) if text}
+
+
+def _exceeded(figures: TrafficFigures, limits: Limits) -> Iterator[tuple[str, str]]:
+    invalid, reward = figures.rate(TOOL_INVALID), figures.reward(TOOL_INVALID)
+    yield "invalid_rate", _above("invalid tool calls", invalid, limits.invalid_rate, percent=True)
+    yield "invalid_reward", _above("mean reward of invalid tool calls", reward, limits.invalid_reward)
+    questions = figures.rate(QUESTION)
+    yield "question_rate", _above("answers that are questions", questions, limits.question_rate, percent=True)
+    if figures.label_rate is not None and limits.label_rate is not None and figures.label_rate < limits.label_rate:
+        yield "label_rate", f"calls with a reward: {figures.label_rate:.1%}, the limit is {limits.label_rate:.1%}"
+    for name, found, limit in (
+        ("label_delay_s", figures.label_delay_s, limits.label_delay_s),
+        ("served_delay_s", figures.served_delay_s, limits.served_delay_s),
+    ):
+        what = "seconds to a reward (p95)" if name == "label_delay_s" else "seconds from a reward to new weights (p95)"
+        yield name, _above(what, None if found is None else found[1], limit)
+
+
+def _above(what: str, value: float | None, limit: float | None, *, percent: bool = False) -> str:
+    if value is None or limit is None or value <= limit:
+        return ""
+    shown = (f"{value:.1%}", f"{limit:.1%}") if percent else (f"{value:,.3g}", f"{limit:,.3g}")
+    return f"{what}: {shown[0]}, the limit is {shown[1]}"
