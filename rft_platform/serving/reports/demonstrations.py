@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Engine, Select, func, select, update
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session
 
-from rft_platform.serving.database import Call, Feedback, FeedbackCall
+from rft_platform.serving.database import Call, Feedback, FeedbackCall, readings, transactions
 from rft_platform.tasks.messages import as_context
 
 _HAS_CORRECTION = (Feedback.correction.is_not(None), Feedback.correction != "")
@@ -20,7 +20,7 @@ class DemonstrationStore:
     """Demonstrations in the database of the traffic."""
 
     def __init__(self, engine: Engine) -> None:
-        self._transaction = sessionmaker(engine, expire_on_commit=False).begin
+        self._transaction, self._reading = transactions(engine), readings(engine)
 
     def settle(self, batch: int) -> list[dict[str, Any]]:
         """Assign the corrections that no round has to round ``batch``; return all demonstrations of the round."""
@@ -32,7 +32,7 @@ class DemonstrationStore:
     def rows(self, batch: int | None = None) -> list[dict[str, Any]]:
         """All demonstrations, oldest first; with ``batch`` those of one round."""
         query = _corrected() if batch is None else _corrected().where(Feedback.batch == batch)
-        with self._transaction() as session:
+        with self._reading() as session:
             return list(_demonstrations(session, query))
 
 
