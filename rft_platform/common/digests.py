@@ -5,6 +5,7 @@ nor MLflow.
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -105,4 +106,5 @@ def digest_weights(folder: Path, digest: Callable[[Path], str] = digest_file) ->
         )
     if len(files) == 1:
         return digest(files[0])
-    return digest_json({file.name: digest(file) for file in files})
+    with ThreadPoolExecutor(min(8, len(files))) as pool:
+        return digest_json(dict(zip([file.name for file in files], pool.map(digest, files), strict=True)))

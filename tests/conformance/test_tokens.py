@@ -1,5 +1,6 @@
 """The token plane: ids in, ids and log-probs out."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_score_equals_a_plain_forward(engine: EngineClient, reference: Reference
 def test_logprobs_of_samples_equal_a_plain_forward(engine: EngineClient, reference: Reference) -> None:
     for generation in engine.generate(PROMPTS, SamplingParams(12, n=3, seed=5)):
         for done in generation.completions:
+            expected = reference.logprobs(generation.prompt_ids + done.token_ids)[len(generation.prompt_ids) :]
+            assert close(done.logprobs, expected)
+
+
+def test_long_answers_of_mixed_lengths_have_the_logprobs_of_a_plain_forward(
+    engine: EngineClient, reference: Reference
+) -> None:
+    room = MAX_MODEL_LEN - max(map(len, PROMPTS))
+    # An engine may pass long answers on in pieces: these end in the middle of a piece, at its end, and after several.
+    asked = [SamplingParams(limit, n=2, seed=limit) for limit in (1, 63, 64, 65, 150, room)]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        found = list(pool.map(lambda each: engine.generate([each[0]], each[1])[0], zip(PROMPTS, asked, strict=True)))
+    for generation, sampling in zip(found, asked, strict=True):
+        for done in generation.completions:
+            assert len(done.token_ids) == sampling.max_tokens or done.token_ids[-1] == 2
             expected = reference.logprobs(generation.prompt_ids + done.token_ids)[len(generation.prompt_ids) :]
             assert close(done.logprobs, expected)
 

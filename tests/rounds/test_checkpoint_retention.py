@@ -12,6 +12,7 @@ from rft_platform.common.files import digest_file, write_json, write_sealed_json
 from rft_platform.config.home import Home
 from rft_platform.model_registry.manifests import chain
 from rft_platform.model_registry.models import PREVIOUS_TAG, RegisteredModel
+from rft_platform.rounds.maintenance import checkpoint_retention
 from rft_platform.rounds.maintenance.checkpoint_retention import DISCARDED, needed_to_repeat, thin_checkpoints
 from rft_platform.rounds.project.policy import Policy, publish, take_snapshot
 from rft_platform.rounds.project.project import Project
@@ -122,7 +123,10 @@ def test_an_interrupted_removal_is_completed(project: Project) -> None:
     assert not (checkpoint(project, 1) / "trainer_state").exists()
 
 
-def test_removed_files_are_deleted_in_the_background_also_those_of_a_killed_process(project: Project) -> None:
+def test_removed_files_are_deleted_in_the_background_also_those_of_a_killed_process(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_retention, "_DELAY_S", 0.1)
     discarded = project.checkpoints / DISCARDED
     (discarded / "removed.global_step_0.trainer_state.0").mkdir(parents=True)
     (discarded / "removed.global_step_0.model.safetensors.0").write_bytes(b"0")

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
+from rft_platform.common.digests import digest_weights
 from rft_platform.common.errors import RftError, StorageError, TrainingCancelled
 from rft_platform.common.files import read_json
 from rft_platform.training.loop.session import TrainingSession
@@ -44,6 +45,16 @@ def largest_difference(one: str | Path, other: str | Path) -> float:
     a, b = tensors(one), tensors(other)
     assert a.keys() == b.keys() and a
     return max(float(np.abs(a[name].astype(np.float64) - b[name]).max()) for name in a)
+
+
+def weights_differ(one: str, other: str) -> float:
+    """Largest difference of the published weights, in however many files they are."""
+    a, b = (
+        {name: value for file in Path(each).glob("*.safetensors") for name, value in load_file(file).items()}
+        for each in (one, other)
+    )
+    assert a.keys() == b.keys() and a
+    return max(float(np.abs(a[name] - b[name]).max()) for name in a)
 
 
 def on_the_way(request) -> list[str]:
@@ -195,6 +206,28 @@ def test_always_leaves_hugging_face_folders_and_keeps_as_many_as_wanted(session,
     final = load_file(Path(result.checkpoint, "model.safetensors"))
     moved = [float(np.abs(final[name] - p.detach().numpy()).max()) for name, p in loaded.named_parameters()]
     assert 0 < max(moved) < 0.01  # one step before
+
+
+@pytest.mark.slow
+def test_large_weights_come_in_several_files_and_training_continues_from_them(
+    session, round_request, tmp_path, monkeypatch
+) -> None:
+    from rft_platform.training.checkpoint import content
+
+    whole, _ = run(session, round_request())
+    monkeypatch.setattr(content, "_WEIGHTS_FILE_BYTES", 200_000)
+    parts, _ = run(session, round_request(output=str(tmp_path / "parts")))
+    folder = Path(parts.checkpoint)
+    assert len(list(folder.glob("model-*.safetensors"))) > 3 and (folder / "model.safetensors.index.json").exists()
+    assert digest_weights(folder) == parts.weights_digest
+    assert weights_differ(parts.checkpoint, whole.checkpoint) <= 1e-6
+
+    def child_of(parent: str, name: str) -> str:
+        request = round_request(seed=1, parent=parent, parent_version=whole.policy_version, output=str(tmp_path / name))
+        return str(run(TrainingSession(session.ranks, "float32"), request)[0].checkpoint)
+
+    one, two = child_of(whole.checkpoint, "one"), child_of(parts.checkpoint, "two")
+    assert weights_differ(one, two) <= 1e-6 < weights_differ(one, whole.checkpoint)
 
 
 @pytest.mark.slow

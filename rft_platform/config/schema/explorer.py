@@ -138,8 +138,8 @@ class Explorer(Section):
 
     rollout_model: RolloutModel = RolloutModel()
     engines_per_gpu: PositiveInt = 1
-    """Replicas of the policy's engine that share a GPU. A small model keeps a GPU busy only if several processes
-    prepare its batches. ``rollout_model.gpu_memory_utilization`` is the share of each replica."""
+    """Replicas of the policy's engine that share a GPU, for example so that one serves while another restarts.
+    ``rollout_model.gpu_memory_utilization`` is the share of each replica."""
     auxiliary_models: list[AuxiliaryModel] = Field(default_factory=list)
     runner_per_model: PositiveInt = 8
     """Concurrent runs for each engine replica."""

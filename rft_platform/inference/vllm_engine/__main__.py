@@ -10,7 +10,7 @@ import sys
 from rft_platform.common.errors import UserError
 from rft_platform.inference.serving.lifecycle import EXIT_USER_ERROR
 from rft_platform.inference.vllm_engine.settings import ServerSettings
-from rft_platform.inference.vllm_engine.versions import environment, required_in, server_module
+from rft_platform.inference.vllm_engine.versions import environment, required_in, server_program
 from rft_platform.inference.vllm_engine.worker import SERVER_PID
 
 
@@ -19,7 +19,8 @@ def main(arguments: list[str]) -> None:
     settings = ServerSettings.from_launcher(arguments[0])
     try:
         vllm = required_in(sys.executable)
-        command = [sys.executable, "-P", "-m", server_module(vllm), *settings.arguments(vllm)]
+        program = server_program(vllm, settings.model_path)
+        command = [sys.executable, "-P", *program, *settings.arguments(vllm)]
     except UserError as error:
         one_line = " ".join(str(error).split())
         print(f"error: {one_line}", file=sys.stderr, flush=True)

@@ -21,6 +21,7 @@ from rft_platform.inference.vllm_engine.versions import (
 VARIABLE = "RFT_VLLM_SETTINGS"  # passes the settings to the middleware, which vLLM creates without arguments
 MIDDLEWARE = "rft_platform.inference.vllm_engine.middleware.EnginePlanes"
 WORKER_EXTENSION = "rft_platform.inference.vllm_engine.worker.WorkerExtension"
+SCHEDULER = "rft_platform.inference.vllm_engine.scheduler.scheduler"
 TOP_LOGPROBS = 20
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # maximum ranks that vLLM can be started for
 #: Options that the engine depends on; the user's ``arguments`` must not set them.
@@ -32,6 +33,7 @@ RESERVED = {
     "uds",
     "middleware",
     "worker_extension_cls",
+    "scheduler_cls",
     "logprobs_mode",
     "generation_config",
     "max_model_len",
@@ -116,9 +118,8 @@ class ServerSettings:
         return min(limits)
 
     def arguments(self, vllm: Vllm) -> list[str]:
-        """Command line of vLLM's server."""
+        """Options of vLLM's server; ``server_program`` names the model."""
         options: dict[str, Any] = {
-            "model": self.model_path,
             "served_model_name": [self.model_path, Path(self.model_path).name],
             "host": HOST,
             "port": 0,  # any free port; the lease names it
@@ -130,6 +131,7 @@ class ServerSettings:
             "max_logprobs": TOP_LOGPROBS,
             "middleware": MIDDLEWARE,
             "worker_extension_cls": WORKER_EXTENSION,
+            "scheduler_cls": SCHEDULER,
             "enable_auto_tool_choice": True,
             "tool_call_parser": self.tool_call_parser or "hermes",
             "reasoning_parser": self.reasoning_parser,

@@ -99,9 +99,15 @@ def required_in(python: str) -> Vllm:
     return found
 
 
-def server_module(vllm: Vllm) -> str:
-    """The module for ``python -m``, the same in all supported versions; the console script is not reliable."""
-    return "vllm.entrypoints.openai.api_server"
+def server_program(vllm: Vllm, model: str) -> list[str]:
+    """Arguments of the interpreter that start vLLM's server for ``model``.
+
+    The module of ``vllm serve``, because its console script is not reliable. It reads the version of the distribution
+    "vllm". A build of another name therefore starts the server's module, although newer versions call it deprecated.
+    """
+    if vllm.distribution == "vllm":
+        return ["-m", "vllm.entrypoints.cli.main", "serve", model]
+    return ["-m", "vllm.entrypoints.openai.api_server", "--model", model]
 
 
 def command_line(options: dict[str, Any]) -> list[str]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _STEPS = "steps.json"
+_DELAY_S = 3.0  # by then the next round's rollouts run, which write nothing for a while
 DISCARDED = "discarded"  # folder beside the checkpoints of files that are about to be deleted
 
 
@@ -99,7 +100,8 @@ def needed_to_repeat(project: Project, name: str | None = None) -> list[Policy]:
 def _delete_discarded(project: Project) -> None:
     """Delete what ``_thin`` moved to the folder of discarded files, also in an earlier process.
 
-    A thread does it, because a file system takes seconds for gigabytes. The process ends when the thread has ended.
+    A thread does it, because a file system takes seconds for gigabytes and delays other writes meanwhile. The thread
+    starts when the next round explores, or when the main thread has ended. The process ends after it.
     """
     discarded = project.checkpoints / DISCARDED
     found = list(discarded.iterdir()) if discarded.is_dir() else []
@@ -108,6 +110,7 @@ def _delete_discarded(project: Project) -> None:
 
 
 def _delete(paths: Sequence[Path]) -> None:
+    threading.main_thread().join(_DELAY_S)
     for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -33,7 +33,7 @@ from rft_platform.training.models.shards import (
 )
 from rft_platform.training.models.trainer_state import TrainerState, gather_weights, random_state
 
-_ONE_FILE = "100TB"
+_WEIGHTS_FILE_BYTES = 2**27  # trainer and engine compute the digests of several files at once
 _AT_ONCE = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False
 )
@@ -172,7 +172,7 @@ class Draft:
             causal.config.save_pretrained(folder)
         else:
             rounded = {name: value.to(dtype) for name, value in self.weights.items()}
-            causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_ONE_FILE)
+            causal.save_pretrained(folder, state_dict=rounded, max_shard_size=_WEIGHTS_FILE_BYTES)
         if dtype != torch.float32:  # transformers records the dtype of the float32 model in memory
             config = read_json(folder / "config.json")
             write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
