@@ -59,7 +59,7 @@ def test_a_trainer_killed_after_three_unsaved_rounds_goes_on_to_the_same_weights
     skipping.rft("run", "--config", str(skipping.config))
 
     log = (skipping.home / "logs" / "trainer.log").read_text()
-    assert log.count("repeating its training") == 3 and "ended up to" not in log
+    assert log.count("repeating its training") == 3 and "weights of the repeated training differ" not in log
     for number in range(1, 5):
         assert skipping.note(number, "policy")["weights_digest"] == straight.note(number, "policy")["weights_digest"]
     ends = [folder(project, 4) / "trainer_state" / "optimizer.safetensors" for project in (skipping, straight)]

@@ -53,7 +53,7 @@ def test_the_champion_is_looked_up_by_its_weights(project: Project, tmp_path: Pa
     found, decision = against_champion(twin, registry, theirs, measured(2, [1.0] * 12))
     assert found is None
     assert not decision.passed
-    assert "of another project on this MLflow server" in decision.reason
+    assert "belongs to another project on this MLflow server" in decision.reason
 
     later = train_round(project, registry, 2, "later", [1.0] * 12)
     found, decision = against_champion(project, registry, later, measured(4, [1.0] * 12))

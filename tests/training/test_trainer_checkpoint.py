@@ -68,7 +68,7 @@ def test_shards_come_back_and_what_does_not_fit_is_refused(tmp_path) -> None:
     found = {name: torch.zeros_like(value) for name, value in saved.items()}
     ShardReader(tmp_path).read(found)
     assert all(torch.equal(found[name], saved[name]) for name in saved)
-    with pytest.raises(StorageError, match="lacks 1 of the 1 tensors of this model, d for one"):
+    with pytest.raises(StorageError, match=r"lacks 1 of the 1 tensors of this model, e\.g\. d"):
         ShardReader(tmp_path).read({"d": torch.zeros(1)})
     with pytest.raises(StorageError, match="other shapes"):
         ShardReader(tmp_path).read({"a": torch.zeros(5, 4)})
