@@ -23,6 +23,7 @@ _PROGRAM = "rft_platform.training.packed.model_check"
 _ROOT = Path(__file__).parents[2]
 _CHECKED_BY = ("model_check", "model_support", "packed_policy")  # the modules whose change makes a new check
 _PACKAGES = ("rft_platform", "torch", "transformers")
+_SHOWN = 200  # characters of an answer that is none
 _LIMIT_S = 300.0  # minutes on a network file system that reads transformers for the first time
 
 
@@ -44,9 +45,8 @@ class ModelCheck:
         except subprocess.TimeoutExpired:
             names = ", ".join(str(folder) for folder in self._models.values())
             raise RftError(f"{names}: building the model to check it took more than {_LIMIT_S:.0f} s") from None
-        if self._process.returncode:
-            raise RftError(f"the check of the models failed: {(errors.strip().splitlines() or ['no message'])[-1]}")
-        for (key, folder), problem in zip(self._models.items(), json.loads(output), strict=True):
+        answers = _answers(self._process.returncode, output, errors, len(self._models))
+        for (key, folder), problem in zip(self._models.items(), answers, strict=True):
             if problem is None:
                 _remember(_accepted(folder, self._longest))
             else:
@@ -88,6 +88,19 @@ def _start(folders: list[str], longest: int | None) -> "subprocess.Popen[str]":
         env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,  # Ctrl-C on the terminal goes to the run, which ends this process
     )  # fmt: skip
+
+
+def _answers(code: int, output: str, errors: str, count: int) -> list[str | None]:
+    """What the process says of each model. Raises RftError if it failed, or answered something else."""
+    if code:
+        reason = f"it was ended by signal {-code}" if code < 0 else (errors.strip().splitlines() or ["no message"])[-1]
+        raise RftError(f"the check of the models failed: {reason}")
+    last = (output.strip().splitlines() or [""])[-1]  # a library may print lines before it
+    with suppress(ValueError):
+        found = json.loads(last)
+        if isinstance(found, list) and len(found) == count and all(isinstance(each, str | None) for each in found):
+            return found
+    raise RftError(f"the check of the models failed: it answered {last[-_SHOWN:]!r}")
 
 
 def _accepted(folder: Path, longest: int | None) -> Path:

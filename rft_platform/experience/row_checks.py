@@ -13,11 +13,21 @@ from rft_platform.experience.schema import rows_to_table
 def check_storable(rows: Sequence[RolloutRow]) -> None:
     """Raise ValueError if the rows of one run cannot be stored or averaged; then the run fails, not its batch."""
     table = rows_to_table(rows)
+    check_whole_numbers(rows)
     for name, value in ((name, value) for row in rows for name, value in row.call.metrics.items()):
         if not is_metric_value(value):
             raise ValueError(f"the metric {name!r} is {value!r}; expected {METRIC_EXPECTED}")
     check_lengths(table)
     check_unique(table)
+
+
+def check_whole_numbers(rows: Sequence[RolloutRow]) -> None:
+    """Refuse anything but an int where one is expected: Arrow cuts fractions, and JSON has no numbers of numpy."""
+    for row in rows:
+        facts = {"policy_version": row.call.policy_version, "top_k": row.call.top_k, "step": row.step}
+        for name, value in facts.items():
+            if value is not None and not isinstance(value, int):
+                raise ValueError(f"rollout row {row.row_id}: {name} is {value!r}, expected an int")
 
 
 def check_lengths(table: pa.Table) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rft_platform.common.errors import StorageError
 from rft_platform.experience.parquet import read_table, write_table
 from rft_platform.experience.record import CALL_COLUMNS, JudgedRow, ModelCall, RolloutRow
+from rft_platform.experience.row_checks import check_storable
 from rft_platform.experience.schema import (
     JUDGED_SCHEMA,
     ROLLOUT_SCHEMA,
@@ -132,3 +133,11 @@ def test_foreign_and_future_files_are_refused() -> None:
         check_version(JUDGED_SCHEMA, ROLLOUT_SCHEMA, "f.parquet")
     with pytest.raises(StorageError, match="no record of this platform"):
         check_version(pa.schema([("a", pa.int8())]), ROLLOUT_SCHEMA, "f.parquet")
+
+
+@pytest.mark.parametrize("version", [np.float32(1.5), 2.0, np.int64(3)])
+def test_a_policy_version_that_is_no_int_is_refused_with_its_row(version: object) -> None:
+    rows = rollouts()
+    rows[1].call.policy_version = version  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=rf"rollout row {rows[1].row_id}: policy_version is .*, expected an int"):
+        check_storable(rows)
