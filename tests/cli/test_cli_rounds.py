@@ -220,6 +220,28 @@ def test_the_trace_of_such_a_round_is_its_parents_and_says_so(
     assert lines[1].startswith("policy version 1, round 1")
 
 
+@pytest.mark.parametrize(
+    ("target", "suggestion"),
+    [
+        ("3", "; did you mean r0003?"),
+        ("r12", "; did you mean r0012?"),
+        ("sums-one/3", "; did you mean models:/sums-one/3?"),
+        ("sum-one@champion", "; did you mean models:/sums-one@champion?"),
+        ("models/sums-one/3", None),
+        ("sums-one", None),
+        ("champion", None),
+    ],
+)
+def test_a_target_that_resembles_a_round_or_the_model_gets_a_suggestion(
+    project: Project, rft: Callable[..., Result], target: str, suggestion: str | None
+) -> None:
+    refused = rft("trace", target)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()[-1:]
+    assert line.startswith(f"error: {target}: expected models:/NAME@alias")
+    assert line.endswith(suggestion or "(32 hexadecimal digits)")
+
+
 def test_the_newest_rounds_are_shown_and_the_others_counted(project: Project, rft: Callable[..., Result]) -> None:
     shown = rft("rounds", "--last", "1").stdout
     assert "r0002" in shown
