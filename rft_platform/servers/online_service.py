@@ -20,6 +20,7 @@ from rft_platform.observability.logs import configure
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
 from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.servers.implicit_feedback import ImplicitRewards
 from rft_platform.servers.project_progress import ProjectProgress
 from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.servers.traffic_watch import TrafficWatch
@@ -77,6 +78,8 @@ def serve(project: Project) -> None:
         tenants=tenants, timeout_s=config.explorer.max_timeout,
     )  # fmt: skip
     rule = CommitRule(project.batches.repeat_times, config.service.group_deadline_s)
+    wanted = config.service.implicit_feedback
+    implicit = None if wanted is None else ImplicitRewards(project, traffic_database(project), store, wanted)
     watch = TrafficWatch(project, traffic_database(project), store)
     pages = PageData(
         f"{config.project}/{config.name}", releases,
@@ -86,10 +89,14 @@ def serve(project: Project) -> None:
     app = build_app(
         gateway, writer, rule, lambda: {"project": f"{config.project}/{config.name}"},
         [release_routes(releases, writer, gateway.tenant_of)], page_routes(pages),
-        lambda: {**watch.metrics(), "calls_redacted": redaction.calls},
+        lambda: {
+            **watch.metrics(), "calls_redacted": redaction.calls, **(implicit.metrics() if implicit else {}),
+        },
         RateLimits(config.service.requests_per_minute, config.service.concurrent_requests), metrics_of(project),
     )  # fmt: skip
     stop = threading.Event()
+    if implicit is not None:
+        threading.Thread(target=implicit.run, args=(stop,), name="implicit", daemon=True).start()
     follow = threading.Thread(target=controller.run, args=(gateway.router, stop), name="releases", daemon=True)
     follow.start()
     upkeep = threading.Thread(target=keep, args=(project, store, rule, stop), name="upkeep", daemon=True)

@@ -61,6 +61,7 @@ class Call(Base):
         Index("calls_batch", "batch"),
         Index("calls_subject", "subject"),
         Index("calls_recorded_at", "recorded_at"),
+        Index("calls_conversation", "conversation", "number"),
     )
 
     number: Mapped[int] = mapped_column(NUMBER, primary_key=True, autoincrement=True)

@@ -88,6 +88,7 @@ class NewFeedback:
     comment: str | None = None
     correction: str | None = None
     choice: int | None = None  # of the messages' choices; None: all
+    only_unlabelled: bool = False  # leave calls alone that have a reward
     tags: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
     tenant: str = ""
@@ -156,7 +157,8 @@ class TrafficStore:
             if not session.connection().execute(self._insert_new(Feedback).values(row)).rowcount:
                 return FeedbackResult(duplicate=len(known), unknown=unknown)
             session.add_all(FeedbackCall(feedback_id=row["feedback_id"], number=call.number) for call in calls)
-            open_calls = [call for call in calls if call.state in (RECORDED, LABELLED, UNTRAINABLE)]
+            open_states = (RECORDED,) if feedback.only_unlabelled else (RECORDED, LABELLED, UNTRAINABLE)
+            open_calls = [call for call in calls if call.state in open_states]
             same = {call.msg_id for call in open_calls if _is_repeated(call, feedback)}
             if feedback.metric == REWARD and feedback.value is not None:
                 run = feedback.run_id if feedback.run_id is not None else _run_of(known)

@@ -50,6 +50,23 @@ class Alerts(Section):
     """Largest 95th percentile of the time from a reward until weights that were trained on it answer."""
 
 
+class ImplicitFeedback(Section):
+    """Rewards from the user's next message: a judge model says whether the previous answer satisfied the user."""
+
+    base_url: str
+    """Address of the model's OpenAI API."""
+    model: str
+    """Name of the model there."""
+    api_key_env: str | None = None
+    """The environment variable with the key. null: no key."""
+    interval_s: PositiveFloat = 10.0
+    """Seconds between two looks for new messages."""
+    within_s: PositiveFloat = 86_400.0
+    """Answers that are older are not judged."""
+    concurrency: PositiveInt = 4
+    """Requests to the model at the same time."""
+
+
 class Service(Section):
     """The online service (``rft serve``). Its address is ``explorer.listen_address`` and ``explorer.proxy_port``."""
 
@@ -80,6 +97,8 @@ class Service(Section):
     API keys all callers are one tenant. null: no limit."""
     concurrent_requests: PositiveInt | None = None
     """OpenAI calls of a tenant that may run at the same time, and as many other requests. null: no limit."""
+    implicit_feedback: ImplicitFeedback | None = None
+    """null: only people and programs reward answers."""
     alerts: Alerts = Alerts()
     canary_share: float = Field(default=0.0, ge=0, lt=1)
     """Share of the traffic that a newly released version gets as a canary, until its success rate promotes it or rolls

@@ -1,0 +1,96 @@
+"""Implicit feedback: the user's next message of a conversation, judged by a model, rewards the previous answer.
+
+A thread of the service asks the model, never a request. A reward that a person gave is not replaced; one that arrives
+later replaces the implicit one until the row is committed.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+
+from sqlalchemy import Engine
+
+from rft_platform.common.errors import JudgeUnavailableError
+from rft_platform.common.fault_classification import described
+from rft_platform.config.schema.service import ImplicitFeedback
+from rft_platform.judging.judge_context import JudgeContext, JudgeState
+from rft_platform.judging.llm.reactions import ReactionJudge
+from rft_platform.rounds.project.project import Project
+from rft_platform.serving.reports.reactions import IMPLICIT, Reaction, unjudged_reactions
+from rft_platform.serving.traffic import REWARD, NewFeedback, TrafficStore
+
+LOG = logging.getLogger(__name__)
+_MOST = 32  # reactions that are judged together
+
+
+class ImplicitRewards:
+    """Judges reactions at intervals and stores the rewards."""
+
+    def __init__(self, project: Project, database: Engine, store: TrafficStore, settings: ImplicitFeedback) -> None:
+        endpoint = {"base_url": settings.base_url, "model": settings.model, "api_key_env": settings.api_key_env}
+        self._judge = ReactionJudge.model_validate({"model": endpoint, "concurrency": settings.concurrency})
+        self._state = JudgeState.of(project.home, project.model_name)
+        self._database = database
+        self._store = store
+        self._settings = settings
+        self.rewards = self.unclear = self.failures = 0  # since the start
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers for ``/metrics``."""
+        return {
+            "implicit_rewards": self.rewards,
+            "implicit_unclear": self.unclear,
+            "implicit_failures": self.failures,
+        }
+
+    def run(self, stop: threading.Event) -> None:
+        """Judge until ``stop`` is set. What fails is repeated at the next interval."""
+        while not stop.wait(self._settings.interval_s):
+            try:
+                while self.judge_waiting() and not stop.is_set():
+                    pass
+            except Exception as error:
+                self.failures += 1
+                LOG.warning("implicit feedback failed, repeated later: %s", described(error))
+
+    def judge_waiting(self) -> int:
+        """Judge the reactions that wait, up to a limit; returns their number."""
+        since = time.time() - self._settings.within_s
+        found = unjudged_reactions(self._database, since, _MOST)
+        if found:
+            asyncio.run(self._judge_all(found))
+        return len(found)
+
+    async def _judge_all(self, reactions: list[Reaction]) -> None:
+        context = JudgeContext(self._state, {})
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in reactions:
+                    group.create_task(self._judge_one(context, each))
+        except* JudgeUnavailableError as unavailable:
+            raise unavailable.exceptions[0] from None
+        finally:
+            await context.aclose()
+
+    async def _judge_one(self, context: JudgeContext, reaction: Reaction) -> None:
+        reward = None
+        if reaction.reaction:
+            try:
+                reward = await self._judge.reward(context, reaction.question, reaction.answer, reaction.reaction)
+            except RuntimeError:  # the model refuses the question, or gives no valid answer
+                LOG.warning("no valid answer about the reaction to %s", reaction.msg_id)
+        self._store.give_feedback(
+            NewFeedback(
+                feedback_id=f"{IMPLICIT}-{reaction.msg_id}-{reaction.choice}",
+                msg_ids=[reaction.msg_id],
+                choice=reaction.choice,
+                value=reward,
+                metric=IMPLICIT if reward is None else REWARD,
+                tags={"source": IMPLICIT},
+                tenant=reaction.tenant,
+                only_unlabelled=True,
+            )
+        )
+        self.rewards += reward is not None
+        self.unclear += reward is None

@@ -1,0 +1,75 @@
+"""Answers without a reward to which the user has reacted with a next message in the same conversation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.orm import aliased
+
+from rft_platform.serving.database import RECORDED, Call, Feedback, FeedbackCall, readings
+
+IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
+
+
+@dataclass(frozen=True, slots=True)
+class Reaction:
+    """An answer and what the user wrote next; ``reaction`` is None where the next call is no reaction of the user."""
+
+    msg_id: str
+    choice: int
+    tenant: str
+    question: str
+    answer: str
+    reaction: str | None
+
+
+def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction]:
+    """The newest ``most`` answers since then that have no reward, were not judged yet, and have a next call."""
+    later = aliased(Call)
+    judged = (
+        select(FeedbackCall.number)
+        .join(Feedback, Feedback.feedback_id == FeedbackCall.feedback_id)
+        .where(FeedbackCall.number == Call.number, Feedback.metric == IMPLICIT)
+    )
+    next_call = (
+        select(func.min(later.number))
+        .where(later.conversation == Call.conversation, later.tenant == Call.tenant, later.number > Call.number)
+        .where(later.msg_id != Call.msg_id, later.recorded_at >= since)
+        .correlate(Call)
+        .scalar_subquery()
+    )
+    query = (
+        select(Call, next_call)
+        .where(Call.state == RECORDED, Call.conversation.is_not(None), Call.recorded_at >= since)
+        .where(next_call.is_not(None), ~judged.exists())
+        .order_by(Call.number.desc())
+        .limit(most)
+    )
+    with readings(engine)() as session:
+        return [_reaction(call, session.get_one(Call, number)) for call, number in session.execute(query).all()]
+
+
+def _reaction(call: Call, later: Call) -> Reaction:
+    before: Sequence[Mapping[str, Any]] = call.model_call.get("messages") or []
+    after: Sequence[Mapping[str, Any]] = (later.model_call.get("messages") or [])[len(before) :]
+    response = call.model_call.get("response") or {}
+    continues = [each.get("role") for each in after[:2]] == ["assistant", "user"] and _same(after[0], response)
+    asked = next((_text(each.get("content")) for each in reversed(before) if each.get("role") == "user"), "")
+    answer = _text(response.get("content"))
+    return Reaction(
+        call.msg_id, call.choice, call.tenant, asked, answer, _text(after[1].get("content")) if continues else None
+    )
+
+
+def _same(sent: Mapping[str, Any], response: Mapping[str, Any]) -> bool:
+    """Whether the conversation goes on with this answer, and not with another choice or an edited one."""
+    answer = _text(response.get("content")).strip()
+    return bool(answer) and _text(sent.get("content")).strip() == answer
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content; other parts, such as images, are left out."""
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
+    return content if isinstance(content, str) else ""
