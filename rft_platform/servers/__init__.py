@@ -7,6 +7,6 @@ Read in this order:
 - ``dagster_server``, ``mlflow_server``: Dagster's webserver and MLflow behind the web guard.
 - ``leases``: find and end the processes that hold leases (engines, trainer).
 - ``online_service``: the process of ``rft serve``; ``release_controller`` makes its engines follow the decisions on
-  versions.
+  versions, and ``implicit_feedback`` rewards answers by the user's next message.
 - ``next_launches``, ``project_progress``, ``traffic_watch``: what the status page and the metrics of the service show.
 """
