@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chaos.online.campaign import Campaign
+from chaos.online.campaign import MOST_FAULTS, Campaign
 from rft_platform.cli.exits import exit_codes
 from rft_platform.common.errors import RftError
 from rft_platform.common.files import write_json
@@ -23,8 +23,9 @@ def online(
     moments: Annotated[int, typer.Option(min=0, help="Kills and disturbances.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Decides what happens, and when.")] = 0,
     faults: Annotated[
-        int, typer.Option(min=0, max=7, help="Kinds of failing system calls besides (they need a C compiler).")
-    ] = 7,
+        int,
+        typer.Option(min=0, max=MOST_FAULTS, help="Kinds of failing system calls besides (they need a C compiler)."),
+    ] = MOST_FAULTS,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write the report to this file.", show_default=False)
     ] = None,

@@ -39,11 +39,10 @@ _FAULTS = (
     SyscallFault("pwrite", error="ENOSPC", path="traffic.db", nth=150, times=60),
     SyscallFault("pwrite", error="EROFS", path="traffic.db", nth=150, times=60),
     SyscallFault("fdatasync", error="EIO", path="traffic.db", nth=20, times=4),
-    SyscallFault("fsync", error="EIO", path="traffic.db", nth=2, times=2),
-    SyscallFault("ftruncate", error="ENOSPC", path="traffic.db", nth=1, times=2),
     SyscallFault("write", error="ENOSPC", path="/rounds/", nth=1, times=2),
     SyscallFault("rename", error="ENOSPC", path="/rounds/", nth=1, times=1),
 )  # fmt: skip
+MOST_FAULTS = len(_FAULTS)
 _FAULT_S = 4.0  # that a service with a failing database runs
 _KINDS = {"service": 0.62, "collector": 0.14, "both": 0.08, "engine": 0.06, "moved": 0.05, "locked": 0.05}
 

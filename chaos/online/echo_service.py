@@ -22,6 +22,9 @@ from rft_platform.rollout.recording.clients import RecordingClients
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.database import open_database
 from rft_platform.serving.gateway import ServedEngine, TrafficApp
+from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
+from rft_platform.serving.release_routes import release_routes
+from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.selection import Selection
 from rft_platform.serving.traffic import TrafficStore
 from rft_platform.serving.writer import TrafficWriter
@@ -29,6 +32,7 @@ from rft_platform.serving.writer import TrafficWriter
 GROUP_SIZE = 2  #: runs of a task that are committed together
 _GROUP_DEADLINE_S = 1e9  # no jump of the clock reaches it
 _GRACE_S = 1
+_VERSIONS = [ServableVersion(number, number, str(number), True, {"score": 0.5}) for number in range(3)]
 
 
 def arguments(port: int, database_url: str, engine_port: int, clock: Path | None = None) -> list[str]:
@@ -48,9 +52,12 @@ def serve(given: Sequence[str]) -> None:
     def now() -> float:
         return time.time() + (float(Path(clock[0]).read_text()) if clock else 0.0)
 
-    writer = TrafficWriter(TrafficStore(open_database(url), now))
+    database = open_database(url)
+    writer = TrafficWriter(TrafficStore(database, now))
+    releases = ReleaseCommands(ReleaseStore(database, now), lambda: _VERSIONS)
     gateway = TrafficApp(lambda: engine, writer, Selection([]), SamplingParams(max_tokens=4))
-    app = build_app(gateway, writer, CommitRule(GROUP_SIZE, _GROUP_DEADLINE_S), dict)
+    routes = [release_routes(releases, writer, gateway.tenant_of)]
+    app = build_app(gateway, writer, CommitRule(GROUP_SIZE, _GROUP_DEADLINE_S), dict, routes)
     config = server_config(app, _GRACE_S, host="127.0.0.1", port=int(port), log_config=None, proxy_headers=False)
     uvicorn.Server(config).run()
 

@@ -19,13 +19,14 @@ from rft_platform.inference.serving.http_server import server_config
 from rft_platform.observability.logs import configure
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.reporting.servable_versions import release_commands
-from rft_platform.rounds.selection.production_rows import traffic_database, traffic_store
+from rft_platform.rounds.selection.production_rows import home_id, traffic_database, traffic_store
 from rft_platform.servers.implicit_feedback import ImplicitRewards
 from rft_platform.servers.project_progress import ProjectProgress
 from rft_platform.servers.release_controller import ReleaseController
 from rft_platform.servers.traffic_watch import TrafficWatch
 from rft_platform.serving.app import CommitRule, build_app
 from rft_platform.serving.gateway import TrafficApp
+from rft_platform.serving.owner import claim
 from rft_platform.serving.pages.routes import PageData, page_routes
 from rft_platform.serving.preferences import PreferenceStore
 from rft_platform.serving.reader import TrafficReader
@@ -62,6 +63,7 @@ def serve(project: Project) -> None:
     host = config.explorer.listen_address
     if not tenants and host not in _LOOPBACK:
         raise UserError(f"explorer.listen_address {host}: set {API_KEYS}, or listen on 127.0.0.1 only")
+    claim(traffic_database(project), home_id(project), f"{config.project}/{config.name}")
     redaction = redaction_of(project)
     store = traffic_store(project, redaction)
     writer = TrafficWriter(store, config.service.most_waiting)

@@ -3,6 +3,7 @@
 Read in this order:
 
 - ``database``, ``migrations``: the tables, and how the database is opened and upgraded.
+- ``owner``: the project that a database belongs to.
 - ``traffic``: the life of a recorded call: recorded, labelled, committed, consumed.
 - ``writer``: the one thread that uses the database, and what happens when it is slow.
 - ``reader``: threads that only read, for the pages.

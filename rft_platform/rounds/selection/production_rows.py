@@ -1,5 +1,6 @@
 """Online projects: the database of production traffic, and the rows of it that a round collects."""
 
+import secrets
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -7,6 +8,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from rft_platform.common.files import write_text
+from rft_platform.common.locks import locked
 from rft_platform.experience.record import LARGEST_TOP_K, ModelCall, RolloutRow, row_id
 from rft_platform.rounds.project.project import Project
 from rft_platform.serving.database import Call, open_database
@@ -36,6 +39,16 @@ def database_url(project: Project) -> str:
     folder = project.home.root / "online"
     folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder / 'traffic.db'}"
+
+
+def home_id(project: Project) -> str:
+    """An id of the project's home, made at the first call; a home that is moved keeps it."""
+    file = project.home.root / "online" / "id"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with locked(file):
+        if not file.exists():
+            write_text(file, secrets.token_hex(16))
+        return file.read_text(encoding="utf-8")
 
 
 def rows_of_traffic(calls: list[Call], round_number: int) -> list[RolloutRow]:

@@ -1,0 +1,37 @@
+"""Which project a database of production traffic belongs to: the first whose service has started on it."""
+
+import time
+
+from sqlalchemy import Engine, String
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Mapped, mapped_column
+
+from rft_platform.common.errors import UserError
+from rft_platform.serving.database import Base, transactions
+
+_ONLY = 1  # number of the only row
+
+
+class Owner(Base):
+    """The owner of the database."""
+
+    __tablename__ = "owner"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    home: Mapped[str] = mapped_column(String(64))  # id of the project's folder, which moves with it
+    project: Mapped[str] = mapped_column(String(400))
+    since: Mapped[float]
+
+
+def claim(engine: Engine, home: str, project: str) -> None:
+    """Make the database that of this project; raises UserError if it belongs to another one."""
+    dialect = postgresql if engine.dialect.name == "postgresql" else sqlite
+    row = {"number": _ONLY, "home": home, "project": project[:400], "since": time.time()}
+    with transactions(engine)() as session:
+        session.connection().execute(dialect.insert(Owner).on_conflict_do_nothing().values(row))
+        owner = session.get_one(Owner, _ONLY)
+        if owner.home != home:
+            raise UserError(
+                f"the database of production traffic belongs to another home, that of project {owner.project}: give "
+                f"{project} a database of its own (buffer.trainer_input.experience_buffer.path)"
+            )
