@@ -10,7 +10,7 @@ RFT_TEST_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared),)
 export RFT_TEST_DATA
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: setup demo demo-online test test-slow test-all chaos lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
+.PHONY: setup demo demo-online test test-slow test-all chaos bench-gpu lint ui image clean lock licences configuration docs audit vllm-cpu test-vllm agent-envs test-agents
 
 setup: $(VENV)/.installed
 
@@ -101,3 +101,7 @@ audit: setup
 
 clean:
 	rm -rf $(VENV) $(VLLM_VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# Whole rounds on one GPU, beside the peer where its script is there. An environment with vLLM and a CUDA build of torch.
+bench-gpu:
+	$(or $(GPU_PYTHON),$(BIN)/python) benchmarks/round_gpu.py --out build/round_gpu.json $(BENCH_ARGS)

@@ -1,0 +1,238 @@
+"""Whole GRPO rounds on one GPU through ``rft run``, beside TRL with Liger on the same host, one after the other.
+
+``python benchmarks/round_gpu.py --out FILE`` (``make bench-gpu``) runs two tasks. *even*: prompts of about 60 tokens,
+answers of 512. *uneven*: prompts of 60 to 1,000 tokens, answers of 1 to 1,024 that end by chance. The model has the
+shape of a 0.6 billion parameter Qwen3 with random weights. Our round holds everything: rollouts with text, reward and
+Parquet of every answer, judging, training, publishing, the weights in vLLM, and Dagster. The first round compiles and
+the last one saves its state at once, so both are left out of the medians; so is the peer's first step.
+
+The peer's script and environment are not part of the repository: ``--peer SCRIPT`` names the script (by default
+``peers/trl_gpu.py`` below ``RFT_TEST_DATA``), ``--peer-python`` its interpreter. ``--small`` runs a tiny model and the
+embedded engine on a CPU: it checks the benchmark, not the speed.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from machine import describe
+from shape_model import build_shape_model
+
+from rft_platform.common.files import read_json, write_json
+from rft_platform.recipes.arithmetic.model import build_model
+
+ENDS = range(100_000, 100_255)  # of 151,936 ids: a random model ends an answer after about 600 tokens
+JUDGE = '''import zlib
+
+
+def judge(task: dict, response: str) -> float:
+    """A reward that costs nothing and differs within a group."""
+    return float(zlib.crc32(response[:64].encode()) % 7)
+'''
+PEER_ROWS = {"even": 64, "uneven": 16}  # rows a batch, found by trial: 64 uneven rows do not fit
+
+
+@dataclass(frozen=True)
+class Task:
+    """Sizes of one task."""
+
+    name: str
+    tasks: int
+    group: int
+    new_tokens: int
+    context: int
+    repeats: tuple[int, int]  # of the question within a prompt
+
+
+TASKS = {
+    "even": Task("even", 64, 8, 512, 1024, (4, 4)),
+    "uneven": Task("uneven", 64, 8, 1024, 2560, (4, 60)),
+}
+SMALL = {"even": Task("even", 8, 4, 24, 256, (1, 1)), "uneven": Task("uneven", 8, 4, 48, 256, (1, 6))}
+
+
+def write_project(work: Path, task: Task, model: Path, rounds: int, small: bool) -> None:
+    """Write tasks, judge and rft.yaml into ``work``."""
+    work.mkdir(parents=True)
+    rng = random.Random(7)
+    with (work / "tasks.jsonl").open("w") as file:
+        for number in range(task.tasks * rounds):
+            question = f"what is the sum of {number} and {number * 7 % 13}? " * rng.randint(*task.repeats)
+            file.write(json.dumps({"question": question, "answer": str(number)}) + "\n")
+    (work / "judge.py").write_text(JUDGE)
+    source = {"prompt_key": "question", "response_key": "answer"}
+    fast: dict[str, Any] = {"max_token_len_per_gpu": 32768, "torch_compile": True}
+    config = {
+        "project": "bench",
+        "name": task.name,
+        "seed": 1,
+        "model": {
+            "model_path": str(model),
+            "max_model_len": task.context,
+            "max_response_tokens": task.new_tokens,
+            "temperature": 1.0,
+        },
+        "algorithm": {"algorithm_type": "grpo", "repeat_times": task.group, "optimizer": {"lr": 1e-6}},
+        "buffer": {
+            "batch_size": task.tasks,
+            "train_batch_size": task.tasks * task.group,
+            "total_steps": rounds,
+            "explorer_input": {
+                "taskset": {
+                    "path": "tasks.jsonl",
+                    "format": source,
+                    "workflow": "single_turn",
+                    "judge": "judge.py:judge",
+                }
+            },
+        },
+        "explorer": {
+            "runner_per_model": task.tasks * task.group,
+            "eval_on_startup": False,
+            "rollout_model": {} if small else {"gpu_memory_utilization": 0.35, "dtype": "bfloat16"},
+        },
+        "engine": {"kind": "transformers" if small else "vllm"},
+        "trainer": {"nproc": 1, "max_checkpoints_to_keep": 1, **({} if small else fast)},
+        "evaluation": {"every": 1000},
+    }
+    (work / "rft.yaml").write_text(yaml.safe_dump(config))
+
+
+def with_chance_ends(model: Path, target: Path) -> Path:
+    """A copy of ``model`` whose answers end by chance."""
+    shutil.copytree(model, target)
+    config = read_json(target / "generation_config.json")
+    ends = config["eos_token_id"]
+    write_json(
+        target / "generation_config.json",
+        {**config, "eos_token_id": [*(ends if isinstance(ends, list) else [ends]), *ENDS]},
+    )
+    return target
+
+
+def run_rounds(work: Path) -> dict[str, Any]:
+    """Drive the project in ``work``; seconds and throughput of each round, and the medians of the steady ones."""
+    home = work / "home"
+    environment = {**os.environ, "RFT_HOME": str(home)}
+    rft = [sys.executable, "-m", "rft_platform"]
+    started = time.perf_counter()
+    try:
+        subprocess.run([*rft, "run", "--config", "rft.yaml"], cwd=work, env=environment, check=True)
+        wall_s = time.perf_counter() - started
+        shown = subprocess.run([*rft, "rounds", "--json"], env=environment, check=True, capture_output=True, text=True)
+    finally:
+        subprocess.run([*rft, "stop"], env=environment, check=False)
+    rounds = [describe_round(home, entry) for entry in json.loads(shown.stdout)["rounds"] if entry["round"] > 0]
+    steady = rounds[1:-1]
+    names = (
+        "seconds",
+        "completion_tokens_per_s",
+        "rollout_tokens_per_s",
+        "training_tokens_per_s",
+        "save_s",
+        "deploy_s",
+    )
+    medians = {name: statistics.median(each[name] for each in steady) for name in names}
+    return {
+        "wall_s": round(wall_s, 1),
+        "rounds": rounds,
+        "medians": medians,
+        "recompiled_s": max(r["compile_s"] for r in steady),
+    }
+
+
+def describe_round(home: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """The split of one round, from its notes and rows."""
+    folder = home / "rounds" / f"r{entry['round']:04d}"
+    trained, evaluated = read_json(folder / "train.json"), read_json(folder / "evaluation.json")
+    rows = [row for file in folder.glob("rollouts/*.parquet") for row in _token_counts(file)]
+    answers, seconds, phases = sum(count for _, count in rows), sum(entry["seconds"].values()), trained["seconds"]
+    computing = phases["forward_backward"] + phases["optimizer"]
+    return {
+        "round": entry["round"],
+        "seconds": round(seconds, 2),
+        "split": {name: round(value, 2) for name, value in entry["seconds"].items()},
+        "completion_tokens": answers,
+        "completion_tokens_per_s": round(answers / seconds),
+        "rollout_tokens_per_s": round(entry["tokens_per_s"]),
+        "training_tokens_per_s": round(sum(prompt + count for prompt, count in rows) / computing),
+        "mfu": trained["metrics"].get("mfu"),
+        "compile_s": round(phases["compile"], 2),
+        "save_s": round(phases["save"], 2),
+        "deploy_s": round(evaluated["metrics"]["deploy_s"], 2),
+        "canary_delta": evaluated["metrics"].get("canary_delta"),
+    }
+
+
+def _token_counts(file: Path) -> list[tuple[int, int]]:
+    table = pq.read_table(file, columns=["prompt_ids", "response_ids"])
+    return [
+        (len(prompt), len(answer))
+        for prompt, answer in zip(table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), strict=True)
+    ]
+
+
+def run_peer(script: Path, python: str, task: Task) -> dict[str, Any]:
+    """Seconds of the peer's steps on the same task; its script prints one JSON line at the end."""
+    environment = {**os.environ, "UNEVEN": str(int(task.name == "uneven"))}
+    command = [python, str(script), "liger", str(PEER_ROWS[task.name])]
+    done = subprocess.run(command, cwd=script.parent, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    steps = [step["step"] for step in found["rows"]]
+    return {**found, "median_step_s": statistics.median(steps[1:])}
+
+
+def main() -> None:
+    """Run both sides of every task, and write the file."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    data = os.environ.get("RFT_TEST_DATA")
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    options.add_argument("--rounds", type=int, default=5, help="three or more; the first and the last do not count")
+    options.add_argument("--peer", type=Path, default=Path(data) / "peers" / "trl_gpu.py" if data else None)
+    options.add_argument("--peer-python", default=sys.executable)
+    options.add_argument("--small", action="store_true", help="a tiny model on a CPU, without the peer")
+    given = options.parse_args()
+    if given.rounds < 3:
+        options.error(f"--rounds {given.rounds}: give at least 3, because the first and the last do not count")
+    peer = None if given.small or given.peer is None or not given.peer.exists() else given.peer
+    if peer is None:
+        print("the peer is left out: --small, or --peer names no script (RFT_TEST_DATA is not set)", flush=True)
+    result: dict[str, Any] = {
+        "machine": describe("cpu" if given.small else "cuda"),
+        "rounds": given.rounds,
+        "tasks": {},
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        model = build_model(work / "model") if given.small else build_shape_model(work / "model")
+        for name in given.tasks:
+            task = (SMALL if given.small else TASKS)[name]
+            uneven = name == "uneven" and not given.small
+            weights = with_chance_ends(model, work / "model-uneven") if uneven else model
+            write_project(work / name, task, weights, given.rounds, given.small)
+            found = run_rounds(work / name)
+            if peer is not None:
+                found["peer"] = run_peer(peer, given.peer_python, task)
+                found["times_faster"] = round(found["peer"]["median_step_s"] / found["medians"]["seconds"], 2)
+            result["tasks"][name] = found
+            print(name, found["medians"], found.get("times_faster", ""), flush=True)
+            write_json(given.out, result)
+
+
+if __name__ == "__main__":
+    main()
