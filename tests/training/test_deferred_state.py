@@ -71,7 +71,9 @@ def test_a_killed_trainer_repeats_three_rounds_that_were_not_saved(
     """Rounds of three steps, saved at step 3 (round 1): the next trainer repeats rounds 2 to 4, then trains round 5."""
     straight = chain(session, round_request, 5, output=str(tmp_path / "straight"), **fields)
     fields |= {"save_state": "later", "save_interval": 100}
-    first = chain(TrainingSession(session.ranks, "float32"), round_request, 1, **(fields | {"save_interval": 1}))
+    saving = TrainingSession(session.ranks, "float32")
+    first = chain(saving, round_request, 1, **(fields | {"save_interval": 1}))
+    saving.close()  # its thread has saved the state
     killed = chain(TrainingSession(session.ranks, "float32"), round_request, 3, start=first[0], first=2, **fields)
     assert [saved(result) for result in killed] == [True, False, False, False]
 
