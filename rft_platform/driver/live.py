@@ -1,6 +1,7 @@
 """Progress on the terminal: a live table of running work, or time-stamped plain lines if it is not a terminal."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rft_platform.common.progress import LOGGER, Progress
 from rft_platform.observability.log_context import LOG as PHASES
+from rft_platform.observability.log_context import open_phases
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 _PACKAGE = logging.getLogger("rft_platform")
 _DRIVER = "rft_platform.jobs.driver"
 _PLAIN_EVERY_S = 5.0
+_SILENT_S = 30.0  # the longest time without a line where the output is no terminal
+_BEAT_S = 1.0
 
 #: Returns the lines that became ready for printing since its last call.
 News = Callable[[], Iterable[str]]
@@ -45,17 +49,21 @@ def showing_progress(console: "Console", news: News = tuple) -> Iterator["Screen
 
 
 class PlainLines:
-    """Prints a line when a piece of work ends, and every few seconds while it runs."""
+    """Prints a line when a piece of work ends, every few seconds while it runs, and what runs after a long silence."""
 
-    def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S) -> None:
+    def __init__(self, console: "Console", every_s: float = _PLAIN_EVERY_S, silent_s: float = _SILENT_S) -> None:
         self._console = console
         self._every_s = every_s
+        self._silent_s = silent_s
         self._last: dict[str, float] = {}
+        self._newest = ""  # the newest report of unfinished work
+        self._said_at = self._news_at = time.monotonic()
 
     def update(self, progress: Progress) -> None:
         """Record a progress report; print it if its time has come."""
         done = progress.done >= progress.total
         now = time.monotonic()
+        self._newest = "" if done else str(progress)
         if not done and now - self._last.setdefault(progress.what, now) < self._every_s:
             return
         self._last[progress.what] = now
@@ -69,6 +77,20 @@ class PlainLines:
 
     def say(self, line: str) -> None:
         """Print a line with a time stamp."""
+        self._news_at = time.monotonic()
+        self._print(line)
+
+    def beat(self) -> None:
+        """Say what runs if nothing was printed for a long time; called about once a second."""
+        now = time.monotonic()
+        if now - self._said_at < self._silent_s:
+            return
+        running = self._newest or ", ".join(map(str, open_phases()))
+        if running:
+            self._print(f"still running: {running} (no news for {now - self._news_at:.0f} s)")
+
+    def _print(self, line: str) -> None:
+        self._said_at = time.monotonic()
         self._console.print(f"{time.strftime('%H:%M:%S')}  {line}", markup=False, soft_wrap=True)
 
 
@@ -150,4 +172,16 @@ def _live(console: "Console") -> Iterator["LiveTable"]:
 
 @contextmanager
 def _plain(console: "Console") -> Iterator[PlainLines]:
-    yield PlainLines(console)
+    lines, ended = PlainLines(console), threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_S):
+            lines.beat()
+
+    thread = threading.Thread(target=beat, name="progress-beat", daemon=True)
+    thread.start()
+    try:
+        yield lines
+    finally:
+        ended.set()
+        thread.join()

@@ -46,6 +46,11 @@ def current() -> PhaseContext:
     return _open[0]
 
 
+def open_phases() -> list[PhaseContext]:
+    """The phases that run in this process, oldest first."""
+    return list(_open)
+
+
 def context_headers() -> dict[str, str]:
     """HTTP headers that pass the context to another process of the platform; empty outside of phases."""
     context = current()
@@ -71,6 +76,7 @@ def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[
     ``round`` is a number, a partition key, or None for work outside the rounds. Exceptions pass through.
     """
     key = f"r{round:04d}" if isinstance(round, int) else round or ""
+    place = f"{phase} of {key}" if key else phase
     with log_context(PhaseContext(key, run_id, phase)):
         started = time.perf_counter()
         LOG.info("begins")
@@ -78,11 +84,10 @@ def phase_context(round: int | str | None, run_id: str, phase: str) -> Iterator[
             yield
         except Exception as error:
             took, message = time.perf_counter() - started, " ".join(str(error).split())[:_MESSAGE_CHARACTERS]
-            place = f"{phase} of {key}" if key else phase
             LOG.error("%s failed after %.1f s: %s: %s", place, took, type(error).__name__, message, exc_info=True)
             raise
         except BaseException as interruption:
-            LOG.warning("interrupted after %.1f s", time.perf_counter() - started)
+            LOG.warning("%s interrupted after %.1f s", place, time.perf_counter() - started)
             LOG.info("interrupted by %s", type(interruption).__name__)
             raise
         LOG.info("done in %.1f s", time.perf_counter() - started)

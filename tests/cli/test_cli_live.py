@@ -10,6 +10,7 @@ from rich.console import Console
 from rft_platform.common.progress import LOGGER, Progress, announce, report
 from rft_platform.driver.live import PlainLines, showing_progress
 from rft_platform.driver.live_table import LiveTable
+from rft_platform.observability.log_context import phase_context
 
 
 def test_plain_lines_carry_the_time_and_end_with_the_total() -> None:
@@ -34,6 +35,27 @@ def test_plain_lines_are_told_now_and_then_while_work_lasts() -> None:
     assert [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()] == [
         "some work: 1/3",
         "some work: 3/3",
+    ]
+
+
+def test_a_long_silence_ends_with_what_runs() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    lines = PlainLines(console, silent_s=0.1)
+
+    lines.beat()
+    time.sleep(0.11)
+    lines.beat()  # nothing runs
+    with phase_context(3, "0123456789", "policy_checkpoint"):
+        lines.beat()
+        lines.beat()  # too early again
+        lines.update(Progress("r0003 training", 2, 8))
+        time.sleep(0.11)
+        lines.beat()
+
+    said = [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()]
+    assert said == [
+        "still running: r0003/policy_checkpoint@01234567 (no news for 0 s)",
+        "still running: r0003 training: 2/8 (no news for 0 s)",
     ]
 
 
