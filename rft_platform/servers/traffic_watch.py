@@ -21,7 +21,7 @@ from rft_platform.serving.traffic import TrafficStore
 
 LOG = logging.getLogger(__name__)
 ALERT, ALERT_ENDED = "alert", "alert_ended"  #: kinds of events
-_INTERVAL_S = 15.0
+_INTERVAL_S = 20.0
 _ROUNDS = 100  # newest rounds whose versions are looked up
 
 

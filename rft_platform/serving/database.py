@@ -60,7 +60,7 @@ class Call(Base):
         Index("calls_task", "task_id", "state"),
         Index("calls_batch", "batch"),
         Index("calls_subject", "subject"),
-        Index("calls_recorded_at", "recorded_at"),
+        Index("calls_recent", "recorded_at", "action", "reward", "labelled_at", "batch", "policy_version"),
         Index("calls_conversation", "conversation", "number"),
     )
 

@@ -22,6 +22,7 @@ from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_demonstrations import FILE, collect_demonstrations
 from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.train import train_request
+from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
 from tests.rounds.test_forget import files_with
 
@@ -122,6 +123,21 @@ def test_a_forgotten_person_leaves_no_demonstration_and_the_trained_versions_are
     assert [ref.round for ref in found.trained] == [1, 2]
     rows = pq.read_table(project.store.round_folder(1) / FILE)
     assert rows["msg_id"].to_pylist() == ["b"]
+
+
+def test_a_person_who_is_forgotten_during_a_collection_leaves_no_demonstration(project: Project, monkeypatch) -> None:
+    commit(project, "x", "y")
+    correct(project, "y", SECRET)
+    settle = DemonstrationStore.settle
+
+    def settle_then_forget(self: DemonstrationStore, batch: int) -> Any:
+        rows = settle(self, batch)
+        forget(project, None, "person y")
+        return rows
+
+    monkeypatch.setattr(DemonstrationStore, "settle", settle_then_forget)
+    assert collect_demonstrations(project, 1)["rows"] == 0
+    assert files_with(project.home.root, SECRET) == []
 
 
 def test_corrections_are_for_online_projects_only(project: Project, tiny_model: Path) -> None:

@@ -132,5 +132,5 @@ def test_a_database_of_an_earlier_version_is_upgraded(database_url) -> None:
     assert "batch" in {column["name"] for column in inspect(upgraded).get_columns("feedback")}
     assert "action" in {column["name"] for column in inspect(upgraded).get_columns("calls")}
     indexes = {index["name"] for index in inspect(upgraded).get_indexes("calls")}
-    assert {"calls_recorded_at", "calls_conversation"} <= indexes
+    assert {"calls_recent", "calls_conversation"} <= indexes
     assert [row["msg_id"] for row in DemonstrationStore(upgraded).settle(1)] == ["a"]

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from rft_platform.config.home import Home
 from rft_platform.config.load import build_config
@@ -101,6 +102,25 @@ def test_figures_of_the_newest_calls(database_url) -> None:
     store.record([NewCall("new", 0, VALID, 5, 5, NOW + 70), NewCall("newer", 0, VALID, 6, 5, NOW + 90)])
     assert traffic_figures(engine, NOW - 100, {1: 5}).served_delay_s == (60.0, 60.0)
     assert traffic_figures(engine, NOW + 80, {1: 5}).calls == 1
+
+
+def test_figures_read_no_texts_and_only_the_newest_calls(tmp_path, monkeypatch) -> None:
+    engine, statements = open_database(f"sqlite:///{tmp_path / 'traffic.db'}"), list[tuple[str, Any]]()
+    store, clock = TrafficStore(engine), Clock()
+    fill(store, clock)
+    clock.now += 50
+    fill(store, clock, start=10)
+    store.commit()
+    store.settle(1)
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2:4]))
+    monkeypatch.setattr("rft_platform.serving.reports.traffic_figures._MOST", 9)
+    assert traffic_figures(engine, 0.0, {1: 0}).calls == 10
+    selects = [(text, values) for text, values in statements if text.startswith("SELECT")]
+    assert len(selects) == 5
+    with engine.connect() as connection:
+        for text, values in selects:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all()
+            assert any("COVERING INDEX calls_recent" in step[3] for step in plan), (text, plan)
 
 
 def test_a_reader_does_not_wait_for_a_writer(tmp_path: Path) -> None:
