@@ -265,12 +265,12 @@ def main() -> None:
     found |= {"what": "load on the online service before an engine that answers at once", "goals": GOALS}
     if given.throughput_s:
         found["throughput"] = {
-            "machine": machine.describe(),
+            "machine": {**machine.describe(), "nice": os.nice(0)},
             **throughput(given.throughput_s, given.turns, given.profile),
         }
         print(json.dumps(found["throughput"], indent=1), flush=True)
     if given.stream_s:
-        found["streams"] = {"machine": machine.describe(), **streams(given.stream_s)}
+        found["streams"] = {"machine": {**machine.describe(), "nice": os.nice(0)}, **streams(given.stream_s)}
         print(json.dumps(found["streams"], indent=1), flush=True)
     given.out.write_text(json.dumps(found, indent=1) + "\n")
 

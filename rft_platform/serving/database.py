@@ -5,6 +5,7 @@ A row of ``calls`` is one choice of one model call. Its ``state`` only moves for
 weights that are too old), ``expired`` and ``forgotten``. Alembic brings a database of an older version up to date.
 """
 
+import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -171,7 +172,11 @@ def open_database(url: str) -> Engine:
     try:
         # parameters are personal data, which errors and logs must not show
         engine = create_engine(
-            url, pool_pre_ping=not url.startswith("sqlite"), hide_parameters=True, json_serializer=_json
+            url,
+            pool_pre_ping=not url.startswith("sqlite"),
+            hide_parameters=True,
+            json_serializer=_json,
+            json_deserializer=_parsed,
         )
     except Exception as error:
         raise UserError(
@@ -191,6 +196,14 @@ def open_database(url: str) -> Engine:
 
 def _json(value: Any) -> str:
     return json_codec.dump(value).decode()
+
+
+def _parsed(text: str) -> Any:
+    """Stored JSON; a row of an earlier version may hold NaN, which only the standard library reads."""
+    try:
+        return json_codec.parse(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def _prepare_sqlite(engine: Engine) -> None:
