@@ -56,12 +56,16 @@ def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
 
 
 def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
-    """Whether the run of the newest materialization recorded its checks; one that was reported here has them."""
+    """Whether the run of the newest materialization recorded the asset's checks; one reported here has them."""
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
     ).records
     run_id = records[0].event_log_entry.run_id if records else ""
-    return not run_id or bool(instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION))
+    if not run_id:
+        return True
+    recorded = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    events = [entry.dagster_event for entry in recorded if entry.dagster_event is not None]
+    return any(event.asset_check_evaluation_data.asset_key == key for event in events)
 
 
 def _check_results(

@@ -58,13 +58,18 @@ def test_the_checks_of_what_is_recorded_are_recorded_too(project: Project) -> No
 def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(project: Project) -> None:
     project.store.write_note(1, "judge", JUDGED)
 
+    @dg.asset(partitions_def=rft_rounds, check_specs=[dg.AssetCheckSpec("fine", asset="another")])
+    def another() -> dg.MaterializeResult:
+        """An asset of the same run whose check is recorded."""
+        return dg.MaterializeResult(check_results=[dg.AssetCheckResult(check_name="fine", passed=True)])
+
     @dg.asset(partitions_def=rft_rounds)
     def judged_experiences() -> None:
         """The materialisation is recorded; the checks are not."""
 
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
-        dg.materialize([judged_experiences], instance=instance, partition_key="r0001")
+        dg.materialize([another, judged_experiences], instance=instance, partition_key="r0001")
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
         assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
