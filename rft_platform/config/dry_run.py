@@ -7,6 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rft_platform.config.gpu_placement import GpuPlacement, place
 from rft_platform.config.resolve import Batches, RunLength, RunSettings
 from rft_platform.config.schema.buffer import Taskset
 from rft_platform.config.schema.rft_config import RftConfig
@@ -20,6 +21,7 @@ class ProcessPlan:
     what: str
     device: str
     count: int
+    where: str = ""  # which GPUs, if this machine has several
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def render_plan(plan: RunPlan) -> str:
     if plan.tasksets:
         lines += ["", "tasks", *(f"  {line}" for line in plan.tasksets)]
     lines += ["", "processes"]
-    lines += [f"  {process.name:<10} {process.what}, {process.count} x {process.device}" for process in plan.processes]
+    lines += [f"  {each.name:<10} {each.what}, {each.count} x {each.device}{each.where}" for each in plan.processes]
     if plan.batches is not None:
         lines += ["", "batches", *(f"  {line}" for line in _batch_lines(plan.batches, plan.length))]
     lines += ["", "order", *(f"  {wait}" for wait in plan.waits)]
@@ -135,11 +137,20 @@ def _processes(config: RftConfig, gpu_count: int, serves: bool) -> list[ProcessP
                 ProcessPlan("auxiliary", f"{model.known_as}, {model.base_url or kind + ' engine'}", where, count)
             )
     if config.mode in ("both", "train", "colocate"):
-        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc))
+        where = _trainer_gpus(place(config, gpu_count)) if gpu_count else ""
+        processes.append(ProcessPlan("trainer", "torchrun worker group", device, config.trainer.nproc, where))
     if config.online and config.mode != "train":
         address = f"{config.explorer.listen_address}:{config.explorer.proxy_port}"
         processes.append(ProcessPlan("service", f"online service at {address}", "cpu", 1))
     return processes
+
+
+def _trainer_gpus(placement: GpuPlacement) -> str:
+    if placement.shared:
+        return ", on the engines' GPUs"
+    if placement.trainer is None:
+        return ""
+    return ", GPU " + ", ".join(map(str, placement.trainer))
 
 
 def _batch_lines(batches: Batches, length: RunLength | None) -> list[str]:

@@ -6,14 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-
-def gpu_count() -> int:
-    """Number of CUDA devices that a process started here would see."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return len([name for name in names if name and name != "-1"])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+from rft_platform.config.gpu_placement import gpu_count
 
 
 def cpu_count() -> int:

@@ -11,10 +11,11 @@ from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import check_unchanged
 from rft_platform.config.checks.check_config import check_config
 from rft_platform.config.dry_run import RunPlan, run_plan
+from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
 from rft_platform.config.load import load_config_of
 from rft_platform.config.schema.rft_config import RftConfig
-from rft_platform.driver.machine import cpu_count, gpu_count
+from rft_platform.driver.machine import cpu_count
 from rft_platform.driver.model_check import model_check
 from rft_platform.driver.offline_checks import offline_notices, offline_problems
 from rft_platform.driver.prompt_lengths import check_prompt_lengths, task_lines

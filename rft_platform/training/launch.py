@@ -49,6 +49,7 @@ class TrainerSpec:
     idle_timeout_s: float
     layout: Layout = field(default_factory=Layout)
     rendezvous: Rendezvous = field(default_factory=Rendezvous)
+    gpus: str | None = None  # CUDA_VISIBLE_DEVICES of the group; None: the caller's
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S  # the group is ended after this time without a heartbeat
 
     @property
@@ -104,6 +105,7 @@ def command(spec: TrainerSpec, node_rank: int = 0) -> list[str]:
     }
     arguments = [str(part) for option in options.items() for part in option]
     arguments += [flag for flag, wanted in flags.items() if wanted]
+    arguments += [] if spec.gpus is None else ["--gpus", spec.gpus]
     return [sys.executable, "-m", *_launcher(spec, node_rank), _WORKER, *arguments]
 
 

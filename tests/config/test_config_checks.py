@@ -9,7 +9,8 @@ import pytest
 from rft_platform.common.errors import UserError
 from rft_platform.config.allowed_changes import changed_keys, check_unchanged
 from rft_platform.config.checks.check_config import check_config
-from rft_platform.config.dry_run import config_notices
+from rft_platform.config.dry_run import config_notices, render_plan, run_plan
+from rft_platform.config.gpu_placement import gpu_count, place, visible_devices
 from rft_platform.config.load import build_config, load_config
 from rft_platform.config.resolve import resolve
 from rft_platform.config.schema.rft_config import RftConfig
@@ -158,7 +159,7 @@ def test_a_model_name_without_an_owner_is_taken_for_a_folder(make_config: MakeCo
 
 def test_gpus_are_counted(make_config: MakeConfig) -> None:
     four = {"explorer__rollout_model__tensor_parallel_size": 2, "explorer__rollout_model__engine_num": 2}
-    assert problems(make_config(**four), gpu_count=4) == []
+    assert problems(make_config(**four), gpu_count=5) == []
     assert "4 devices, and 2 are available" in problems(make_config(**four), gpu_count=2)[0]
     assert "this machine has 2 GPUs" in problems(make_config(cluster__gpu_per_node=4), gpu_count=2)[0]
     # A file written for a GPU host still runs on a processor, as many replicas as there are processors.
@@ -167,6 +168,40 @@ def test_gpus_are_counted(make_config: MakeConfig) -> None:
     assert any("tensor_parallel_size has no effect" in line for line in config_notices(elsewhere, gpu_count=0))
     assert problems(make_config(explorer__rollout_model__engine_num=2), cpu_count=2) == []
     assert "this machine has 2 processors" in problems(make_config(explorer__rollout_model__engine_num=3))[0]
+
+
+def test_engines_take_the_first_gpus_and_the_trainer_the_last_ones(make_config: MakeConfig) -> None:
+    apart = make_config(explorer__rollout_model__engine_num=4, trainer__nproc=3)
+    assert problems(apart, gpu_count=8) == []
+    placement = place(apart, 8)
+    assert (placement.engines, placement.trainer, placement.shared) == (4, range(5, 8), False)
+    plan = render_plan(run_plan(resolve(apart), gpu_count=8))
+    assert "torchrun worker group, 3 x cuda, GPU 5, 6, 7" in plan
+    assert place(apart, 0).trainer is None  # on a processor
+    assert place(make_config(mode="train", trainer__nproc=3), 8).trainer is None  # it has the machine for itself
+    beside = make_config(engine__device="cpu", trainer__nproc=2)
+    assert place(beside, 2).trainer is None and not place(beside, 2).shared
+
+
+def test_a_trainer_shares_the_engines_gpus_only_if_that_is_wanted_or_there_is_one(make_config: MakeConfig) -> None:
+    crowded = {"explorer__rollout_model__engine_num": 8, "trainer__nproc": 4}
+    (problem,) = problems(make_config(**crowded), cpu_count=8, gpu_count=8)[:1]
+    assert "the engines use 8 GPUs, the trainer 4, and this machine has 8" in problem
+    assert "set mode to colocate" in problem
+    shared = make_config(mode="colocate", **crowded)
+    assert problems(shared, cpu_count=8, gpu_count=8) == []
+    assert place(shared, 8).shared and place(shared, 8).trainer is None
+    assert "4 x cuda, on the engines' GPUs" in render_plan(run_plan(resolve(shared), gpu_count=8))
+    assert place(make_config(mode="colocate"), 8).shared  # although there would be room
+    assert place(make_config(), 1).shared and problems(make_config(), gpu_count=1) == []
+
+
+def test_the_devices_of_a_process_are_a_part_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices(range(2, 4)) == "2,3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,3,GPU-ab,1")
+    assert gpu_count() == 4
+    assert visible_devices(range(1, 3)) == "3,GPU-ab"
 
 
 def test_replicas_that_share_a_gpu_must_fit_it(make_config: MakeConfig) -> None:
@@ -247,7 +282,7 @@ def test_auxiliary_models_take_gpus_of_their_own(make_config: MakeConfig) -> Non
     entries = [{"model_path": "owner/judge", "tensor_parallel_size": 2}, REMOTE]
     config = make_config(explorer__auxiliary_models=entries)
     assert [entry.known_as for entry in config.explorer.auxiliary_models] == ["judge", "critic"]
-    assert problems(config, gpu_count=3) == []
+    assert problems(config, gpu_count=4) == []
     assert (
         "and 2 for explorer.auxiliary_models needs 3 devices, and 2 are available" in problems(config, gpu_count=2)[0]
     )

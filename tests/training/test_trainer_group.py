@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from rft_platform.common.errors import TrainerError, TrainingCancelled, UserError
 from rft_platform.common.processes.lease import read_lease
 from rft_platform.common.processes.spawn import wait_until_ended
+from rft_platform.training.launch import TrainerSpec
 from rft_platform.training.protocol import OptimizerSpec, StepEvent, TrainResult
 from rft_platform.training.service.trainer_client import TrainerClient, find_or_start_trainer
 from tests.training.conftest import whole_state
@@ -133,6 +134,23 @@ def test_two_ranks_take_the_same_step_as_one(session, round_request, tmp_path) -
     finally:
         client.shutdown()
     assert wait_until_ended(ranks, 0) == []
+
+
+def test_a_group_sees_only_its_devices_and_others_replace_it(tmp_path) -> None:
+    spec = TrainerSpec(tmp_path / "leases", tmp_path / "logs", 1, 1, "float32", "cpu", 120, gpus="1,3")
+    one, two = TrainerClient(spec), TrainerClient(replace(spec, gpus="2,3"))
+    try:
+        one.ensure_running()
+        first = read_lease(spec.lease)
+        assert first is not None and psutil.Process(first.pid).environ()["CUDA_VISIBLE_DEVICES"] == "1,3"
+        one.ensure_running()
+        assert read_lease(spec.lease) == first
+        two.ensure_running()
+        second = read_lease(spec.lease)
+        assert second is not None and second.pid != first.pid
+        assert psutil.Process(second.pid).environ()["CUDA_VISIBLE_DEVICES"] == "2,3"
+    finally:
+        two.shutdown()
 
 
 def test_a_group_that_cannot_start_shows_its_log(tmp_path) -> None:

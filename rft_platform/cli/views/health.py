@@ -11,8 +11,9 @@ from typing import Literal
 from rft_platform.common.errors import EngineError, RftError, UserError
 from rft_platform.common.fault_classification import as_fault
 from rft_platform.common.sqlite_files import damaged_databases, databases
+from rft_platform.config.gpu_placement import gpu_count
 from rft_platform.config.home import Home
-from rft_platform.driver.machine import cpu_count, gpu_count, installed_version
+from rft_platform.driver.machine import cpu_count, installed_version
 from rft_platform.driver.preflight import check_room, check_writable, nearest_folder
 from rft_platform.servers.leases import HeldLease, leases_of
 from rft_platform.servers.supervise import port_is_free

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from rft_platform.config.gpu_placement import place
 from rft_platform.config.paths import DATA_SUFFIXES
 from rft_platform.config.schema.explorer import RolloutModel
 from rft_platform.config.schema.rft_config import RftConfig
@@ -26,6 +27,7 @@ def local_problems(config: RftConfig, *, cpu_count: int, gpu_count: int) -> Iter
         yield from _engine_problems(config, cpu_count, gpu_count)
     if config.mode in ("both", "train", "colocate"):
         yield from _trainer_problems(config, cpu_count, gpu_count)
+        yield from _placement_problems(config, gpu_count)
 
 
 def _model_problems(config: RftConfig) -> Iterator[str]:
@@ -126,6 +128,18 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[s
         yield (
             f"{key}: {engines_per_gpu} * gpu_memory_utilization {serving.gpu_memory_utilization:g} is more than a GPU "
             f"has; set gpu_memory_utilization to {1 / engines_per_gpu:.2g} or less"
+        )
+
+
+def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
+    """Whether the trainer has GPUs of its own, or may share those of the engines."""
+    placement, ranks = place(config, gpu_count), config.trainer.nproc
+    enough = placement.engines <= gpu_count and ranks <= gpu_count  # other checks report what is not
+    if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:
+        yield (
+            f"trainer.nproc {ranks}: the engines use {placement.engines} GPUs, the trainer {ranks}, and this machine "
+            f"has {gpu_count}: lower trainer.nproc or explorer.rollout_model.engine_num, or set mode to colocate to share "
+            "the engines' GPUs"
         )
 
 

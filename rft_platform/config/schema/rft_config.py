@@ -168,7 +168,8 @@ class RftConfig(Section):
 
     mode: Mode = "both"
     """``both``: explore and train in rounds. ``explore``: only roll out and judge. ``train``: train on explored rounds
-    or on a dataset (offline). ``bench``: evaluate the project's policies."""
+    or on a dataset (offline). ``bench``: evaluate the project's policies. ``colocate``: as ``both``, and the trainer
+    shares the engines' GPUs; otherwise it takes the last GPUs of the machine, and shares only a single one."""
     project: str = Field(default="rft", min_length=1)
     """Name of the project, part of checkpoint paths and of the registered model's name."""
     group: str = ""

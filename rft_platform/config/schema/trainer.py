@@ -50,7 +50,7 @@ class Trainer(Section):
     gradient_accumulation_steps: PositiveInt = 1
     """Batches of ``buffer.train_batch_size`` experiences whose gradients are accumulated into one optimiser step."""
     nproc: PositiveInt = 1
-    """Worker processes per node: one per GPU."""
+    """Worker processes per node: one per GPU. They take the last GPUs of a machine, the engines the first ones."""
     rendezvous: Rendezvous = Rendezvous()
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Data type of activations and published weights; master weights are float32. ``auto``: bfloat16 on GPUs, float32

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.gpu_placement import gpu_count, place, visible_devices
 from rft_platform.experience.store import ExperienceStore
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.policy import published
@@ -189,6 +190,7 @@ def trainer_client(project: Project) -> "TrainerClient":
     from rft_platform.training.service.trainer_client import TrainerClient
 
     settings, home = project.config.trainer, project.home
+    own = place(project.config, gpu_count()).trainer
     return TrainerClient(
         TrainerSpec(
             home.leases,
@@ -200,6 +202,7 @@ def trainer_client(project: Project) -> "TrainerClient":
             idle_timeout_s=settings.idle_timeout_s,
             layout=configured_layout(project.config),
             rendezvous=configured_rendezvous(project.config),
+            gpus=None if own is None else visible_devices(own),
             heartbeat_timeout_s=settings.heartbeat_timeout_s,
         )
     )

@@ -4,10 +4,10 @@ Evaluations have their own engine, so that users never get a version that did no
 release has its own engine too. If the machine has no GPU left for it, evaluations use the serving engine.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rft_platform.common.errors import UserError
+from rft_platform.config.gpu_placement import gpu_count, place
 from rft_platform.inference.interface import PolicyEngine
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.setup.connections import base_model_folder, connect_engine, policy_spec
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 EVALUATION, CANDIDATE = "evaluation", "candidate"  #: names of the engines and of their leases
 _ORDER = (EVALUATION, CANDIDATE)
-_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def connect_evaluation_engine(project: Project) -> PolicyEngine:
@@ -47,27 +46,22 @@ def _connect(project: Project, name: str) -> "EngineClient":
     rank = config.engine.max_lora_rank
     if rank is None:
         rank = max((adapter.lora_rank for adapter in config.model.lora_configs), default=0)
-    on_gpu = config.engine.device != "cpu" and _GPUS.exists()
+    on_gpu = config.engine.device != "cpu" and gpu_count() > 0
     return find_or_start_engine(
         base_model_folder(project),
         project.home.leases,
         project.home.logs,
         policy_spec(config, lora_rank=rank),
         name=name,
-        gpus=replica_gpus(_ORDER.index(name), size, _devices_before(project)) if on_gpu else None,
+        gpus=replica_gpus(_ORDER.index(name), size, place(config, gpu_count()).engines) if on_gpu else None,
     )
 
 
 def _has_devices(project: Project, name: str) -> bool:
-    if project.config.engine.device == "cpu" or not _GPUS.exists():
+    gpus = gpu_count()
+    if project.config.engine.device == "cpu" or not gpus:
         return True
+    placement = place(project.config, gpus)
     size = project.config.explorer.rollout_model.tensor_parallel_size
-    needed = _devices_before(project) + size * (_ORDER.index(name) + 1)
-    return needed <= sum(1 for _ in _GPUS.iterdir())
-
-
-def _devices_before(project: Project) -> int:
-    """GPUs of the serving engine, the auxiliary models and the further policies."""
-    explorer = project.config.explorer
-    serving = explorer.policy_gpus + explorer.rollout_model.tensor_parallel_size * len(project.config.policies)
-    return serving + sum(model.devices for model in explorer.auxiliary_models)
+    needed = placement.engines + size * (_ORDER.index(name) + 1)
+    return needed <= gpus - placement.trainer_count

@@ -72,7 +72,16 @@ def find_or_start_trainer(
     layout, rendezvous = layout or Layout(), rendezvous or Rendezvous()
     client = TrainerClient(
         TrainerSpec(
-            leases, logs, nproc, threads, dtype, device, idle_timeout_s, layout, rendezvous, heartbeat_timeout_s
+            leases,
+            logs,
+            nproc,
+            threads,
+            dtype,
+            device,
+            idle_timeout_s,
+            layout,
+            rendezvous,
+            heartbeat_timeout_s=heartbeat_timeout_s,
         )
     )
     client.ensure_running()
@@ -149,7 +158,7 @@ class TrainerClient:
         spec = self._spec
         wanted = {
             "nproc": spec.ranks, "threads": spec.threads, "dtype": spec.dtype, "device": spec.device,
-            "layout": asdict(spec.layout),
+            "layout": asdict(spec.layout), "gpus": spec.gpus,
         }  # fmt: skip
         same = all(lease.details.get(name) == value for name, value in wanted.items())
         return same and lease.started_at > _code_changed_at()
@@ -159,7 +168,8 @@ class TrainerClient:
         threads = str(spec.threads)
         end_strays(spec.lease)  # left by a killed starter: two groups would write to one log and one lease
         own = {"OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1", SAFE_PATH: OWN_SAFE_PATH}
-        env = os.environ | own | lease_environment(spec.lease)
+        devices = {} if spec.gpus is None else {"CUDA_VISIBLE_DEVICES": spec.gpus}
+        env = os.environ | own | devices | lease_environment(spec.lease)
         process = start_detached(command(spec), spec.log, env)
         born = process.create_time()
         try:

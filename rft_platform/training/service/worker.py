@@ -70,6 +70,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads a rank")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--gpus", help="the devices that the environment names, for the lease")
     parser.add_argument("--reduce-dtype", choices=("float32", "bfloat16"), default="float32", help="of gradient sums")
     parser.add_argument("--compile", choices=("auto", "yes", "no"), default="auto", help="compile the layers")
     for flag, what in _LAYOUT.items():
@@ -197,7 +198,7 @@ def _publish_lease(options: argparse.Namespace, port: int, token: str, world_siz
     me = psutil.Process()
     details: dict[str, Any] = {
         "nproc": world_size, "threads": options.threads, "dtype": options.dtype, "device": options.device,
-        "launcher": _launcher(), "layout": asdict(layout),
+        "launcher": _launcher(), "layout": asdict(layout), "gpus": options.gpus,
     }  # fmt: skip
     lease = Lease("trainer", me.pid, me.create_time(), "127.0.0.1", port, token, "", time.time(), details)
     write_lease(options.lease, lease)
