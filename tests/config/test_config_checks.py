@@ -187,7 +187,7 @@ def test_a_trainer_shares_the_engines_gpus_only_if_that_is_wanted_or_there_is_on
     crowded = {"explorer__rollout_model__engine_num": 8, "trainer__nproc": 4}
     (problem,) = problems(make_config(**crowded), cpu_count=8, gpu_count=8)[:1]
     assert "the engines use 8 GPUs, the trainer 4, and this machine has 8" in problem
-    assert "set mode to colocate" in problem
+    assert "share GPUs by mode: colocate" in problem
     shared = make_config(mode="colocate", **crowded)
     assert problems(shared, cpu_count=8, gpu_count=8) == []
     assert place(shared, 8).shared and place(shared, 8).trainer is None

@@ -138,8 +138,8 @@ def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
     if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:
         yield (
             f"trainer.nproc {ranks}: the engines use {placement.engines} GPUs, the trainer {ranks}, and this machine "
-            f"has {gpu_count}: lower trainer.nproc or explorer.rollout_model.engine_num, or set mode to colocate to share "
-            "the engines' GPUs"
+            f"has {gpu_count}: lower trainer.nproc or explorer.rollout_model.engine_num, or share GPUs by mode: "
+            "colocate"
         )
 
 
