@@ -56,7 +56,13 @@ class RunningService:
             "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}},
             "explorer": {"proxy_port": port},
             "engine": {"device": "cpu", "dtype": "float32"},
+            "service": {
+                "redaction": f"{folder / 'privacy.py'}:redact", "requests_per_minute": 100_000, "subject_share": 0.5,
+                "metrics": [{"name": "helpful", "min": 1, "max": 5}], "alerts": {"least_calls": 1, "label_rate": 1.0},
+                "implicit_feedback": {"base_url": "http://127.0.0.1:9/v1", "model": "grader"},
+            },
         }  # fmt: skip
+        (folder / "privacy.py").write_text("def redact(text):\n    return text.replace('Mrs Quillfeather', '[name]')\n")
         self.home, self.url = folder / "home", f"http://127.0.0.1:{port}"
         self.home.mkdir(mode=0o700)
         (self.home / "rft.yaml").write_text(yaml.safe_dump(config))
@@ -195,6 +201,27 @@ def test_an_ab_test_is_reported_and_switches(service) -> None:
     assert "the candidate is better" in service.rft("report")
     report = httpx.get(f"{service.url}/releases/report", trust_env=False).json()
     assert report["comparison"]["winner"] == "candidate"
+
+
+def test_the_section_service_reaches_the_process(service) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "I am Mrs Quillfeather"}], "max_tokens": 3}
+    answer = service.post("/v1/chat/completions", **body).json()
+    refused = service.post("/feedback", msg_ids=[answer["id"]], reward=1, metrics={"charm": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "charm")
+    assert service.post("/feedback", msg_ids=[answer["id"]], reward=1, metrics={"helpful": 3}).status_code == 200
+    (call,) = traffic_store(service.project).calls([answer["id"]])
+    assert (call.state, call.model_call["messages"][0]["content"]) == ("untrainable", "I am [name]")
+
+    def metrics() -> dict[str, float]:
+        return dict(httpx.get(f"{service.url}/metrics?format=json", trust_env=False).json())
+
+    service.wait_until(lambda: metrics()["alerts"] == 1)
+    found = metrics()
+    assert found["calls_redacted"] == 1 and found["recent_label_rate"] < 1
+    assert found["requests_refused_by_limit"] == found["rows_above_subject_share"] == found["implicit_failures"] == 0
+    page = httpx.get(f"{service.url}/status/live", trust_env=False).text
+    assert "Warnings" in page and "the limit is 100.0%" in page
+    assert "alert" in [event.kind for event in traffic_store(service.project).events()]
 
 
 def test_a_damaged_checkpoint_is_rolled_back(service) -> None:
