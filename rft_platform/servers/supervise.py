@@ -93,13 +93,16 @@ def check_ports(servers: Sequence[Server]) -> None:
             continue
         if ports.count(server.port) > 1:
             raise UserError(f"port {server.port} is used twice: choose another with --port or --mlflow-port")
-        if not may_listen(server.port):
-            raise UserError(f"port {server.port} is reserved for the system: choose 1024 or higher for {server.name}")
-        if not port_is_free(server.port):
-            option = "--port" if server.name == "Dagster" else f"--{server.name.lower()}-port"
-            raise UserError(
-                f"port {server.port} is taken: free it, or choose another one for {server.name} with {option}"
-            )
+        check_port(server.name, server.port)
+
+
+def check_port(name: str, port: int) -> None:
+    """Raise UserError if the port of the server ``name`` is taken or reserved."""
+    if not may_listen(port):
+        raise UserError(f"port {port} is reserved for the system: choose 1024 or higher for {name}")
+    if not port_is_free(port):
+        option = "--port" if name == "Dagster" else f"--{name.lower()}-port"
+        raise UserError(f"port {port} is taken: free it, or choose another one for {name} with {option}")
 
 
 def port_is_free(port: int) -> bool:

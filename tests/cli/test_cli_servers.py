@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from typer.testing import Result
 
 from rft_platform.cli.views import health
 from rft_platform.common.errors import RftError, UserError
@@ -144,3 +145,15 @@ time.sleep(600)
         assert worker.status() != psutil.STATUS_ZOMBIE
 
     assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_taken_port_is_refused_before_the_databases_are_made(home: Home, rft: Callable[..., Result]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = rft("ui", "--port", str(port))
+    assert refused.exit_code == 2
+    assert f"error: port {port} is taken" in refused.stderr
+    assert not (home.dagster / "history").exists()
+    assert not (home.mlflow / "mlflow.db").exists()

@@ -39,7 +39,7 @@ def ui(
     from rft_platform.driver.start import begin
     from rft_platform.jobs.sensor_interval import sensor_interval_s
     from rft_platform.jobs.singleton_lock import singleton_lock
-    from rft_platform.servers.supervise import check_ports
+    from rft_platform.servers.supervise import check_port, check_ports
     from rft_platform.servers.ui_servers import ui_servers
 
     if auto and not daemon:
@@ -53,6 +53,7 @@ def ui(
     elif not home.config_file.exists():
         notes().print(f"no project in {home.root} yet: `rft ui --config rft.yaml` starts one", markup=False)
     with singleton_lock(home.leases / "ui.lock", f"`rft ui` of {home.root}", Dagster=f"port {port}"):
+        check_port("Dagster", port)  # before the databases are opened, which takes seconds
         servers = ui_servers(home, port, mlflow_port, daemon, metrics_port)
         check_ports(servers)
         serve_until_interrupted(home, servers, sensors_of=f"http://127.0.0.1:{port}" if auto else None)
