@@ -1,9 +1,10 @@
-"""Fuzz the online service by its OpenAPI document with schemathesis: no answer is a 5xx.
+"""Fuzz the online service by its OpenAPI document: no answer is a 5xx.
 
+    python benchmarks/fuzz_online.py --requests 20000
     python -m venv /tmp/fuzz && /tmp/fuzz/bin/pip install schemathesis
-    python benchmarks/fuzz_online.py --schemathesis /tmp/fuzz/bin/schemathesis --examples 2500
+    python benchmarks/fuzz_online.py --requests 20000 --schemathesis /tmp/fuzz/bin/schemathesis --examples 100
 
-The service stands before an engine that echoes; schemathesis makes valid and invalid requests for every operation.
+First the random requests of ``tests/fuzz/test_fuzz_service.py``, then those of schemathesis at a process of its own.
 Writes ``results/fuzz_online.json``; exit code 1 where a request failed.
 """
 
@@ -16,10 +17,14 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import online_load
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))  # the requests are the tests' own
+
+from tests.fuzz.test_fuzz_service import attack_service  # noqa: E402
 
 
 class Counting:
@@ -72,35 +77,60 @@ async def fuzz(port: int, given: argparse.Namespace) -> tuple[Counting, int, str
     return counting, process.returncode, output.decode(errors="replace")
 
 
-def main() -> int:
-    """Fuzz and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schemathesis", required=True, help="the program")
-    parser.add_argument("--examples", type=int, default=2500, help="of each operation")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "fuzz_online.json")
-    given = parser.parse_args()
+def run_own(requests: int) -> dict[str, Any]:
+    """The requests of the tests, in this process."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        statuses, failures = asyncio.run(attack_service(Path(folder), requests))
+    return {
+        "requests": statuses.total(),
+        "seconds": round(time.perf_counter() - began, 1),
+        "statuses": {str(status): count for status, count in sorted(statuses.items())},
+        "failures": failures[:20],
+    }
+
+
+def run_schemathesis(given: argparse.Namespace) -> dict[str, Any]:
+    """Valid and invalid requests for every operation, at a service before an engine that echoes."""
     version = subprocess.run([given.schemathesis, "--version"], capture_output=True, text=True, check=True).stdout
     began = time.perf_counter()
     with online_load.service(0.0) as (_, port, pid, _database):
         counting, status, output = asyncio.run(fuzz(port, given))
         memory = online_load.psutil.Process(pid).memory_info().rss / 2**20
-    found = {
-        "what": "schemathesis on the OpenAPI document of the online service",
-        "date": time.strftime("%Y-%m-%d"),
+    print(output[-2000:])
+    failed = [f"exit status {status}"] if status else []
+    return {
         "tool": version.strip(),
         "seed": given.seed,
+        "examples_an_operation": given.examples,
         "seconds": round(time.perf_counter() - began, 1),
         "requests": counting.statuses.total(),
         "statuses": dict(sorted(counting.statuses.items())),
-        "failures": counting.failures,
-        "exit_status": status,
+        "failures": counting.failures + failed,
         "rss_mb": round(memory, 1),
     }
-    print(output[-3000:])
+
+
+def main() -> int:
+    """Fuzz and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--schemathesis", help="the program; without it only our own requests")
+    parser.add_argument("--examples", type=int, default=100, help="of each operation")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "fuzz_online.json")
+    given = parser.parse_args()
+    found = {
+        "what": "random requests for the OpenAPI document of the online service",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    found |= {"own": run_own(given.requests)}
     given.output.write_text(json.dumps(found, indent=1) + "\n")
+    if given.schemathesis:
+        found |= {"schemathesis": run_schemathesis(given)}
+        given.output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    return int(bool(counting.failures) or status != 0)
+    return int(any(each["failures"] for each in found.values() if isinstance(each, dict)))
 
 
 if __name__ == "__main__":
