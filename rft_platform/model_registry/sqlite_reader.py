@@ -1,4 +1,4 @@
-"""Read model versions directly from the registry's SQLite file, because importing MLflow takes longer."""
+"""Read model versions and experiments directly from MLflow's SQLite file, because importing MLflow takes longer."""
 
 import sqlite3
 from collections import defaultdict
@@ -26,6 +26,19 @@ def read_versions(tracking_uri: str, name: str) -> list[RegisteredModel] | None:
             return _versions(connection, name)
     except sqlite3.Error:
         return None
+
+
+def read_experiment_id(tracking_uri: str, name: str) -> str | None:
+    """The id of the experiment ``name``; None if there is none, or direct reading is not possible."""
+    path = Path(tracking_uri.removeprefix(_PREFIX))
+    if not tracking_uri.startswith(_PREFIX) or not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5)) as connection:
+            found = connection.execute("SELECT experiment_id FROM experiments WHERE name = ?", [name]).fetchone()
+    except sqlite3.Error:
+        return None
+    return None if found is None else str(found[0])
 
 
 def model_name(address: str) -> str | None:

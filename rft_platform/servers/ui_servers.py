@@ -152,10 +152,21 @@ def _mlflow(home: Home, tracking_uri: str, port: int, python: list[str], env: Ma
         command=command,
         env={**env, mlflow_server.BACKEND: tracking_uri},  # may hold a password, which `ps` would show in arguments
         port=port,
-        url=sign_in_url(url, token),
+        url=sign_in_url(url, token) + _experiment_page(home, tracking_uri),
         is_ready=serves_guarded(url, mlflow_server.HEALTH),
         restarts=_RESTARTS,
     )
+
+
+def _experiment_page(home: Home, tracking_uri: str) -> str:
+    """The page of the project's experiment in MLflow's interface; "" before its first run."""
+    from rft_platform.config.load import load_config_of
+    from rft_platform.model_registry.sqlite_reader import read_experiment_id
+
+    if not home.config_file.exists():
+        return ""
+    number = read_experiment_id(tracking_uri, load_config_of(home).project)
+    return "" if number is None else f"#/experiments/{number}"
 
 
 def _tracking_uri(home: Home) -> str:

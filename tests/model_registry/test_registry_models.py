@@ -12,6 +12,7 @@ from rft_platform.common.errors import DamagedError, RegistryError, StorageError
 from rft_platform.common.files import digest_file, write_json
 from rft_platform.model_registry.mlflow_client import open_client
 from rft_platform.model_registry.models import ModelRegistry
+from rft_platform.model_registry.sqlite_reader import read_experiment_id
 
 
 def checkpoint(tmp_path: Path, step: int) -> Path:
@@ -142,3 +143,13 @@ def test_weights_that_are_not_what_was_registered_are_not_handed_out(registry: M
     assert registry.resolve(f"models:/demo-model/{version}").folder == folder  # lineage reads no weights
     with pytest.raises(DamagedError, match=r"which is damaged: model\.safetensors was changed after it was written"):
         registry.resolve(f"models:/demo-model/{version}", verify=True)
+
+
+def test_the_experiment_is_found_in_the_file(registry: ModelRegistry, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow' / 'mlflow.db'}"
+    assert read_experiment_id(uri, "demo") is None, "before the first run"
+    registry.training_run("first")
+    assert read_experiment_id(uri, "demo") == "1"
+    assert read_experiment_id("http://127.0.0.1:1", "demo") is None
+    (tmp_path / "mlflow" / "mlflow.db").write_bytes(b"damaged")
+    assert read_experiment_id(uri, "demo") is None
