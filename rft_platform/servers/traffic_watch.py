@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from sqlalchemy import Engine
 
@@ -79,10 +80,14 @@ class TrafficWatch:
                 return
 
     def _versions(self) -> Mapping[int, int]:
-        """The policy versions that the newest rounds have published."""
+        """The policy versions that the newest rounds have trained.
+
+        A round that trained nothing published the version of the round before again.
+        """
         store = self._project.store
-        policies = {number: published(store, number) for number in sorted(store.rounds())[-_ROUNDS:]}
-        return {number: policy.policy_version for number, policy in policies.items() if policy is not None}
+        policies = {number: published(store, number) for number in sorted(store.rounds())[-_ROUNDS - 1 :]}
+        versions = [(number, policy.policy_version) for number, policy in policies.items() if policy is not None]
+        return {number: version for (_, before), (number, version) in pairwise(versions) if version != before}
 
 
 def _metrics_of(figures: TrafficFigures) -> dict[str, float]:

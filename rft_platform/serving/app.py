@@ -186,9 +186,11 @@ class _Guarded:
 
     async def _openai_call(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            tenant = self._gateway.tenant_of(headers_of(scope))
-        except ApiError:  # the gateway refuses the request
-            await self._gateway(scope, receive, send)
+            headers = headers_of(scope)
+            check_caller(scope["method"], headers, self._hosts)
+            tenant = self._gateway.tenant_of(headers)
+        except ApiError as error:
+            await refuse_stranger(error, receive, send)
             return
         await self._limited(f"openai/{tenant}", self._gateway, scope, receive, send)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from rft_platform.common.errors import JudgeUnavailableError
 from rft_platform.config.home import Home
@@ -137,6 +138,19 @@ def test_a_model_that_does_not_answer_is_asked_again_later(engine, store, tmp_pa
     assert implicit.judge_waiting() == 1
     assert [call.reward for call in store.calls(["c-1"])] == [1.0]
     assert unjudged_reactions(engine, time.time() + 10, 5) == []
+
+
+def test_calls_before_the_window_are_not_read(tmp_path, server) -> None:
+    engine, statements = open_database(f"sqlite:///{tmp_path / 'traffic.db'}"), list[tuple[str, Any]]()
+    chat = Chat(TrafficStore(engine), "c")
+    chat.turn("What is 12*7?", "84")
+    chat.turn("thanks", "You are welcome")
+    event.listen(engine, "before_cursor_execute", lambda *given: statements.append(given[2:4]))
+    assert [each.msg_id for each in unjudged_reactions(engine, time.time() - 10, 5)] == ["c-1"]
+    text, values = next(each for each in statements if "EXISTS" in each[0])
+    with engine.connect() as connection:
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values).all()
+    assert "SEARCH calls USING INDEX calls_state (state=? AND number>?)" in [step[3] for step in plan]
 
 
 def test_only_verdicts_are_read() -> None:

@@ -22,6 +22,8 @@ from rft_platform.serving.database import open_database
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.release_store import ReleaseStore
+from rft_platform.serving.rules.rate_limits import RateLimits
+from rft_platform.serving.rules.redaction import Redaction
 from rft_platform.serving.traffic import NewCall, TrafficStore
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import bearer_token
@@ -42,7 +44,8 @@ class Guarded:
             answered=0, not_selected=0, opted_out=0, failed_to_record=0))  # fmt: skip
         releases = ReleaseCommands(ReleaseStore(engine), lambda: [ServableVersion(0, 0, "0", True, {})])
         routes = [release_routes(releases, self.writer, self._tenant)]
-        self.app = build_app(gateway, self.writer, CommitRule(), dict, routes)
+        self.limits = RateLimits(requests_per_minute=5)
+        self.app = build_app(gateway, self.writer, CommitRule(), dict, routes, limits=self.limits)
 
     @staticmethod
     def _tenant(headers: Any) -> str:
@@ -119,6 +122,21 @@ async def test_a_database_that_does_not_work_is_unavailable(guarded) -> None:
     guarded.store.commit = broken
     answer = await guarded.ask("POST", "/commit", "{}", **KEY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+
+
+async def test_a_redaction_that_fails_is_an_error_of_the_users_code(guarded) -> None:
+    guarded.store._redaction = Redaction(lambda text: None)
+    given = {"msg_ids": ["m1"], "reward": 1, "comment": "late"}
+    answer = await guarded.ask("POST", "/feedback", json.dumps(given), **KEY)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "user_code_failed")
+
+
+async def test_a_foreign_page_does_not_use_up_the_rate_of_a_tenant(guarded) -> None:
+    for _ in range(3):
+        for refused in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+            answer = await guarded.ask("POST", "/v1/chat/completions", "{}", **KEY, **refused)
+            assert answer.status_code in (403, 421)
+    assert guarded.limits.refused == 0
 
 
 def test_a_service_on_all_addresses_becomes_ready(guarded, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from rft_platform.experience.record import ModelCall
 from rft_platform.rounds.selection.production_rows import rows_of_traffic
 from rft_platform.serving import database
 from rft_platform.serving.database import open_database
-from rft_platform.serving.rules.round_rows import RoundRule
+from rft_platform.serving.rules.round_rows import CommittedRow, RoundRule, choose_rows
 from rft_platform.serving.traffic import CommitResult, FeedbackResult, NewCall, NewFeedback, TrafficStore
 
 RECORDED = {
@@ -266,6 +267,13 @@ def test_a_task_above_the_share_is_taken_whole_or_not_at_all(store) -> None:
     rule = RoundRule(most_rows=6, subject_share=0.2)
     assert [row.msg_id for row in store.settle(1, rule)] == ["a0", "a1", "a2"]
     assert [row.msg_id for row in store.settle(2, rule)] == ["b0", "b1", "b2"]
+
+
+def test_the_choice_of_rows_takes_linear_time() -> None:
+    rows = [CommittedRow(number, ("", f"t{number}"), ("", f"s{number}"), 0) for number in range(20_000)]
+    before = time.process_time()
+    assert len(choose_rows(rows, RoundRule(most_rows=20_000, subject_share=0.1)).chosen) == 20_000
+    assert time.process_time() - before < 2
 
 
 def test_unlabelled_calls_expire(store, clock) -> None:

@@ -61,6 +61,9 @@ VALID, INVALID = model_call(None, ("refund", '{"order": 7}')), model_call(None, 
         (model_call("Is that all? Then good-bye."), "answer"),
         (model_call(None), "answer"),
         (model_call(None, ("refund", '{"order": 7}'), tools=({"name": "refund", "parameters": None},)), "tool_valid"),
+        (model_call(None, (["refund"], "{}")), "tool_invalid"),
+        (model_call(None, ("refund", "{}"), tools=({"name": ["refund"]},)), "tool_invalid"),
+        (model_call(None, ("f", "{}"), tools=({"name": "f", "parameters": {"required": [{}]}},)), "tool_invalid"),
         ({}, "answer"),
     ],
 )
@@ -128,6 +131,20 @@ def test_a_reader_does_not_wait_for_a_writer(tmp_path: Path) -> None:
     with engine.begin() as writer:
         writer.exec_driver_sql("DELETE FROM feedback")
         assert traffic_figures(engine, 0.0, {}).calls == 0
+
+
+def test_a_round_that_trained_nothing_has_no_version_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
+    config = build_config(
+        {
+            "model": {"model_path": str(tiny_model), "max_model_len": 64},
+            "buffer": {"train_batch_size": 4, "trainer_input": {"experience_buffer": {"storage_type": "sql"}}},
+        }
+    )
+    project = Project(Home(tmp_path / "home"), config)
+    for number, version in enumerate((0, 4, 4, 8)):
+        publish(project.store, Policy("model", version, "0" * 64, round=number))
+    engine = open_database(f"sqlite:///{tmp_path / 'traffic.db'}")
+    assert TrafficWatch(project, engine, TrafficStore(engine))._versions() == {1: 4, 3: 8}
 
 
 def test_an_exceeded_limit_is_an_alert_until_it_is_kept_again(tmp_path: Path, tiny_model: Path, caplog) -> None:

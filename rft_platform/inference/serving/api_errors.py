@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rft_platform.common.errors import EngineError, RftError, UserError, WeightMismatchError
+from rft_platform.common.errors import EngineError, RftError, UserCodeError, UserError, WeightMismatchError
 from rft_platform.inference.serving.context_limit import ContextLengthError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ STATUS: list[tuple[type[RftError], int, str]] = [
     (UserError, 400, "invalid_value"),
     (WeightMismatchError, 409, "weights_refused"),
     (EngineError, 503, "engine_unavailable"),
+    (UserCodeError, 500, "user_code_failed"),
     (RftError, 500, "engine_failed"),
 ]
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import aliased
 from rft_platform.serving.database import RECORDED, Call, Feedback, FeedbackCall, readings
 
 IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
+_OUT_OF_ORDER = 1_000  # calls of about the same time may be stored in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Reaction:
 
 def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction]:
     """The newest ``most`` answers since then that have no reward, were not judged yet, and have a next call."""
+    oldest = select(Call.number).where(Call.recorded_at >= since).order_by(Call.recorded_at).limit(_OUT_OF_ORDER)
     later = aliased(Call)
     judged = (
         select(FeedbackCall.number)
@@ -47,7 +49,11 @@ def unjudged_reactions(engine: Engine, since: float, most: int) -> list[Reaction
         .limit(most)
     )
     with readings(engine)() as session:
-        return [_reaction(call, session.get_one(Call, number)) for call, number in session.execute(query).all()]
+        first = session.scalar(select(func.min(oldest.subquery().c.number)))
+        if first is None:
+            return []
+        found = session.execute(query.where(Call.number >= first)).all()  # bounded: older calls are not read
+        return [_reaction(call, session.get_one(Call, number)) for call, number in found]
 
 
 def _reaction(call: Call, later: Call) -> Reaction:

@@ -18,7 +18,7 @@ def traffic_figures(engine: Engine, since: float, versions: Mapping[int, int]) -
 
     The index ``calls_recent`` has all that is read here.
 
-    ``versions``: the policy version that each round has published.
+    ``versions``: the policy version that each round has trained.
     """
     with readings(engine)() as session:
         newest = select(Call.recorded_at).order_by(Call.recorded_at.desc()).offset(_MOST).limit(1)

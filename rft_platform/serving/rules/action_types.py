@@ -26,7 +26,7 @@ def action_of(call: Mapping[str, Any]) -> str:
     response = call.get("response") or {}
     calls, text = response.get("tool_calls") or [], response.get("content")
     if calls:
-        tools = {name: parameters for name, parameters in map(_tool, call.get("tools") or []) if name}
+        tools = {name: parameters for name, parameters in map(_tool, call.get("tools") or []) if isinstance(name, str)}
         return TOOL_VALID if all(_is_valid(each, tools) for each in calls) else TOOL_INVALID
     if not isinstance(text, str):
         return ANSWER
@@ -43,7 +43,8 @@ def _tool(tool: Any) -> tuple[Any, Any]:
 
 def _is_valid(call: Any, tools: Mapping[Any, Any]) -> bool:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or function.get("name") not in tools:
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(name, str) or name not in tools:
         return False
     try:
         arguments = json.loads(function.get("arguments") or "{}")
@@ -51,6 +52,6 @@ def _is_valid(call: Any, tools: Mapping[Any, Any]) -> bool:
         return False
     if not isinstance(arguments, dict):
         return False
-    parameters = tools[function["name"]]
+    parameters = tools[name]
     required = parameters.get("required") if isinstance(parameters, Mapping) else None
-    return all(name in arguments for name in required) if isinstance(required, list) else True
+    return all(isinstance(each, str) and each in arguments for each in required) if isinstance(required, list) else True

@@ -62,7 +62,7 @@ def choose_rows(rows: Iterable[CommittedRow], rule: RoundRule) -> ChosenRows:
             size = len(found.chosen)
             full = full or (rule.most_rows is not None and size > 0 and size + len(numbers) > rule.most_rows)
             (found.later if full else found.chosen).extend(numbers)
-            taken += subjects
+            taken.update(subjects)
     return found
 
 
