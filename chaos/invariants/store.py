@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from chaos.invariants.context import Context, Finding
 from rft_platform.common.digests import THINNED
@@ -157,9 +158,14 @@ def _faults(policy: Policy) -> Iterator[str]:
 
 
 def _difference(ours: Policy, theirs: Policy) -> float:
-    from safetensors.numpy import load_file
-
-    a, b = (load_file(Path(policy.folder) / "model.safetensors") for policy in (ours, theirs))
+    a, b = (_weights(Path(policy.folder)) for policy in (ours, theirs))
     if a.keys() != b.keys():
         return float("inf")
     return max(float(abs(tensor - b[name]).max()) for name, tensor in a.items())
+
+
+def _weights(folder: Path) -> dict[str, Any]:
+    """The tensors of all files of a checkpoint: large weights come in several."""
+    from safetensors.numpy import load_file
+
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}

@@ -57,13 +57,14 @@ class PlainLines:
         self._silent_s = silent_s
         self._last: dict[str, float] = {}
         self._newest = ""  # the newest report of unfinished work
+        self._newest_phases = open_phases()  # the phases that were open then: work may end below its total
         self._said_at = self._news_at = time.monotonic()
 
     def update(self, progress: Progress) -> None:
         """Record a progress report; print it if its time has come."""
         done = progress.done >= progress.total
         now = time.monotonic()
-        self._newest = "" if done else str(progress)
+        self._newest, self._newest_phases = "" if done else str(progress), open_phases()
         if not done and now - self._last.setdefault(progress.what, now) < self._every_s:
             return
         self._last[progress.what] = now
@@ -85,7 +86,9 @@ class PlainLines:
         now = time.monotonic()
         if now - self._said_at < self._silent_s:
             return
-        running = self._newest or ", ".join(map(str, open_phases()))
+        phases = open_phases()
+        newest = self._newest if phases == self._newest_phases else ""
+        running = newest or ", ".join(map(str, phases))
         if running:
             self._print(f"still running: {running} (no news for {now - self._news_at:.0f} s)")
 

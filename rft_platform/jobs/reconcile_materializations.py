@@ -4,13 +4,15 @@ Milliseconds pass between a launch's last note and Dagster's records of the asse
 that time has done its work and the plan continues from it, but the lineage would lack a link, or a check its result.
 """
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
 
-from rft_platform.assets.checks import evaluation_results, experience_results
+from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS, evaluation_results, experience_results
 from rft_platform.assets.common import numbers
+from rft_platform.common.errors import StorageError
 from rft_platform.experience.file_names import round_key, round_number
 from rft_platform.rounds.project.notes import EVALUATION, JUDGE
 from rft_platform.rounds.project.policy import published
@@ -19,7 +21,14 @@ from rft_platform.rounds.project.project import Project
 #: The last asset of each kind of launch, and that asset's note. Kinds without an entry end in an evaluation.
 _ENDS = {"explore": ("judged_experiences", JUDGE), "warm_start": ("warm_start_checkpoint", EVALUATION)}
 _EVALUATED = ("evaluation_report", EVALUATION)
+#: The checks of these assets whose results are looked for.
+_CHECKS: Mapping[str, Sequence[dg.AssetCheckSpec]] = {
+    "judged_experiences": EXPERIENCE_CHECKS,
+    "evaluation_report": EVALUATION_CHECKS,
+}
 _RECENT = 8  # rounds whose check results are looked for: each tick would otherwise read the events of every round
+
+LOG = logging.getLogger(__name__)
 
 
 def reconcile_materializations(
@@ -27,8 +36,8 @@ def reconcile_materializations(
 ) -> list[str]:
     """Report the last asset of each of ``launched`` (kind, round) that is complete on disk and unknown to Dagster.
 
-    Intended for launches whose newest run failed, because Dagster knows those of successful runs. Returns what was
-    reported.
+    Intended for launches whose newest run failed, because Dagster knows those of successful runs. An asset whose files
+    are damaged is left for a later call. Returns what was reported.
     """
     reported = []
     for kind, number in launched:
@@ -38,9 +47,15 @@ def reconcile_materializations(
         note = project.store.read_note(number, name)
         if note is None or (name == JUDGE and not note["sound"]) or _is_known(instance, asset, number):
             continue
-        instance.report_runless_asset_event(_materialization(project, asset, number, note))
-        for result in _check_results(project, asset, number, note):
+        try:
+            results = list(_check_results(project, asset, number, note))
+            materialization = _materialization(project, asset, number, note)
+        except StorageError as error:
+            LOG.warning("%s of %s is not reported to Dagster yet: %s", asset, round_key(number), error)
+            continue
+        for result in results:
             instance.report_runless_asset_event(result)
+        instance.report_runless_asset_event(materialization)  # last: it says that the results are recorded
         reported.append(f"{asset} of {round_key(number)}")
     return reported
 
@@ -56,7 +71,10 @@ def _is_known(instance: dg.DagsterInstance, asset: str, number: int) -> bool:
 
 
 def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) -> bool:
-    """Whether the run of the newest materialization recorded the asset's checks; one reported here has them."""
+    """Whether the run of the newest materialization recorded all checks of the asset; one reported here has them.
+
+    If one is missing, all are reported again with a new materialization: results belong to the newest one.
+    """
     records = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition]), limit=1
     ).records
@@ -65,7 +83,9 @@ def _has_checks(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str) 
         return True
     recorded = instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     events = [entry.dagster_event for entry in recorded if entry.dagster_event is not None]
-    return any(event.asset_check_evaluation_data.asset_key == key for event in events)
+    results = [event.asset_check_evaluation_data for event in events]
+    names = {result.check_name for result in results if result.asset_key == key}
+    return names >= {spec.name for spec in _CHECKS.get(key.to_user_string(), ())}
 
 
 def _check_results(

@@ -59,6 +59,21 @@ def test_a_long_silence_ends_with_what_runs() -> None:
     ]
 
 
+def test_work_that_ended_below_its_total_no_longer_runs() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    lines = PlainLines(console, silent_s=0.1)
+
+    with phase_context(3, "0123456789", "rollout_batches"):
+        lines.update(Progress("r0003 rollouts", 60, 64))
+    time.sleep(0.11)
+    lines.beat()  # nothing runs
+    with phase_context(3, "0123456789", "judged_experiences"):
+        lines.beat()
+
+    said = [line.split("  ", 1)[1] for line in console.file.getvalue().splitlines()]
+    assert said == ["still running: r0003/judged_experiences@01234567 (no news for 0 s)"]
+
+
 def test_news_and_warnings_stand_between_the_reports() -> None:
     console = Console(file=io.StringIO(), width=160)
     news = iter([["round 1 is done"], [], [], ["round 2 is done"]])

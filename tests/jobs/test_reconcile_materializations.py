@@ -1,9 +1,14 @@
 """Phases that are complete on disk but that Dagster was not told of."""
 
+import logging
+from typing import Any
+
 import dagster as dg
+import pytest
 
 from rft_platform.assets.checks import EVALUATION_CHECKS, EXPERIENCE_CHECKS
 from rft_platform.assets.common import rft_rounds
+from rft_platform.common.errors import DamagedError
 from rft_platform.experience.file_names import round_key
 from rft_platform.jobs.reconcile_materializations import reconcile_materializations
 from rft_platform.rounds.project.policy import Policy, publish
@@ -73,6 +78,63 @@ def test_an_asset_whose_run_was_killed_before_its_checks_is_recorded_with_them(p
         assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
         assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
         assert reconcile_materializations(project, instance, [("explore", 1)]) == []
+
+
+def test_one_recorded_check_of_four_is_not_all(project: Project) -> None:
+    project.store.write_note(1, "judge", JUDGED)
+    known, *missing = EXPERIENCE_CHECKS
+
+    @dg.asset(partitions_def=rft_rounds, check_specs=[known])
+    def judged_experiences() -> dg.MaterializeResult:
+        """The first check is recorded; the process was killed before the others."""
+        return dg.MaterializeResult(
+            check_results=[dg.AssetCheckResult(check_name=known.name, passed=True, metadata={"round": 1})]
+        )
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions(str(rft_rounds.name), ["r0001"])
+        dg.materialize([judged_experiences], instance=instance, partition_key="r0001")
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
+        assert [len(check_results(instance, spec)) for spec in missing] == [1, 1, 1]
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == []
+
+
+def test_a_kill_between_the_reports_loses_no_check_result(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    project.store.write_note(1, "judge", JUDGED)
+    with dg.DagsterInstance.ephemeral() as instance:
+        report, said = instance.report_runless_asset_event, []
+
+        def killed_after_two(event: Any) -> None:
+            if len(said) == 2:
+                raise KeyboardInterrupt
+            said.append(event)
+            report(event)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(instance, "report_runless_asset_event", killed_after_two)
+            reconcile_materializations(project, instance, [("explore", 1)])
+        assert reconcile_materializations(project, instance, [("explore", 1)]) == ["judged_experiences of r0001"]
+        assert all(check_results(instance, spec) for spec in EXPERIENCE_CHECKS)
+
+
+def test_damaged_rows_are_left_for_later_and_stop_nothing_else(
+    project: Project, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    project.store.write_note(1, "judge", JUDGED)
+    project.store.write_note(1, "evaluation", {"results": [], "metrics": {}})
+
+    def damaged(*_: object) -> None:
+        raise DamagedError("r0001: a file differs from its digest")
+
+    phases = [("explore", 1), ("sync", 1)]
+    with dg.DagsterInstance.ephemeral() as instance:
+        with monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
+            patched.setattr("rft_platform.rounds.judge.quality", damaged)
+            assert reconcile_materializations(project, instance, phases) == ["evaluation_report of r0001"]
+        assert "r0001: a file differs from its digest" in caplog.text
+        assert partitions(instance, "judged_experiences") == set()
+        assert reconcile_materializations(project, instance, phases) == ["judged_experiences of r0001"]
+        assert [len(check_results(instance, spec)) for spec in EXPERIENCE_CHECKS] == [1, 1, 1, 1]
 
 
 def test_what_is_not_complete_or_known_is_left_alone(project: Project) -> None:

@@ -22,7 +22,7 @@ _Claim = Callable[..., ConcurrencyClaimStatus]
 
 
 class PoolWaitInterrupted(dg.DagsterExecutionInterruptedError):
-    """The command was interrupted while it waited for a pool slot: nothing of the launch has begun."""
+    """The command was interrupted while a step waited for a pool slot: that step has not begun."""
 
 
 def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
@@ -40,7 +40,7 @@ def make_claims_interruptible(instance: dg.DagsterInstance) -> None:
             if time.monotonic() > until:
                 if (run_id, step_key) not in waiting:
                     waiting.add((run_id, step_key))
-                    LOG.warning("%s waits: %s; Ctrl-C ends the wait", step_key, _holders(instance, concurrency_key))
+                    LOG.warning("%s waits: %s", step_key, _holders(instance, concurrency_key))
                 return status.with_sleep_interval(0.0)
             time.sleep(_POLL_S)
         return status

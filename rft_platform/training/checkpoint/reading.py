@@ -3,6 +3,8 @@
 Layout of ``global_step_<n>``::
 
     model.safetensors, config.json             or adapter_model.safetensors, adapter_config.json
+    model-*-of-*.safetensors,                  in place of model.safetensors for weights above 134 MB (2**27 bytes)
+    model.safetensors.index.json
     generation_config.json, tokenizer files, chat template
     trainer_state/optimizer*.safetensors       AdamW's moments, the shards of each rank (``shards.py``)
     trainer_state/master*.safetensors          float32 weights, sharded likewise, if the published ones are rounded,
