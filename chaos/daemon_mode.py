@@ -27,6 +27,7 @@ from rft_platform.web_guard.token import access_token
 _TICK_S = "1"  # polling interval of the sensors
 _PLAN_S = 1.0  # interval at which the plan is computed
 _TURN_S = 10.0  # interval at which other file system faults are put in force
+_DAEMON_TURN_S = 30.0  # the same while the restarted daemon has not made the call that a fault strikes
 _WITHOUT_BOUND = 1_000_000
 _NAMES = {"webserver": "Dagster", "mlflow": "MLflow", "daemon": "daemon"}
 _LAUNCH = """
@@ -74,14 +75,25 @@ class DaemonMode:
             if child.process.pid not in self.expected:
                 self._note(child.server.name, code, f"{child.server.name} ended by itself; see {child.log}")
             self._children.start_again(number)
-        if self._faults is not None and time.monotonic() - self._turned_at > _TURN_S:
-            self._faults.turn_file()
-            self._turned_at = time.monotonic()
+        if self._faults is not None:
+            self._turn(self._faults)
         if time.monotonic() - self._planned_at > _PLAN_S:
             project = Project.open(self.home)
             self._plan, self._planned_at = plan_next(observe(project, launches(self._instance))), time.monotonic()
             if self._plan.failed and self._relaunch():
                 self._note("plan", 1, self._plan.failed)
+
+    def _turn(self, faults: IoFaults) -> None:
+        """Put the next faults in force if it is time, and end the daemon if one of them is for it: see ``maintain``."""
+        turn_s = _DAEMON_TURN_S if faults.awaits("daemon") else _TURN_S
+        if time.monotonic() - self._turned_at <= turn_s:
+            return
+        faults.turn_file()
+        self._turned_at = time.monotonic()
+        for child in self._children or ():
+            if child.server.name == "daemon" and faults.awaits("daemon"):
+                self.expected.add(child.process.pid)
+                child.process.terminate()
 
     def finished(self) -> bool:
         """Whether the plan reports the project as finished."""

@@ -1,7 +1,7 @@
 """File system faults of a campaign: planned by a seed, injected at the start of processes, counted when they occur.
 
 `rft run` gets some faults at each start. Under the daemon, a file holds the faults in force; every process reads it at
-its start, so that new run workers get new faults.
+its start, so that new run workers get new faults. The daemon is restarted when the file holds a fault for it.
 """
 
 import random
@@ -78,6 +78,10 @@ class IoFaults:
         self.settle()
         self._active, self.waiting = self.waiting[:_IN_FILE], self.waiting[_IN_FILE:]
         self._write_file()
+
+    def awaits(self, target: str) -> bool:
+        """Whether a fault in force for processes of ``target`` has not occurred yet."""
+        return any(_target(fault) == target and not (fault.once and fault.once.exists()) for fault in self._active)
 
     @property
     def _rules(self) -> Path:
