@@ -6,17 +6,32 @@ surrogate pair nor on the recursion limit.
 """
 
 import json
+import math
+import re
 from typing import Any, NoReturn
 
 from pydantic_core import from_json, to_json
+
+#: Every number beyond the largest float is written with an exponent or with some 300 digits.
+_LARGE = r"\d[eE]\+?\d|\d{300}"
+_LARGE_TEXT, _LARGE_BYTES = re.compile(_LARGE), re.compile(_LARGE.encode())
 
 
 def parse(data: bytes | str) -> Any:
     """Parse JSON.
 
     Half a surrogate pair, which clients send when they cut an emoji in two, becomes U+FFFD. Raises ValueError for text
-    that is not JSON (NaN and Infinity are not) or is nested more than 200 levels deep.
+    that is not JSON (NaN and Infinity are not), has a number beyond the largest float, or is nested more than 200
+    levels deep.
     """
+    value = _parsed(data)
+    large = _LARGE_TEXT.search(data) if isinstance(data, str) else _LARGE_BYTES.search(data)
+    if large and not _is_finite(value):
+        raise ValueError("a number is beyond the largest float, 1.8e308")
+    return value
+
+
+def _parsed(data: bytes | str) -> Any:
     try:
         return from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -43,6 +58,20 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"expected a JSON object, not {type(value).__name__}")
     return value
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether no number in a parsed value is infinite."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+        elif isinstance(each, float) and not math.isfinite(each):
+            return False
+    return True
 
 
 def _may_hold_half_pairs(data: bytes | str) -> bool:

@@ -1,7 +1,8 @@
 """Which GPUs of this machine the engines and the trainer use.
 
 The engines take the first GPUs: those of the policy, of the auxiliary models, and of further policies. The trainer
-takes the last ones. They share GPUs in mode ``colocate``, and on a machine with a single GPU.
+takes the last ones. They share GPUs in mode ``colocate``, and on a machine with a single GPU. The two processes of an
+online project (modes ``serve`` and ``train``) place both alike.
 """
 
 import os
@@ -37,7 +38,7 @@ def gpu_count() -> int:
 def place(config: RftConfig, gpus: int) -> GpuPlacement:
     """The placement on a machine with ``gpus`` GPUs; ``check_config`` refuses one that does not fit."""
     engines, ranks = _engine_gpus(config), config.trainer.nproc
-    trains = config.mode in ("both", "train", "colocate")
+    trains = config.mode in ("both", "train", "colocate") or config.online  # mode serve: another process trains
     if not gpus or not engines or not trains:
         return GpuPlacement(engines, None, shared=False)
     if config.mode == "colocate" or engines + ranks > gpus:
@@ -46,7 +47,7 @@ def place(config: RftConfig, gpus: int) -> GpuPlacement:
 
 
 def _engine_gpus(config: RftConfig) -> int:
-    if config.engine.device == "cpu" or config.mode == "train":
+    if config.engine.device == "cpu" or (config.mode == "train" and not config.online):
         return 0
     explorer = config.explorer
     further = explorer.rollout_model.tensor_parallel_size * len(config.policies)

@@ -196,6 +196,19 @@ def test_a_trainer_shares_the_engines_gpus_only_if_that_is_wanted_or_there_is_on
     assert place(make_config(), 1).shared and problems(make_config(), gpu_count=1) == []
 
 
+def test_both_processes_of_an_online_project_place_engines_and_trainer_alike() -> None:
+    file = load_config(EXAMPLES.parent / "tests" / "config" / "data" / "explorer_service.yaml")
+    for gpus, trainer in ((1, None), (8, range(7, 8))):
+        serve, train = (place(file.model_copy(update={"mode": mode}), gpus) for mode in ("serve", "train"))
+        assert serve == train and serve.trainer == trainer and serve.engines == 4
+
+
+def test_gpus_of_further_policies_are_counted(make_config: MakeConfig) -> None:
+    two = [{"name": name, "model_path": "owner/model"} for name in ("rival", "critic")]
+    (found,) = [line for line in problems(make_config(policies=two), gpu_count=2) if "devices" in line]
+    assert "and 2 for policies needs 3 devices, and 2 are available" in found
+
+
 def test_the_devices_of_a_process_are_a_part_of_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_devices(range(2, 4)) == "2,3"

@@ -8,6 +8,7 @@ import pytest
 from rft_platform.common.errors import UserError
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.interface import SamplingParams
+from rft_platform.inference.vllm_engine.scheduler import PIECE
 
 from .conftest import (
     DTYPE,
@@ -50,9 +51,9 @@ def test_logprobs_of_samples_equal_a_plain_forward(engine: EngineClient, referen
 def test_long_answers_of_mixed_lengths_have_the_logprobs_of_a_plain_forward(
     engine: EngineClient, reference: Reference
 ) -> None:
-    room = MAX_MODEL_LEN - max(map(len, PROMPTS))
-    # An engine may pass long answers on in pieces: these end in the middle of a piece, at its end, and after several.
-    asked = [SamplingParams(limit, n=2, seed=limit) for limit in (1, 63, 64, 65, 150, room)]
+    # vLLM passes long answers on in pieces: these end in the middle of a piece, at its end, and after several.
+    limits = (1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 6)
+    asked = [SamplingParams(limit, n=2, seed=limit) for limit in limits]
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         found = list(pool.map(lambda each: engine.generate([each[0]], each[1])[0], zip(PROMPTS, asked, strict=True)))
     for generation, sampling in zip(found, asked, strict=True):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rft_platform.common import json_codec
@@ -60,6 +60,15 @@ def test_bodies_are_made_for_every_seed(seed: int) -> None:
     assert path.startswith("/v1/") and isinstance(body, bytes)
 
 
+@pytest.mark.parametrize("text", ["1e999", '[{"a": -2.5E+400}]', "1" + "0" * 400 + ".5"])
+def test_a_number_that_no_float_holds_is_refused(text: str) -> None:
+    for data in (text, text.encode()):
+        with pytest.raises(ValueError, match="beyond the largest float"):
+            json_codec.parse(data)
+    assert json_codec.parse(json_codec.dump(text)) == text  # in a text it is no number
+
+
+@example(b"e1", 41)
 @given(st.binary() | st.text().map(str.encode) | st.sampled_from(ODD_TEXTS), st.integers(0, 2**32))
 def test_json_is_read_or_refused(data: bytes, seed: int) -> None:
     _, body = Bodies(document(), "m").make(Random(seed))

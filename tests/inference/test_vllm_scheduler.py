@@ -49,6 +49,7 @@ class Plain:
     """A scheduler that sends every token of every request at once, as vLLM's does; requests end at their limit."""
 
     requests: dict[str, Any] = field(default_factory=dict)
+    num_spec_tokens: int = 0
     cut: int = 0  # slices of log-prob tables
 
     def add_request(self, request: Any) -> None:
@@ -97,7 +98,10 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def request(name: str, limit: int, **sampling: Any) -> SimpleNamespace:
-    given = {"output_kind": FINAL_ONLY, "stop": [], "logprobs": 0, "logprob_token_ids": None, "prompt_logprobs": None}
+    given = {
+        **{"output_kind": FINAL_ONLY, "stop": [], "logprobs": 0, "logprob_token_ids": None, "prompt_logprobs": None},
+        "prompt_logprob_token_ids": None,
+    }
     return SimpleNamespace(
         request_id=name, limit=limit, sent=0, sampling_params=SimpleNamespace(**{**given, **sampling})
     )
@@ -175,6 +179,12 @@ def test_an_answer_whose_tokens_are_needed_at_once_does_not_come_in_pieces(sampl
     scheduler = Pieces()
     scheduler.add_request(request("a", 9, **sampling))
     assert [len(step(scheduler, number)["a"].new_token_ids) for number in range(9)] == [1] * 9
+
+
+def test_many_speculative_tokens_a_step_do_not_come_in_pieces() -> None:
+    scheduler = Pieces(num_spec_tokens=16)
+    scheduler.add_request(request("a", 3))
+    assert len(step(scheduler, 0)["a"].new_token_ids) == 1
 
 
 def test_an_aborted_request_leaves_nothing_behind() -> None:

@@ -110,11 +110,13 @@ def _engine_problems(config: RftConfig, cpu_count: int, gpu_count: int) -> Itera
     available = max(declared, 1)
     needed = config.explorer.policy_gpus if declared else serving.tensor_parallel_size
     auxiliaries = sum(model.devices for model in config.explorer.auxiliary_models) if declared else 0
-    if needed + auxiliaries > available:
+    further = serving.tensor_parallel_size * len(config.policies) if declared else 0
+    if needed + auxiliaries + further > available:
         others = f" and {auxiliaries} for explorer.auxiliary_models" if auxiliaries else ""
+        others += f" and {further} for policies" if further else ""
         yield (
             f"explorer.rollout_model.tensor_parallel_size {serving.tensor_parallel_size} * engine_num "
-            f"{serving.engine_num}{others} needs {needed + auxiliaries} devices, and {available} "
+            f"{serving.engine_num}{others} needs {needed + auxiliaries + further} devices, and {available} "
             "are available: lower one of them, or raise cluster.gpu_per_node on a machine that has more"
         )
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 
-#: Tokens of a piece. Its arrays must stay below vLLM's 256 bytes for arrays inside a message: longer ones become frames
-#: of their own, and vLLM then reuses the buffer of a large first frame as soon as the last frame is sent.
+#: Tokens of a piece, and a few more with speculative decoding. Its arrays must stay below vLLM's 256 bytes for arrays
+#: inside a message: longer ones become frames of their own, and vLLM 0.24 then reuses the buffer of a large first frame
+#: as soon as the last frame is sent.
 PIECE = 48
+_MOST_A_STEP = 15  # tokens of a request in one step
 
 
 def scheduler(**options: Any) -> Any:
@@ -24,7 +26,11 @@ def scheduler(**options: Any) -> Any:
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    base = AsyncScheduler if options["vllm_config"].scheduler_config.async_scheduling else Scheduler
+    config = options["vllm_config"]
+    base = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
+    owners = (config.model_config, getattr(config, "aux_output_config", None))  # vLLM 0.24, 0.32
+    if any(getattr(owner, "enable_return_routed_experts", False) for owner in owners):
+        return base(**options)  # the routing of each step goes with its tokens
     return type("PieceScheduler", (InPieces, base), {})(**options)
 
 
@@ -95,7 +101,7 @@ class InPieces:
     def add_request(self, request: Any) -> None:
         """Queue a request, and remember whether its answer may come in pieces."""
         super().add_request(request)  # type: ignore[misc]
-        if comes_in_pieces(request):
+        if comes_in_pieces(request) and self.num_spec_tokens < _MOST_A_STEP:  # type: ignore[attr-defined]
             self._pieces[request.request_id] = _Piece(request.sampling_params.logprobs is not None)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
@@ -148,5 +154,6 @@ def comes_in_pieces(request: Any) -> bool:
         and sampling.logprobs in (None, 0)
         and not sampling.logprob_token_ids
         and sampling.prompt_logprobs is None
+        and not getattr(sampling, "prompt_logprob_token_ids", None)
         and not getattr(request, "resumable", False)
     )

@@ -29,7 +29,9 @@ def connect_evaluation_engine(project: Project) -> PolicyEngine:
 def connect_candidate_engine(project: Project) -> "EngineClient":
     """The engine that serves the candidate of a release. Raises UserError if there is no GPU for it."""
     if not _has_devices(project, CANDIDATE):
-        raise UserError("no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num")
+        raise UserError(
+            "no GPU is left for the engine of a candidate: lower explorer.rollout_model.engine_num or trainer.nproc"
+        )
     return _connect(project, CANDIDATE)
 
 
