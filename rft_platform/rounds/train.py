@@ -31,8 +31,8 @@ from rft_platform.rounds.project.repair import refuse_damaged_rows, repair_on_fa
 from rft_platform.rounds.selection.pending_rows import selection_note
 from rft_platform.rounds.selection.production_demonstrations import (
     CORRECTIONS_UNTIL,
+    EXPERTS,
     experts_of_traffic,
-    shared_experts_file,
     trains_on_corrections,
 )
 from rft_platform.rounds.selection.row_selection import rounds_of, select_rows
@@ -166,15 +166,17 @@ def _judged_file(store: ExperienceStore, number: int, selection: Mapping[str, An
 def experts_file(project: Project, algorithm: AlgorithmSpec, round_number: int) -> str | None:
     """The file of demonstrations mixed into the rollouts; None if the algorithm uses none, or there are none.
 
-    All rounds share the file; a round's part of it follows from its data position. In an online project without a
-    dataset it holds the corrections of users up to this round.
+    All rounds share the file of a dataset; a round's part of it follows from its data position. In an online project
+    without a dataset each round has a file: the corrections of users up to this round.
     """
     experts = project.config.algorithm.experts
     if algorithm.expert_weight is None or experts is None:
         return None
-    target = shared_experts_file(project)
     if experts.path is None:
-        return str(target) if experts_of_traffic(project, round_number, target) else None
+        model = Path(required(project.store, 0).folder)  # all policies have its tokenizer and chat template
+        corrections = experts_of_traffic(project, round_number, model)
+        return None if corrections is None else str(corrections)
+    target = project.store.round_folder(0) / EXPERTS
     write_demonstrations(experts, target, key="algorithm.experts.path")
     return str(target)
 

@@ -24,6 +24,7 @@ from rft_platform.rounds.selection.production_rows import traffic_store
 from rft_platform.rounds.train import train_request
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.traffic import ENGINE, TEMPLATE_HASH, NewCall, NewFeedback
+from rft_platform.training.data import conversations
 from tests.rounds.test_forget import files_with
 
 SECRET = "Mrs Quillfeather lives in Elm Street"
@@ -90,6 +91,45 @@ def test_corrections_of_all_rounds_so_far_are_mixed_into_a_training(project: Pro
     assert request_of(project, 3) == third
 
 
+def test_the_file_of_a_training_stays_for_its_repetition(project: Project) -> None:
+    correct(project, "a", "better a")
+    collect(project, 1)
+    first = Path(request_of(project, 1).demonstrations)
+    before = first.read_bytes()
+    publish(project.store, Policy("model", 1, "1" * 64, round=1))
+    commit(project, "c", "d")
+    correct(project, "c", "better c")
+    collect(project, 2)
+    second = Path(request_of(project, 2).demonstrations)
+    assert second != first and first.read_bytes() == before and second.read_bytes() != before
+
+
+def test_a_correction_that_is_too_long_stops_no_training(project: Project) -> None:
+    correct(project, "a", "far too long " * 60)
+    collect(project, 1)
+    first = request_of(project, 1)
+    assert (first.demonstrations, first.algorithm.expert_weight) == (None, None)
+    publish(project.store, Policy("model", 1, "1" * 64, round=1))
+    commit(project, "c", "d")
+    correct(project, "c", "better c")
+    collect(project, 2)
+    rows = pq.read_table(request_of(project, 2).demonstrations)
+    assert rows["msg_id"].to_pylist() == ["c"]
+
+
+def test_a_template_that_refuses_one_correction_leaves_out_that_one(project: Project, monkeypatch) -> None:
+    def refusing(turns: Any, model_folder: Path) -> Any:
+        if any(turn.answer["content"] == "refused" for turn in turns):
+            raise UserError("the chat template refuses it")
+        return [([1], [2]) for _ in turns]
+
+    monkeypatch.setattr(conversations, "tokenise", refusing)
+    correct(project, "a", "refused")
+    correct(project, "b", "better b")
+    collect(project, 1)
+    assert pq.read_table(request_of(project, 1).demonstrations)["msg_id"].to_pylist() == ["b"]
+
+
 def test_a_round_keeps_its_demonstrations_and_a_lost_file_is_written_again(project: Project) -> None:
     correct(project, "a", "better")
     collect(project, 1)
@@ -121,6 +161,7 @@ def test_a_forgotten_person_leaves_no_demonstration_and_the_trained_versions_are
     found = forget(project, None, "person a")
     assert files_with(project.home.root, SECRET) == []
     assert [ref.round for ref in found.trained] == [1, 2]
+    assert forget(project, None, "person a").trained == found.trained, "a repetition reports the same"
     rows = pq.read_table(project.store.round_folder(1) / FILE)
     assert rows["msg_id"].to_pylist() == ["b"]
 

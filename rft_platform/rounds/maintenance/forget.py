@@ -81,12 +81,10 @@ def _trained_on_corrections(
     project: Project, registry: "ModelRegistry | None", msg_ids: set[str]
 ) -> "list[CheckpointRef]":
     """Erase the demonstrations made of these messages; returns the checkpoints whose training read one."""
-    held = erase_demonstrations(project, msg_ids)
-    if not held:
+    first = erase_demonstrations(project, msg_ids)
+    if first is None:
         return []
-    return trained_with(
-        project.home.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= min(held), registry
-    )
+    return trained_with(project.home.checkpoints, lambda lineage: lineage.get(CORRECTIONS_UNTIL, 0) >= first, registry)
 
 
 def _traced(project: Project, number: int, rows: set[str]) -> set[str]:

@@ -4,17 +4,24 @@
 """
 
 import json
+import logging
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rft_platform.common.errors import UserError
 from rft_platform.common.files import atomic_path, digest_file
 from rft_platform.rounds.project.notes import DEMONSTRATIONS
 from rft_platform.rounds.project.project import Project
 from rft_platform.rounds.selection.production_rows import traffic_database
 from rft_platform.serving.reports.demonstrations import DemonstrationStore
 
+if TYPE_CHECKING:
+    from rft_platform.training.data.conversations import Turn
+
+LOG = logging.getLogger(__name__)
 FILE = "demonstrations.parquet"
+EXPERTS = "experts.parquet"  #: what the round's training mixes into its rows
 CORRECTIONS_UNTIL = "corrections_until"  #: lineage: the training read the demonstrations of all rounds up to this one
 _JSON = ("messages", "tools")
 _COLUMNS = {
@@ -46,39 +53,82 @@ def trains_on_corrections(project: Project) -> bool:
     return project.config.online and experts is not None and experts.path is None
 
 
-def experts_of_traffic(project: Project, round_number: int, target: Path) -> int:
-    """Write the demonstrations of this round and all before it to ``target``; returns their number."""
+def experts_of_traffic(project: Project, round_number: int, model_folder: Path) -> Path | None:
+    """Write the demonstrations of this round and all before it for its training; returns the file, None without one.
+
+    Each round has a file of its own, so that a killed trainer can repeat the training. Left out are demonstrations that
+    the model at ``model_folder`` cannot be trained on: one bad correction must not stop the project.
+    """
+    target, limit = project.store.round_folder(round_number) / EXPERTS, project.config.model.max_model_len
+    while True:
+        rows = _until(project, round_number)
+        usable = _trainable(rows, model_folder, limit)
+        if usable:
+            _write_file(usable, target)
+        else:
+            target.unlink(missing_ok=True)
+        if _until(project, round_number) == rows:  # else a person was forgotten meanwhile
+            return target if usable else None
+
+
+def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | None:
+    """Erase the demonstrations of these messages from all files; returns the first round that took one, if any did."""
+    for number in project.store.rounds():
+        note = project.store.read_note(number, DEMONSTRATIONS)
+        file, experts = (project.store.round_folder(number) / name for name in (FILE, EXPERTS))
+        if note is not None and note["rows"]:
+            rows = _read(file) if file.exists() else []
+            kept = [row for row in rows if row["msg_id"] not in msg_ids]
+            if len(kept) < len(rows):
+                _write(project, number, kept)
+        if experts.exists() and any(row["msg_id"] in msg_ids for row in _read(experts)):
+            experts.unlink()  # a training writes it anew
+    return DemonstrationStore(traffic_database(project)).first_batch(msg_ids)
+
+
+def _until(project: Project, round_number: int) -> list[dict[str, Any]]:
+    """The demonstrations of all rounds up to this one; of several corrections of an answer the newest."""
     newest: dict[tuple[str, int], dict[str, Any]] = {}
     for number in range(1, round_number + 1):
         if project.store.has_note(number, DEMONSTRATIONS) and collect_demonstrations(project, number)["rows"]:
             for row in _read(project.store.round_folder(number) / FILE):
                 newest[row["msg_id"], row["choice"]] = row
-    if newest:
-        _write_file(list(newest.values()), target)
-    return len(newest)
+    return list(newest.values())
 
 
-def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> list[int]:
-    """Erase the demonstrations of these messages from all files; returns the rounds that held one."""
-    held = []
-    for number in project.store.rounds():
-        note = project.store.read_note(number, DEMONSTRATIONS)
-        file = project.store.round_folder(number) / FILE
-        if note is None or not note["rows"]:
-            continue
-        rows = _read(file) if file.exists() else []
-        kept = [row for row in rows if row["msg_id"] not in msg_ids]
-        if len(kept) < len(rows):
-            held.append(number)
-            _write(project, number, kept)
-    if held:
-        shared_experts_file(project).unlink(missing_ok=True)
-    return held
+def _trainable(rows: list[dict[str, Any]], model_folder: Path, limit: int | None) -> list[dict[str, Any]]:
+    """The demonstrations of at most ``limit`` tokens that the model's chat template renders."""
+    from rft_platform.training.data.conversations import tokenise
+
+    if not rows:
+        return []
+    turns = [_turn(row) for row in rows]
+    try:
+        lengths: list[int | None] = [len(prompt) + len(answer) for prompt, answer in tokenise(turns, model_folder)]
+    except UserError:  # find out which
+        lengths = [_tokens(turn, model_folder) for turn in turns]
+    fits = [length is not None and (limit is None or length <= limit) for length in lengths]
+    if not all(fits):
+        LOG.warning("%d of %d corrections are too long or refused by the chat template", fits.count(False), len(rows))
+    return [row for row, each in zip(rows, fits, strict=True) if each]
 
 
-def shared_experts_file(project: Project) -> Path:
-    """The file of demonstrations that a training with ``mix`` reads; each training writes it anew."""
-    return project.store.round_folder(0) / "experts.parquet"
+def _turn(row: dict[str, Any]) -> "Turn":
+    from rft_platform.training.data.conversations import Turn
+
+    messages, tools = (json.loads(row[name]) if row[name] else None for name in _JSON)
+    return Turn(f"the correction {row['feedback_id']}", messages[:-1], messages[-1], tools)
+
+
+def _tokens(turn: "Turn", model_folder: Path) -> int | None:
+    from rft_platform.training.data.conversations import tokenise
+
+    try:
+        ((prompt, answer),) = tokenise([turn], model_folder)
+    except UserError as error:
+        LOG.warning("%s", error)
+        return None
+    return len(prompt) + len(answer)
 
 
 def _write(project: Project, round_number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:

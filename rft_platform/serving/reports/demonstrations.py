@@ -4,7 +4,7 @@ A correction of several calls is about the last one, which gave the final answer
 newest counts. A round takes the corrections that no round before it took.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, Select, func, select, update
@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from rft_platform.serving.database import Call, Feedback, FeedbackCall, readings, transactions
 from rft_platform.tasks.messages import as_context
 
+_IDS_A_QUERY = 500
 _HAS_CORRECTION = (Feedback.correction.is_not(None), Feedback.correction != "")
 
 
@@ -29,11 +30,30 @@ class DemonstrationStore:
             session.execute(waiting.values(batch=batch).execution_options(synchronize_session=False))
             return list(_demonstrations(session, _corrected().where(Feedback.batch == batch)))
 
+    def first_batch(self, msg_ids: Collection[str]) -> int | None:
+        """The first round that took a correction of one of these messages, also if it was erased since."""
+        with self._reading() as session:
+            found = [session.scalar(_taken(part)) for part in _parts(sorted(msg_ids))]
+        return min((batch for batch in found if batch is not None), default=None)
+
     def rows(self, batch: int | None = None) -> list[dict[str, Any]]:
         """All demonstrations, oldest first; with ``batch`` those of one round."""
         query = _corrected() if batch is None else _corrected().where(Feedback.batch == batch)
         with self._reading() as session:
             return list(_demonstrations(session, query))
+
+
+def _parts(msg_ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (msg_ids[start : start + _IDS_A_QUERY] for start in range(0, len(msg_ids), _IDS_A_QUERY))
+
+
+def _taken(msg_ids: Sequence[str]) -> Select[int]:
+    return (
+        select(func.min(Feedback.batch))
+        .join(FeedbackCall, FeedbackCall.feedback_id == Feedback.feedback_id)
+        .join(Call, Call.number == FeedbackCall.number)
+        .where(Call.msg_id.in_(msg_ids))
+    )
 
 
 def _corrected() -> Select[Feedback, int]:
