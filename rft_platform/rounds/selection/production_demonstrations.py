@@ -116,7 +116,7 @@ def _trainable(rows: list[dict[str, Any]], model_folder: Path, limit: int | None
 def _turn(row: dict[str, Any]) -> "Turn":
     from rft_platform.training.data.conversations import Turn
 
-    messages, tools = (json.loads(row[name]) if row[name] else None for name in _JSON)
+    messages, tools = json.loads(row["messages"]), json.loads(row["tools"]) if row["tools"] else None
     return Turn(f"the correction {row['feedback_id']}", messages[:-1], messages[-1], tools)
 
 

@@ -47,7 +47,7 @@ def _parts(msg_ids: Sequence[str]) -> Iterator[Sequence[str]]:
     return (msg_ids[start : start + _IDS_A_QUERY] for start in range(0, len(msg_ids), _IDS_A_QUERY))
 
 
-def _taken(msg_ids: Sequence[str]) -> Select[int]:
+def _taken(msg_ids: Sequence[str]) -> Select[int | None]:
     return (
         select(func.min(Feedback.batch))
         .join(FeedbackCall, FeedbackCall.feedback_id == Feedback.feedback_id)
