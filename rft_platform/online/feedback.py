@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from rft_platform.common.errors import UserError
 from rft_platform.serving.rules.declared_metrics import REWARD as REWARD
-from rft_platform.serving.rules.declared_metrics import DeclaredMetrics
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, further_id
 from rft_platform.serving.rules.declared_metrics import Metric as Metric
 
 
@@ -105,7 +105,7 @@ class FeedbackForm:
             raise UserError("a feedback needs the answers, the run or the conversation that it is about")
         first = feedback_id or secrets.token_hex(16)
         bodies: list[dict[str, Any]] = [
-            {"metric": name, "value": number, "feedback_id": f"{first}:{name}" if index else first}
+            {"metric": name, "value": number, "feedback_id": further_id(first, name) if index else first}
             for index, (name, number) in enumerate(numbers.items())
         ] or [{"feedback_id": first}]
         bodies[0] |= {"comment": comment, "correction": correction}

@@ -17,7 +17,8 @@ from rft_platform.config.schema.service import ImplicitFeedback
 from rft_platform.judging.judge_context import JudgeContext, JudgeState
 from rft_platform.judging.llm.reactions import ReactionJudge
 from rft_platform.rounds.project.project import Project
-from rft_platform.serving.reports.reactions import IMPLICIT, Reaction, unjudged_reactions
+from rft_platform.serving.reports.reactions import Reaction, unjudged_reactions
+from rft_platform.serving.rules.declared_metrics import IMPLICIT, IMPLICIT_ID
 from rft_platform.serving.traffic import REWARD, NewFeedback, TrafficStore
 
 LOG = logging.getLogger(__name__)
@@ -55,34 +56,36 @@ class ImplicitRewards:
                 LOG.warning("implicit feedback failed, repeated later: %s", described(error))
 
     def judge_waiting(self) -> int:
-        """Judge the reactions that wait, up to a limit; returns their number."""
+        """Judge the reactions that wait, up to a limit; returns the number of verdicts that are new in the database.
+
+        A verdict is not stored if another feedback has its id. Its answer would be judged again and again.
+        """
         since = time.time() - self._settings.within_s
         found = unjudged_reactions(self._database, since, _MOST)
-        if found:
-            asyncio.run(self._judge_all(found))
-        return len(found)
+        return asyncio.run(self._judge_all(found)) if found else 0
 
-    async def _judge_all(self, reactions: list[Reaction]) -> None:
+    async def _judge_all(self, reactions: list[Reaction]) -> int:
         context = JudgeContext(self._state, {})
         try:
             async with asyncio.TaskGroup() as group:
-                for each in reactions:
-                    group.create_task(self._judge_one(context, each))
+                stored = [group.create_task(self._judge_one(context, each)) for each in reactions]
+            return sum(each.result() for each in stored)
         except* JudgeUnavailableError as unavailable:
             raise unavailable.exceptions[0] from None
         finally:
             await context.aclose()
 
-    async def _judge_one(self, context: JudgeContext, reaction: Reaction) -> None:
+    async def _judge_one(self, context: JudgeContext, reaction: Reaction) -> bool:
+        """Judge and store; returns whether the verdict is new in the database."""
         reward = None
         if reaction.reaction:
             try:
                 reward = await self._judge.reward(context, reaction.question, reaction.answer, reaction.reaction)
             except RuntimeError:  # the model refuses the question, or gives no valid answer
                 LOG.warning("no valid answer about the reaction to %s", reaction.msg_id)
-        self._store.give_feedback(
+        result = self._store.give_feedback(
             NewFeedback(
-                feedback_id=f"{IMPLICIT}-{reaction.msg_id}-{reaction.choice}",
+                feedback_id=f"{IMPLICIT_ID}{reaction.msg_id}-{reaction.choice}",
                 msg_ids=[reaction.msg_id],
                 choice=reaction.choice,
                 value=reward,
@@ -94,3 +97,4 @@ class ImplicitRewards:
         )
         self.rewards += reward is not None
         self.unclear += reward is None
+        return result.matched + result.late > 0

@@ -6,7 +6,7 @@
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Query, Request, Response
@@ -22,9 +22,9 @@ from rft_platform.inference.serving.request_body import read_body, replayed
 from rft_platform.serving.database import DatabaseUnavailableError
 from rft_platform.serving.gateway import TrafficApp
 from rft_platform.serving.request_bodies import CommitRequest, FeedbackRequest
-from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError
+from rft_platform.serving.rules.declared_metrics import DeclaredMetrics, MetricError, further_id
 from rft_platform.serving.rules.rate_limits import LimitExceededError, RateLimits
-from rft_platform.serving.traffic import NewFeedback
+from rft_platform.serving.traffic import FeedbackResult, NewFeedback
 from rft_platform.serving.writer import TrafficWriter
 from rft_platform.web_guard.checks import configured_hosts
 
@@ -89,7 +89,10 @@ def _traffic_routes(
         """Label the calls that the feedback is about; the answer counts them."""
         tenant = gateway.tenant_of(headers_of(request.scope))
         _check_metrics(given, metrics)
-        result = await writer.run(lambda store: store.give_feedback(_feedback_of(given, tenant)))
+        first, *further = _feedback_of(given, tenant)
+        result = await _store(writer, first)
+        for each in further:
+            await _store(writer, each)
         counts = {"matched": result.matched, "duplicate": result.duplicate, "late": result.late}
         known = result.matched or result.duplicate or result.late
         body = {"status": "success" if known else "unknown", **counts, "unknown": list(result.unknown)}
@@ -238,22 +241,29 @@ def _check_metrics(given: FeedbackRequest, declared: DeclaredMetrics | None) -> 
     """Raise ApiError that names a metric which is not declared, or a value which it does not allow."""
     if declared is None:
         return
-    own = given.value if given.value is not None else given.reward
-    values = given.metrics | ({} if own is None else {given.metric: own})
     try:
-        declared.numbers(values, names_answers=given.msg_ids is not None)
+        declared.numbers(_values_of(given), names_answers=given.msg_ids is not None)
     except MetricError as error:
         raise ApiError(400, str(error), "invalid_metric", error.metric) from None
 
 
-def _feedback_of(given: FeedbackRequest, tenant: str) -> NewFeedback:
-    rating = given.user_feedback
+def _values_of(given: FeedbackRequest) -> dict[str, float]:
+    """The metrics of a feedback with their values, its own metric first."""
     value = given.reward if given.value is None else given.value
-    return NewFeedback(
+    own = {} if value is None else {given.metric: value}
+    return own | given.metrics | own
+
+
+def _feedback_of(given: FeedbackRequest, tenant: str) -> list[NewFeedback]:
+    """One feedback for each metric; the first has the comment and the correction."""
+    rating = given.user_feedback
+    values = _values_of(given)
+    metric = next(iter(values), given.metric)
+    first = NewFeedback(
         feedback_id=given.feedback_id or secrets.token_hex(16),
         msg_ids=given.msg_ids or (),
-        value=value,
-        metric=given.metric,
+        value=values.pop(metric, None),
+        metric=metric,
         task_id=given.task_id,
         run_id=given.run_id,
         conversation=given.conversation_id,
@@ -264,3 +274,12 @@ def _feedback_of(given: FeedbackRequest, tenant: str) -> NewFeedback:
         request=given.model_dump(mode="json", exclude_none=True),
         tenant=tenant,
     )
+    rest = replace(first, comment=None, correction=None, request={})
+    return [first] + [
+        replace(rest, feedback_id=further_id(first.feedback_id, name), metric=name, value=value)
+        for name, value in values.items()
+    ]
+
+
+async def _store(writer: TrafficWriter, feedback: NewFeedback) -> FeedbackResult:
+    return await writer.run(lambda store: store.give_feedback(feedback))

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from rft_platform.serving.gateway import LONGEST_NAME
+from rft_platform.serving.rules.declared_metrics import IMPLICIT_ID
 from rft_platform.serving.traffic import MOST_IDS, REWARD
 
 _MOST_CHOICES = 10_000
+_MOST_METRICS = 100  # of one feedback
 _LONGEST_METRIC = 100  # characters, as in the database
 _LONGEST_TEXT = 100_000  # characters of a comment or a correction
 
@@ -50,7 +52,7 @@ class UserFeedback(BaseModel):
 
 
 class FeedbackRequest(StorableBody):
-    """How well a run did: the ids of its answers and a reward, or the value of another declared metric."""
+    """How well a run did: the ids of its answers and a reward, or the values of other declared metrics."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -66,13 +68,20 @@ class FeedbackRequest(StorableBody):
     comment: Text | None = None
     correction: Text | None = None
     tags: dict[str, Any] = Field(default_factory=dict)
-    metrics: dict[str, Number] = Field(default_factory=dict)
+    metrics: dict[MetricName, Number] = Field(default_factory=dict, max_length=_MOST_METRICS)
     user_feedback: UserFeedback | None = None
 
     @field_validator("run_id", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    @field_validator("feedback_id")
+    @classmethod
+    def _is_not_reserved(cls, value: str | None) -> str | None:
+        if value is not None and value.startswith(IMPLICIT_ID):
+            raise ValueError(f"ids that begin with {IMPLICIT_ID!r} are reserved for implicit feedback: use another one")
+        return value
 
     @model_validator(mode="after")
     def _names_something(self) -> "FeedbackRequest":
@@ -84,9 +93,9 @@ class FeedbackRequest(StorableBody):
             raise ValueError("choice is given without msg_ids: expected the ids of the answers whose choice is meant")
         if self.msg_ids is not None and not self.msg_ids:
             raise ValueError("msg_ids is empty: expected the ids of the answers that the feedback is about")
-        says = (self.reward, self.value, self.comment, self.correction, self.user_feedback)
+        says = (self.reward, self.value, self.comment, self.correction, self.user_feedback, self.metrics or None)
         if all(each is None for each in says):
-            raise ValueError("reward is missing: expected a finite number, a value, a comment or a correction")
+            raise ValueError("reward is missing: expected a finite number, a value, metrics, a comment or a correction")
         return self
 
 

@@ -140,6 +140,15 @@ def test_a_model_that_does_not_answer_is_asked_again_later(engine, store, tmp_pa
     assert unjudged_reactions(engine, time.time() + 10, 5) == []
 
 
+def test_a_verdict_whose_id_is_taken_is_not_asked_for_without_end(engine, store, tmp_path, server) -> None:
+    chat = Chat(store, "c")
+    chat.turn("What is 12*7?", "84")
+    chat.turn("thanks", "You are welcome")
+    store.give_feedback(NewFeedback("implicit-c-1-0", ["c-1"], None, comment="the id is taken"))
+    assert rewards(tmp_path, engine, store, server).judge_waiting() == 0
+    assert server.calls == 1
+
+
 def test_calls_before_the_window_are_not_read(tmp_path, server) -> None:
     engine, statements = open_database(f"sqlite:///{tmp_path / 'traffic.db'}"), list[tuple[str, Any]]()
     chat = Chat(TrafficStore(engine), "c")

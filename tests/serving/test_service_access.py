@@ -11,14 +11,16 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
 from rft_platform.config.home import Home
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.http_server import server_config
 from rft_platform.servers.ui_servers import online_server
 from rft_platform.serving.app import CommitRule, build_app
-from rft_platform.serving.database import open_database
+from rft_platform.serving.database import Feedback, open_database
 from rft_platform.serving.release_commands import ReleaseCommands, ServableVersion
 from rft_platform.serving.release_routes import release_routes
 from rft_platform.serving.release_store import ReleaseStore
@@ -122,6 +124,35 @@ async def test_a_database_that_does_not_work_is_unavailable(guarded) -> None:
     guarded.store.commit = broken
     answer = await guarded.ask("POST", "/commit", "{}", **KEY)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "database_unavailable")
+
+
+def values(guarded: Guarded) -> dict[str, tuple[str, float | None, str | None]]:
+    """The stored feedback by its id."""
+    with Session(guarded.store._engine) as session:
+        return {each.feedback_id: (each.metric, each.value, each.comment) for each in session.scalars(select(Feedback))}
+
+
+async def test_each_metric_is_stored_once(guarded) -> None:
+    only = {"msg_ids": ["m1"], "feedback_id": "f1", "comment": "fine", "metrics": {"helpful": 4, "solved": 1}}
+    long = {"msg_ids": ["m1"], "feedback_id": "f" * 200, "reward": 0.5, "metrics": {"helpful": 3, "reward": 9}}
+    for matched in (1, 0):
+        for body in (only, long):
+            answer = await guarded.ask("POST", "/feedback", json.dumps(body), **KEY)
+            assert (answer.status_code, answer.json()["matched"]) == (200, matched)
+    found = values(guarded)
+    (digest,) = found.keys() - {"f1", "f1:solved", "f" * 200}
+    assert len(digest) <= 200
+    assert found == {
+        "f1": ("helpful", 4.0, "fine"), "f1:solved": ("solved", 1.0, None),
+        "f" * 200: ("reward", 0.5, None), digest: ("helpful", 3.0, None),
+    }  # fmt: skip
+    assert [call.reward for call in guarded.store.calls(["m1"])] == [0.5]
+
+
+async def test_ids_of_implicit_feedback_are_reserved(guarded) -> None:
+    body = {"msg_ids": ["m1"], "reward": 1, "feedback_id": "implicit-m1-0"}
+    answer = await guarded.ask("POST", "/feedback", json.dumps(body), **KEY)
+    assert (answer.status_code, "reserved" in answer.json()["error"]["message"]) == (400, True)
 
 
 async def test_a_redaction_that_fails_is_an_error_of_the_users_code(guarded) -> None:

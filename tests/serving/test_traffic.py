@@ -340,6 +340,18 @@ def test_tenants_have_feedback_ids_tasks_and_commits_of_their_own(store) -> None
     ]  # fmt: skip
 
 
+def test_runs_of_a_round_have_unique_names(store) -> None:
+    places = [("t", "r", 0), ("t", "r", 1), ("t", "r/1", 0), ("t/r", "1", 0), ("t", "r%2F1", 0)]
+    for number, (task, run, choice) in enumerate(places):
+        recorded = {**RECORDED, "engine": "test", "template_hash": ""}
+        store.record([call(f"m{number}", choice=choice, task_id=task, run_id=run, model_call=recorded)])
+        store.give_feedback(feedback(f"f{number}", f"m{number}"))
+    store.commit()
+    rows = rows_of_traffic(store.settle(1), 1)
+    assert len({row.run_id for row in rows}) == len(places)
+    assert [row.run_id for row in rows][:2] == ["online/t/r", "online:1/t/r"]
+
+
 def test_what_is_said_about_a_forgotten_call_is_not_kept(store) -> None:
     store.record([call("a", subject="ann")])
     store.forget("ann")

@@ -91,9 +91,12 @@ def _task_of(call: Call) -> str:
 
 
 def _run_of(call: Call) -> str:
-    """Name of the run; each further choice of an answer is a run of its own."""
-    run = f"online/{_task_of(call)}/{call.run_id}"
-    return run if call.choice == 0 else f"{run}/{call.choice}"
+    """Name of the run; each further choice of an answer is a run of its own.
+
+    The name is unique: a run id is its last part, in which slashes are escaped.
+    """
+    run = str(call.run_id).replace("%", "%25").replace("/", "%2F")
+    return f"online{f':{call.choice}' if call.choice else ''}/{_task_of(call)}/{run}"
 
 
 def _row(call: Call, run: str, step: int, round_number: int) -> RolloutRow:

@@ -8,8 +8,8 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import aliased
 
 from rft_platform.serving.database import RECORDED, Call, Feedback, FeedbackCall, readings
+from rft_platform.serving.rules.declared_metrics import IMPLICIT
 
-IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
 _OUT_OF_ORDER = 1_000  # calls of about the same time may be stored in another order
 
 

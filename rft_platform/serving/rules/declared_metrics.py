@@ -1,5 +1,6 @@
 """Declared metrics of feedback: clients check values before they send them, the service before it stores them."""
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,6 +9,9 @@ from typing import Literal
 from rft_platform.common.errors import UserError
 
 REWARD = "reward"  #: the metric that trains; it is always declared
+IMPLICIT = "implicit"  #: metric of an answer whose reaction says nothing; tag ``source`` of a reward from a reaction
+IMPLICIT_ID = f"{IMPLICIT}-"  #: how the ids of feedback from reactions begin; no client may use them
+_LONGEST_ID = 200  # characters, as in the database
 
 
 class MetricError(UserError):
@@ -60,3 +64,9 @@ class DeclaredMetrics:
         if metric.level == "call" and not names_answers:
             raise MetricError(name, f"metric {name} is of level call: name the answers that it rates")
         return metric.number(value)
+
+
+def further_id(feedback_id: str, metric: str) -> str:
+    """The id under which a further metric of one feedback is stored; the first metric has the feedback's own id."""
+    name = f"{feedback_id}:{metric}"
+    return name if len(name) <= _LONGEST_ID else hashlib.sha256(name.encode()).hexdigest()
