@@ -129,9 +129,9 @@ class TrafficStore:
     def record(self, calls: Iterable[NewCall]) -> int:
         """Store answered calls and return how many are new; a call that is stored already is left alone."""
         values = [
-            {name: getattr(call, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
-            | {"state": RECORDED if call.trainable else UNTRAINABLE, "action": action_of(call.model_call)}
-            for call in map(self._redacted_call, calls)
+            {name: getattr(stored, name) for name in NewCall.__dataclass_fields__ if name != "trainable"}
+            | {"state": RECORDED if stored.trainable else UNTRAINABLE, "action": action_of(call.model_call)}
+            for call, stored in ((call, self._redacted_call(call)) for call in calls)
         ]
         if not values:
             return 0

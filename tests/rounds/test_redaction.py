@@ -96,6 +96,34 @@ def test_the_text_is_in_no_file_and_its_call_is_kept_for_statistics_only(project
     assert corrections == ["Dear [email]"] * 3
 
 
+def test_tags_and_tools_are_redacted_and_the_structure_stays() -> None:
+    redaction = Redaction(lambda text: text.replace(SECRET, "[email]").replace("send", "[verb]"))
+    assert redaction.value({"id": SECRET, "role": [SECRET]}) == {"id": "[email]", "role": ["[email]"]}
+    name = {"type": "string", "description": f"or {SECRET}", "enum": [SECRET]}
+    function = {"name": "send", "parameters": {"type": "object", "properties": {"name": name}, "required": ["send"]}}
+    recorded = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "tools": [{"type": "function", "function": function}],
+        "prompt_ids": [1, 2],
+    }
+    changed = redaction.model_call(recorded)
+    assert changed is not None
+    assert (changed["prompt_ids"], changed["messages"]) == ([], recorded["messages"])
+    found = changed["tools"][0]["function"]
+    assert found["parameters"]["properties"]["name"] == {
+        "type": "string", "description": "or [email]", "enum": ["[email]"],
+    }  # fmt: skip
+    assert (found["name"], found["parameters"]["required"]) == ("send", ["send"])
+
+
+def test_the_action_is_that_of_the_call_before_its_redaction(project: Project) -> None:
+    question = call("a", "Hello")
+    question.model_call["response"] = {"role": "assistant", "content": "Which order?"}
+    traffic = TrafficStore(traffic_database(project), redaction=Redaction(lambda text: "[removed]"))
+    traffic.record([question])
+    assert [(each.state, each.action) for each in traffic.calls(["a"])] == [("untrainable", "question")]
+
+
 def test_comments_of_preferences_are_redacted(project: Project) -> None:
     traffic_store(project).record([call("a", "Hello"), call("b", "Hello", '{"x": 1}')])
     database = traffic_database(project)

@@ -9,9 +9,12 @@ from typing import Any
 
 from rft_platform.common.errors import UserCodeError
 
-TEXTS = ("messages", "response")  #: parts of a recorded call that hold text of the conversation
+TEXTS = ("messages", "response", "tools")  #: parts of a recorded call that hold text
 TOKENS = ("prompt_ids", "response_ids", "rollout_logprobs")  #: parts that spell it
-_NO_TEXT = frozenset({"role", "type", "id", "tool_call_id"})
+_NO_TEXT = frozenset({"role", "type", "id", "tool_call_id"})  # keys of messages
+_NO_TEXT_OF_TOOLS = frozenset({"type", "name", "required", "$ref"})
+_DATA = frozenset({"arguments", "default", "enum", "const", "examples"})  # keys whose values have no such keys
+_NOTHING = frozenset[str]()
 
 
 class Redaction:
@@ -35,16 +38,21 @@ class Redaction:
             raise UserCodeError(f"service.redaction returned {type(found).__name__}: expected text")
         return found
 
-    def value(self, value: Any) -> Any:
-        """A JSON value with every text redacted, except roles, types and ids."""
+    def value(self, value: Any, kept: frozenset[str] = _NOTHING) -> Any:
+        """A JSON value with every text redacted, except the names of its keys and the texts below the keys ``kept``."""
         if self._function is None:
             return value
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, list):
-            return [self.value(each) for each in value]
+            return [self.value(each, kept) for each in value]
         if isinstance(value, Mapping):
-            return {name: each if name in _NO_TEXT else self.value(each) for name, each in value.items()}
+            return {
+                name: each
+                if name in kept and not isinstance(each, Mapping)
+                else self.value(each, _NOTHING if name in _DATA else kept)
+                for name, each in value.items()
+            }
         return value
 
     def model_call(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -52,7 +60,8 @@ class Redaction:
         if self._function is None:
             return None
         before = {name: call[name] for name in TEXTS if name in call}
-        after = {name: self.value(each) for name, each in before.items()}
+        kept = {"tools": _NO_TEXT_OF_TOOLS}
+        after = {name: self.value(each, kept.get(name, _NO_TEXT)) for name, each in before.items()}
         if after == before:
             return None
         self.calls += 1
