@@ -235,8 +235,7 @@ class RecordingApp:
         try:
             response = await self.send(record, request)
             if "content-length" in response.headers:
-                content = b"".join([part async for part in response.stream])
-                await response.aclose()
+                content = await response.aread()  # an error's content has been read before
                 await answer.begin(response)
                 await answer.body(content)
                 return
