@@ -31,11 +31,11 @@ lint: setup
 	$(BIN)/dagster definitions validate -w workspace.yaml
 	$(BIN)/dg check defs
 
-# Lint, types, every quick test, and a few real rounds (marked `spine`): 7 minutes on 2 cores.
+# Lint, types, every quick test, and a few real rounds (marked `spine`): 6 minutes on 2 cores.
 test: lint
 	$(BIN)/python -m pytest -m "spine or not slow" $(TEST_ARGS)
 
-# The tests that `test` leaves out: 35 minutes on 2 cores.
+# The tests that `test` leaves out: 45 minutes on 2 cores.
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not spine" $(TEST_ARGS)
 
