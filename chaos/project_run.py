@@ -135,7 +135,7 @@ class _KillSequence:
         while not wait_for(self.supervisor.recovered, self.limits.recovery_s, MAINTAIN_S):
             before, left = left, self._faults_left()
             if left == before:
-                break  # else a fault has struck meanwhile: the wait begins anew
+                break  # else a fault has struck meanwhile: the wait starts again
         else:
             return
         progress = current_progress(self.runner.home)

@@ -74,6 +74,7 @@ def echo_app(pause_s: float = 0.0) -> Any:
     run = secrets.token_hex(4)  # of this process: ids never repeat
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request; ``n`` and ``stream`` of its body count, everything else is ignored."""
         parts, more = [], True
         while more:
             message = await receive()

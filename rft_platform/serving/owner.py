@@ -33,5 +33,5 @@ def claim(engine: Engine, home: str, project: str) -> None:
         if owner.home != home:
             raise UserError(
                 f"the database of production traffic belongs to another home, that of project {owner.project}: give "
-                f"{project} a database of its own (buffer.trainer_input.experience_buffer.path)"
+                f"{project} its own database (buffer.trainer_input.experience_buffer.path)"
             )

@@ -3,7 +3,7 @@
 Where API keys are configured, only the tenant ``admin`` may use them: they change what all tenants get.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field
 from rft_platform.inference.serving.api_errors import ApiError
 from rft_platform.inference.serving.api_guard import headers_of
 from rft_platform.serving.release_commands import ReleaseCommands
-from rft_platform.serving.release_store import ReleaseStore
 from rft_platform.serving.releases.ab_test import ABRule
 from rft_platform.serving.releases.assignment import Sticky
 from rft_platform.serving.releases.canary import CanaryRule
@@ -20,6 +19,9 @@ from rft_platform.serving.request_bodies import StorableBody
 from rft_platform.serving.writer import TrafficWriter
 
 ADMIN = "admin"  #: the tenant that decides on versions
+
+
+_Run = Callable[[Callable[[], Any]], Awaitable[Any]]  # calls a function in the thread that uses the database
 
 
 class _Body(StorableBody):
@@ -55,41 +57,49 @@ def release_routes(
 
     routes = APIRouter(prefix="/releases", dependencies=[Depends(check_admin)])
 
-    async def run(work: Callable[[ReleaseStore], Any]) -> Any:
+    async def run(work: Callable[[], Any]) -> Any:
         """Call ``work`` in the thread that uses the database."""
-        return await writer.run(lambda _: work(commands.store))
+        return await writer.run(lambda _: work())
 
+    _add_reports(routes, commands, run)
+    _add_decisions(routes, commands, run)
+    return routes
+
+
+def _add_reports(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
     @routes.get("")
     async def status() -> dict[str, Any]:
         """Versions, the one that serves, and the running release."""
-        return dict(await run(lambda _: commands.status()))
+        return dict(await run(lambda: commands.status()))
 
     @routes.get("/report")
     async def report(number: int | None = None) -> dict[str, Any]:
         """A release, by default the newest, with the comparison of its versions."""
-        return dict(await run(lambda _: commands.report(number)))
+        return dict(await run(lambda: commands.report(number)))
 
     @routes.get("/compare")
     async def compare(one: int, other: int) -> dict[str, Any]:
         """Scores of two versions on held-out tasks."""
-        return dict(await run(lambda _: commands.compare(one, other)))
+        return dict(await run(lambda: commands.compare(one, other)))
 
+
+def _add_decisions(routes: APIRouter, commands: ReleaseCommands, run: _Run) -> None:
     @routes.post("/promote")
     async def promote(given: _Body) -> dict[str, Any]:
         """Serve a version; without one always the newest released version."""
-        return {"status": "success", "version": await run(lambda _: commands.promote(given.version, given.reason))}
+        return {"status": "success", "version": await run(lambda: commands.promote(given.version, given.reason))}
 
     @routes.post("/rollback")
     async def roll_back(given: _Body) -> dict[str, Any]:
         """Serve an earlier version; without one the version before."""
-        return {"status": "success", "version": await run(lambda _: commands.roll_back(given.version, given.reason))}
+        return {"status": "success", "version": await run(lambda: commands.roll_back(given.version, given.reason))}
 
     @routes.post("/canary")
     async def canary(given: _Canary) -> dict[str, Any]:
         """Start a canary."""
         rule = CanaryRule(given.least_runs, given.looks, margin=given.margin)
         release = await run(
-            lambda _: commands.canary(
+            lambda: commands.canary(
                 given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason
             )
         )
@@ -100,10 +110,8 @@ def release_routes(
         """Start an A/B test."""
         rule = ABRule(given.units, given.alpha)
         release = await run(
-            lambda _: commands.ab_test(
+            lambda: commands.ab_test(
                 given.version, share=given.share, sticky=given.sticky, rule=rule, reason=given.reason
             )
         )
         return dict(release.to_json())
-
-    return routes

@@ -13,20 +13,7 @@ from rft_platform.serving.reports.demonstrations import DemonstrationStore
 from rft_platform.serving.traffic import NewCall, NewFeedback, TrafficStore
 from rft_platform.tasks.column_mapping import Columns
 from rft_platform.tasks.offline_dataset import load_conversations
-
-
-class Clock:
-    """A clock that a test sets."""
-
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.serving.conftest import Clock
 
 
 @pytest.fixture

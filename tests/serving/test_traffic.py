@@ -25,20 +25,6 @@ RECORDED = {
 }  # fmt: skip
 
 
-class Clock:
-    """A clock that a test sets."""
-
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
 @pytest.fixture
 def url(database_url: str) -> str:
     return database_url

@@ -134,7 +134,7 @@ def _sharing_problems(serving: RolloutModel, engines_per_gpu: int) -> Iterator[s
 
 
 def _placement_problems(config: RftConfig, gpu_count: int) -> Iterator[str]:
-    """Whether the trainer has GPUs of its own, or may share those of the engines."""
+    """One line if the trainer needs GPUs that the engines have, and the configuration does not let them share."""
     placement, ranks = place(config, gpu_count), config.trainer.nproc
     enough = placement.engines <= gpu_count and ranks <= gpu_count  # other checks report what is not
     if placement.shared and config.mode != "colocate" and gpu_count > 1 and enough:

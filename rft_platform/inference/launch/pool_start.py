@@ -11,6 +11,7 @@ from rft_platform.common.errors import EngineError, UserError
 from rft_platform.common.locks import locked
 from rft_platform.common.processes.lease import read_lease, remove_lease
 from rft_platform.common.processes.spawn import stop_holder
+from rft_platform.config.gpu_placement import gpu_count, visible_devices
 from rft_platform.inference.client import EngineClient
 from rft_platform.inference.launch.launcher import STOP_TIMEOUT_S, replica_name
 from rft_platform.inference.pool.engine_pool import EnginePool
@@ -70,14 +71,11 @@ def replica_gpus(number: int, gpus_each: int, first: int = 0) -> str:
     """
     own = range(first + number * gpus_each, first + (number + 1) * gpus_each)
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices is None:
-        return ",".join(map(str, own))
-    visible = [device.strip() for device in devices.split(",")]
-    if visible[0] in ("", "-1"):  # no device at all
+    if devices is not None and not gpu_count():
         return devices
-    if own.stop > len(visible):
+    if devices is not None and own.stop > gpu_count():
         raise UserError(
             f"explorer.rollout_model.engine_num: replica {number} needs devices {own.start} to {own.stop - 1} of "
-            f"CUDA_VISIBLE_DEVICES={','.join(visible)}; lower engine_num or tensor_parallel_size, or show more devices"
+            f"CUDA_VISIBLE_DEVICES={devices}; lower engine_num or tensor_parallel_size, or show more devices"
         )
-    return ",".join(visible[index] for index in own)
+    return visible_devices(own)

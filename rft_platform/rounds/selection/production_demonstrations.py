@@ -56,7 +56,7 @@ def trains_on_corrections(project: Project) -> bool:
 def experts_of_traffic(project: Project, round_number: int, model_folder: Path) -> Path | None:
     """Write the demonstrations of this round and all before it for its training; returns the file, None without one.
 
-    Each round has a file of its own, so that a killed trainer can repeat the training. Left out are demonstrations that
+    Each round has its own file, so that a killed trainer can repeat the training. Left out are demonstrations that
     the model at ``model_folder`` cannot be trained on: one bad correction must not stop the project.
     """
     target, limit = project.store.round_folder(round_number) / EXPERTS, project.config.model.max_model_len
@@ -82,7 +82,7 @@ def erase_demonstrations(project: Project, msg_ids: Collection[str]) -> int | No
             if len(kept) < len(rows):
                 _write(project, number, kept)
         if experts.exists() and any(row["msg_id"] in msg_ids for row in _read(experts)):
-            experts.unlink()  # a training writes it anew
+            experts.unlink()  # a training writes it again
     return DemonstrationStore(traffic_database(project)).first_batch(msg_ids)
 
 

@@ -91,7 +91,7 @@ def _task_of(call: Call) -> str:
 
 
 def _run_of(call: Call) -> str:
-    """Name of the run; each further choice of an answer is a run of its own.
+    """Name of the run; each further choice of an answer is a separate run.
 
     The name is unique: a run id is its last part, in which slashes are escaped.
     """
