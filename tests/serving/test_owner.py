@@ -25,7 +25,9 @@ def test_the_first_owner_stays(database_url: str) -> None:
     engine = open_database(database_url)
     for _ in range(2):
         claim(engine, "one", "shop/a")
-    with pytest.raises(UserError, match="belongs to another home, that of project shop/a: give bank/b its own database"):
+    with pytest.raises(
+        UserError, match="belongs to another home, that of project shop/a: give bank/b its own database"
+    ):
         claim(engine, "two", "bank/b")
 
 
